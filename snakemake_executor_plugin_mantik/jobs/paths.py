@@ -1,0 +1,81 @@
+"""Every path of a try at a site comes out of this module, relative to the workspace.
+
+The workspace mirrors the workflow's working directory; what is ours lies in `.mantik/` in it:
+
+    .mantik/tries/<bucket>/<try>            claim: a file, or a directory when the try is revoked
+    .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
+    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
+    .mantik/bundles/<bundle>.tar.gz         files on their way up
+    .mantik/bundles/<bundle>.done           says that a bundle has been unpacked
+
+One listing of a bucket of `tries` tells of all its tries: claimed, alive (a claim grows), revoked,
+ended and with which exit code. A bucket whose tries are all done goes with two requests.
+"""
+
+import re
+from dataclasses import dataclass
+
+OURS = ".mantik"
+TRIES = f"{OURS}/tries"
+WORK = f"{OURS}/work"
+BUNDLES = f"{OURS}/bundles"
+
+_MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
+
+
+@dataclass(frozen=True)
+class TryPaths:
+    """The paths of one try.
+
+    Attributes:
+        bucket: number of the bucket that the journal put the try in.
+        try_id: the try's UUID, in its 36-character form.
+    """
+
+    bucket: int
+    try_id: str
+
+    @property
+    def tries(self) -> str:
+        """The directory that is listed to watch the try."""
+        return f"{TRIES}/{self.bucket}"
+
+    @property
+    def claim(self) -> str:
+        """The claim file, or directory if the try is revoked."""
+        return f"{self.tries}/{self.try_id}"
+
+    def marker(self, exit_code: int) -> str:
+        """The marker of a try that ended with `exit_code`."""
+        return f"{self.claim}.{exit_code}"
+
+    @property
+    def work(self) -> str:
+        """The try's own directory."""
+        return f"{WORK}/{self.bucket}/{self.try_id}"
+
+    @property
+    def log(self) -> str:
+        """Standard output and standard error of the try, together."""
+        return f"{self.work}/log"
+
+    @property
+    def archive(self) -> str:
+        """A tar of the outputs that are too large for the marker and too small to go alone."""
+        return f"{self.work}/outputs.tar"
+
+    @property
+    def secrets(self) -> str:
+        """Shell assignments of the secrets; of mode 0600, removed by the job."""
+        return f"{self.work}/secrets"
+
+
+def bundle_path(bundle: str) -> str:
+    """The path of the uploaded bundle `bundle`, a gzipped tar relative to the workspace."""
+    return f"{BUNDLES}/{bundle}.tar.gz"
+
+
+def marker_name(name: str) -> tuple[str, int] | None:
+    """The try and the exit code that a marker's name tells; None if `name` is no marker's."""
+    match = _MARKER_NAME.fullmatch(name)
+    return (match["try"], int(match["code"])) if match else None

@@ -1,0 +1,164 @@
+"""What a job is, before any site has heard of it: values without I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources that a job asks for, normalised; None means that nothing is asked.
+
+    Attributes:
+        queue: queue or partition.
+        runtime_s: walltime in seconds.
+        nodes: number of nodes.
+        tasks: number of tasks of an MPI-like job, over all nodes; None: one task per node.
+        cpus_per_task: CPUs of each task.
+        total_cpus: CPUs over all nodes.
+        gpus_per_node: GPUs on each node.
+        memory_mib_per_node: memory on each node in MiB.
+        memory_mib_per_cpu: memory for each CPU in MiB; excludes `memory_mib_per_node`.
+        account: the compute budget account.
+        reservation, constraint, qos: as the scheduler knows them.
+    """
+
+    queue: str | None = None
+    runtime_s: int | None = None
+    nodes: int | None = None
+    tasks: int | None = None
+    cpus_per_task: int | None = None
+    total_cpus: int | None = None
+    gpus_per_node: int | None = None
+    memory_mib_per_node: int | None = None
+    memory_mib_per_cpu: int | None = None
+    account: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    qos: str | None = None
+
+
+@dataclass(frozen=True)
+class Apptainer:
+    """An Apptainer image that the command runs in.
+
+    Attributes:
+        image: path of the image, relative to the workspace or absolute at the site.
+        options: words of `apptainer run`; may use the job's variables, so they reach bash unquoted.
+    """
+
+    image: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a command runs in, and what is done around it.
+
+    At most one of `apptainer` and `python` is set. `python` is a virtual environment's directory,
+    relative to the workspace or absolute at the site. The commands are bash, run in the order of
+    the fields: before on the login node, before on the compute node, (the job's command), after on
+    the compute node, after on the login node; those on the login node are the site's to run.
+    """
+
+    apptainer: Apptainer | None = None
+    python: str | None = None
+    modules: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    before_on_login: tuple[str, ...] = ()
+    before_on_compute: tuple[str, ...] = ()
+    after_on_compute: tuple[str, ...] = ()
+    after_on_login: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file that must lie in the workspace when the command starts.
+
+    Attributes:
+        path: relative to the workspace.
+        size: size in bytes that it must have; None for a directory or where it is not known.
+        directory: whether it is a directory.
+    """
+
+    path: str
+    size: int | None = None
+    directory: bool = False
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A path that the job makes, relative to the workspace.
+
+    Attributes:
+        path: relative to the workspace.
+        kind: an `output` must be there in the end, a `log` may be; a `touched` output is made by
+            Snakemake itself and neither required nor fetched when the job did not make it.
+        directory: whether a directory is expected: all that is below it belongs to it.
+        keep: whether a version that lies there is kept when the job starts (`update()`, logs no).
+    """
+
+    path: str
+    kind: Literal["output", "log", "touched"] = "output"
+    directory: bool = False
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class ScriptLimits:
+    """Sizes and times that a job script keeps to; defaults are those of the backend config.
+
+    Attributes:
+        heartbeat_s: seconds between two growths of the claim.
+        grace_s: seconds that the command has after TERM before it is killed and the marker written;
+            schedulers kill what is left after 30 s or so.
+        marker_bytes: outputs up to this size together travel in the marker.
+        archive_file_bytes: single outputs up to this size travel in the archive.
+        log_tail_bytes: how much of the log's end the marker holds.
+    """
+
+    heartbeat_s: int = 60
+    grace_s: int = 20
+    marker_bytes: int = 1 << 20
+    archive_file_bytes: int = 8 << 20
+    log_tail_bytes: int = 1 << 18
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One try of a job, complete: all that the script and the submission are made of.
+
+    Attributes:
+        paths: where the try's own things lie.
+        workspace: absolute path of the workspace at the site.
+        name: readable name (rule and wildcards), any text; each site cuts it to what it takes.
+        command: what the shell is given after `-c`, prefix and suffix included.
+        shell: base name of the shell, `bash` unless the rule says otherwise.
+        resources: what the scheduler is asked for.
+        environment: what the command runs in.
+        variables: environment variables that belong to the rule (thread counts and the like);
+            the environment's own variables win over them.
+        inputs: checked before the command starts.
+        outputs: made by the command; old ones are removed first, their directories made.
+        bundles: uploaded bundles that must be unpacked before the command starts, in this order.
+        inline: a gzipped tar that travels in the script, unpacked after `bundles`; empty for none.
+        secrets: names of the variables that the file of secrets sets.
+        limits: sizes and times.
+    """
+
+    paths: TryPaths
+    workspace: str
+    name: str
+    command: str
+    shell: str = "bash"
+    resources: Resources = Resources()
+    environment: Environment = Environment()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[InputFile, ...] = ()
+    outputs: tuple[OutputFile, ...] = ()
+    bundles: tuple[str, ...] = ()
+    inline: bytes = b""
+    secrets: tuple[str, ...] = ()
+    limits: ScriptLimits = ScriptLimits()

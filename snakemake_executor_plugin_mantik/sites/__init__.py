@@ -1,0 +1,1 @@
+"""The sites: one protocol, an adapter per API, credentials. Knows no Snakemake."""

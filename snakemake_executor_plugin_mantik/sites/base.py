@@ -1,0 +1,233 @@
+"""The Site protocol: all that the engine may ask of an HPC site, whatever its API.
+
+Paths are relative to the workspace, with `/`, and may hold any character that a file name may;
+where an API cannot carry a name the site raises `SiteRejected` before it sends anything
+(`rest_safe` tells beforehand). Every method may raise the errors below `SiteError`; what a caller
+may rely on then is said once here and, where it differs, at the method:
+
+- `SiteUnreachable`: unknown whether it happened. Reading and idempotent methods have already been
+  repeated a few times.
+- `SiteBusy`, `SiteUnauthorized`, `SiteRejected`: it did not happen.
+- `SiteNotFound`: the site knows no such file or job just now. It proves nothing of a running job.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """The ranges that a queue allows; None where the site does not say.
+
+    Each range is (lowest, highest): seconds, nodes, MiB per node, GPUs per node.
+    """
+
+    runtime_s: tuple[int, int] | None = None
+    nodes: tuple[int, int] | None = None
+    memory_mib_per_node: tuple[int, int] | None = None
+    gpus_per_node: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site tells about itself when it is opened.
+
+    Attributes:
+        workspace: absolute path of the workspace as jobs see it.
+        server: product and version of the server, as it says.
+        user: the login name that jobs run as, where known.
+        queues: limits by queue; empty where the site does not say.
+        max_entries: most entries that one listing returns.
+    """
+
+    workspace: str
+    server: str
+    user: str = ""
+    queues: Mapping[str, QueueLimits] = field(default_factory=dict)
+    max_entries: int = 10_000
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One job, ready to be sent.
+
+    Attributes:
+        tag: found again with `Site.find`; letters, digits and `-` only; the try's UUID.
+        name: readable name, any text; the site cuts and cleans it.
+        script: the bash script, complete; ends with 0 where `after_on_login` is set.
+        resources: what to ask the scheduler for.
+        before_on_login, after_on_login: commands run on the login node, outside the job.
+    """
+
+    tag: str
+    name: str
+    script: str
+    resources: Resources
+    before_on_login: tuple[str, ...] = ()
+    after_on_login: tuple[str, ...] = ()
+
+
+class Phase(Enum):
+    """Where a job is, as far as the site's scheduler says."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+class Reason(Enum):
+    """Why a job ended that wrote no marker, or was stopped."""
+
+    SUCCESS = "success"
+    EXIT_CODE = "exit code"
+    TIME_LIMIT = "time limit"
+    OUT_OF_MEMORY = "out of memory"
+    NODE_FAILURE = "node failure"
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected by the scheduler"
+    LAUNCH_FAILURE = "launch failure"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What the site's scheduler says of one job. A second witness: the marker comes first.
+
+    Attributes:
+        phase: where the job is.
+        reason: why it ended, for `Phase.ENDED`.
+        detail: the site's own words, one line, empty if it has none.
+        exit_code: of the script, where the site knows it.
+        scheduler_id: the scheduler's id of the job, empty before it has one.
+        queue: the queue it waits or runs in, empty if the site does not say.
+    """
+
+    phase: Phase
+    reason: Reason | None = None
+    detail: str = ""
+    exit_code: int | None = None
+    scheduler_id: str = ""
+    queue: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a directory at a site.
+
+    Attributes:
+        name: its name, without the directory.
+        size: bytes; 0 for a directory.
+        directory: whether it is a directory.
+        modified: seconds since the epoch on the site's clock: compare it with itself only.
+    """
+
+    name: str
+    size: int
+    directory: bool
+    modified: float = 0.0
+
+
+class Site(Protocol):
+    """One workspace at one HPC site, spoken to through its REST API."""
+
+    name: str
+
+    async def open(self) -> SiteFacts:
+        """Authenticate, find the workspace, make its directory, and tell the site's facts.
+
+        Idempotent. Must have succeeded before any other method is called.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close all connections; nothing at the site changes."""
+        ...
+
+    async def submit(self, submission: Submission) -> str:
+        """Submit a job and return the site's id of it.
+
+        Never repeated by the site object itself. `SiteUnreachable`: the job may exist, may run, or
+        may come into being later; look for it with `find` and for its claim. Any other error: it
+        does not exist. An id proves neither that the job will run nor that it runs once.
+        """
+        ...
+
+    async def find(self, tag: str) -> list[str]:
+        """The ids of the jobs that were submitted with `tag`; an empty list proves nothing."""
+        ...
+
+    async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        """What the scheduler says of the jobs `ids`; `Phase.UNKNOWN` for those it does not know.
+
+        Raises only if the site could not be asked at all.
+        """
+        ...
+
+    async def explain(self, job_id: str) -> JobState:
+        """Like `states` for one ended job, with the scheduler's own details; costs more."""
+        ...
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        """Ask the site to end jobs; returns when it has accepted that, not when they are gone.
+
+        Jobs that have ended or are unknown are no error.
+        """
+        ...
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """Let the site remove its own records and directories of jobs that have ended."""
+        ...
+
+    async def extend(self, ids: Sequence[str], seconds: float) -> None:
+        """See to it that the site keeps jobs and their records for `seconds` from now at least."""
+        ...
+
+    async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
+        """Write a file, parents made, an old one replaced. Not atomic: it may be found half.
+
+        `private` gives it mode 0600.
+        """
+        ...
+
+    def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """The file's bytes from `offset` on, in chunks.
+
+        A connection that breaks raises `SiteUnreachable` in the middle; go on with a new `offset`.
+        `offset` must not be beyond the file's end.
+        """
+        ...
+
+    async def list(self, path: str) -> dict[str, Entry]:
+        """A directory's entries by name. `SiteNotFound` if there is no such directory."""
+        ...
+
+    async def stat(self, path: str) -> Entry | None:
+        """A single entry; None if there is none."""
+        ...
+
+    async def make_directory(self, path: str) -> None:
+        """Make a directory and its parents; one that exists is no error.
+
+        `SiteRejected` if a file of that name exists: claim and revocation exclude each other.
+        """
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, or a directory with all that is in it; a missing one is no error."""
+        ...
+
+
+def rest_safe(path: str) -> bool:
+    """Whether the file APIs of all sites can carry `path`; others travel in archives.
+
+    UNICORE refuses `%`, newline, tab, backslash, breaks at a single quote and expands `$HOME`;
+    firecREST breaks at a single quote and garbles what is outside ASCII (measured).
+    """
+    return path.isascii() and path.isprintable() and not set(path) & set("%'\\$`\"")

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from sklearn.metrics import confusion_matrix
 
 SHOWN = 8  # misclassified images at most
-INK, FAINT, RIGHT, WRONG = "#1b2a41", "#8d99ae", "#1f6f8b", "#d1495b"
+INK, FAINT, WRONG, BEST = "#1b2a41", "#8d99ae", "#b3121d", "#ffb000"
 STYLE = {
     "font.size": 10,
     "text.color": INK,
@@ -56,16 +56,16 @@ def draw(ranking: list[Score], images: Images, predicted: np.ndarray, path: Path
     best = ranking[0]
     right = int(np.sum(predicted == images.digits))
     figure = plt.figure(figsize=(11, 8.4), facecolor="white")
-    above, below = figure.subfigures(2, 1, height_ratios=[3.1, 1.25])
+    above, below = figure.subfigures(2, 1, height_ratios=[3.2, 1.15])
 
     figure.text(0.06, 0.955, "Handwritten digits", fontsize=19, weight="bold")
     figure.text(
         0.06,
         0.922,
         f"The best of {len(ranking)} support vector machines, C = {best.C:g} and "
-        f"gamma = {best.gamma:g}, names {right} of {len(predicted)} test images rightly: "
-        f"{right / len(predicted):.1%}",
-        fontsize=11,
+        f"gamma = {best.gamma:g}, recognises {right} of {len(predicted)} test images "
+        f"({100 * right / len(predicted):.1f} %)",
+        fontsize=11.5,
     )
     left_axes, right_axes = above.subplots(1, 2, width_ratios=[0.8, 1])
     above.subplots_adjust(left=0.11, right=0.965, top=0.80, bottom=0.09, wspace=0.24)
@@ -74,10 +74,13 @@ def draw(ranking: list[Score], images: Images, predicted: np.ndarray, path: Path
 
     wrong = np.flatnonzero(predicted != images.digits)
     shown = wrong[:SHOWN]
-    count = f"{len(shown)} of {len(wrong)}" if len(wrong) > SHOWN else f"All {len(wrong)}"
-    below.text(0.06, 0.93, f"{count} misclassified test images", fontsize=12, weight="bold")
+    heading = f"Misclassified test images: {len(wrong)}"
+    if len(wrong) > SHOWN:
+        heading += f", the first {SHOWN} shown"
+    below.text(0.06, 0.9, heading, fontsize=12, weight="bold")
+    below.text(0.965, 0.9, "true digit → predicted digit", color=FAINT, ha="right")
     row = below.subplots(1, SHOWN, squeeze=False)[0]
-    below.subplots_adjust(left=0.06, right=0.965, top=0.78, bottom=0.1, wspace=0.25)
+    below.subplots_adjust(left=0.06, right=0.965, top=0.7, bottom=0.09, wspace=0.25)
     for axes in row:
         axes.set_axis_off()
     for axes, index in zip(row, shown, strict=False):
@@ -110,10 +113,9 @@ def draw_grid(axes: Axes, ranking: list[Score]) -> None:
             fontsize=13,
             color="white" if errors[row, column] < threshold else INK,
         )
-    best = costs.index(ranking[0].C), gammas.index(ranking[0].gamma)
-    axes.add_patch(
-        Rectangle((best[0] - 0.47, best[1] - 0.47), 0.94, 0.94, fill=False, ec=WRONG, lw=3)
-    )
+    draw_cell_borders(axes, percent.shape, "white", 3)
+    corner = costs.index(ranking[0].C) - 0.5, gammas.index(ranking[0].gamma) - 0.5
+    axes.add_patch(Rectangle(corner, 1, 1, fill=False, ec=BEST, lw=4, zorder=3, clip_on=False))
     axes.set_xticks(range(len(costs)), [f"{cost:g}" for cost in costs])
     axes.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
     axes.set(xlabel="C", ylabel="gamma", title="Validation accuracy (frame: the best)")
@@ -124,26 +126,37 @@ def draw_confusion(axes: Axes, counts: np.ndarray) -> None:
     """The confusion matrix: what is right in one colour, what is wrong in another."""
     on_diagonal = np.eye(len(counts), dtype=bool)
     for mask, colours in ((on_diagonal, "Blues"), (~on_diagonal & (counts > 0), "Reds")):
-        shades = np.ma.masked_where(~mask, counts / max(1, counts[mask].max(initial=1)))
+        shades = np.ma.masked_where(~mask, counts / counts[mask].max(initial=1))
         axes.imshow(shades, cmap=colours, vmin=-0.4, vmax=1.25)
-    for (row, column), count in np.ndenumerate(counts):
-        if count:
-            axes.text(column, row, str(count), ha="center", va="center", color="white")
+        for row, column in np.argwhere(mask):
+            axes.text(
+                column,
+                row,
+                f"{counts[row, column]}",
+                ha="center",
+                va="center",
+                color="white" if shades[row, column] > 0.5 else INK,
+            )
     axes.set_xticks(range(len(counts)))
     axes.set_yticks(range(len(counts)))
-    axes.set_xticks(np.arange(len(counts) + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(len(counts) + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="#e4e8ee", linewidth=0.8)
-    axes.tick_params(which="minor", length=0)
+    draw_cell_borders(axes, counts.shape, "#e4e8ee", 0.8)
     axes.set(xlabel="predicted digit", ylabel="true digit", title="Best model on the test images")
     axes.spines[:].set_visible(False)
+
+
+def draw_cell_borders(axes: Axes, shape: tuple[int, ...], colour: str, width: float) -> None:
+    """Lines between the cells of a matrix of this shape, drawn as its minor grid."""
+    rows, columns = shape
+    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color=colour, linewidth=width)
+    axes.tick_params(which="minor", length=0)
 
 
 def draw_digit(axes: Axes, pixels: np.ndarray, digit: int, predicted: int) -> None:
     """One misclassified image, with what it shows and what the model saw in it."""
     axes.imshow(pixels.reshape(8, 8), cmap="Greys", vmin=0, vmax=1)
-    axes.set_title(f"a {digit},", loc="left", fontsize=10, color=RIGHT, pad=5)
-    axes.set_title(f"read as {predicted}", loc="right", fontsize=10, color=WRONG, pad=5)
+    axes.set_title(f"{digit} → {predicted}", loc="center", fontsize=13, color=WRONG, pad=6)
     axes.set_axis_on()
     axes.set(xticks=[], yticks=[])
 

@@ -1,0 +1,259 @@
+"""YAML 1.2 and JSON documents as plain values, with all that a reader must not lose.
+
+A mapping remembers keys that it was given twice, a number how it was written. Of YAML only what
+JSON has too: no tags of programming languages, no merge keys, no keys that are not texts. Scalars
+follow the YAML 1.2 core schema, so `no`, `on`, `12:30:00` and `2026-01-01` are texts.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ruamel.yaml import YAML, events
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+MAX_BYTES: Final = 256 << 10
+"""A larger file is no backend config; reading it would take long."""
+
+MAX_DEPTH: Final = 50
+"""Deeper nesting is refused before it exhausts the stack."""
+
+_NULL: Final = frozenset(("", "~", "null", "Null", "NULL"))
+_BOOLEANS: Final = {
+    word: value
+    for value, words in ((True, "true True TRUE"), (False, "false False FALSE"))
+    for word in words.split()
+}
+_INTEGER: Final = re.compile(r"[-+]?[0-9]{1,300}|0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_SPECIAL: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_TAGS: Final = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")
+)
+
+
+class DocumentError(ValueError):
+    """The document cannot be read at all; the message says where and why."""
+
+
+class WrittenInt(int):
+    """A whole number that remembers how it was written."""
+
+    written: str
+
+
+class WrittenFloat(float):
+    """A number with a fraction or an exponent that remembers how it was written."""
+
+    written: str
+
+
+class Table(dict[str, Any]):
+    """A mapping of a document; `twice` holds the keys that it was given more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice: list[str] = []
+
+    def add(self, key: str, value: Any) -> None:
+        """Add an entry; the first one of a key stays."""
+        if key in self:
+            self.twice.append(key)
+        else:
+            self[key] = value
+
+
+def read_document(text: bytes, kind: str) -> Any:
+    """The value of a document of `kind` json or yaml: `Table`, list, text, number, boolean, None.
+
+    Raises:
+        DocumentError: it is too large, no UTF-8, or not well-formed.
+    """
+    if len(text) > MAX_BYTES:
+        raise DocumentError(f"is larger than {MAX_BYTES >> 10} KiB, so no backend config")
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"is not UTF-8 (byte {error.start + 1})") from None
+    return _read_json(decoded) if kind == "json" else _read_yaml(decoded)
+
+
+def duplicates(value: Any) -> list[tuple[str, ...]]:
+    """The paths of all keys in `value` that were given more than once."""
+    found: list[tuple[str, ...]] = []
+    seen: set[int] = set()  # aliases make one value many: each is looked at once
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, (Table, list)) and id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, Table):
+                found += [(*path, key) for key in dict.fromkeys(value.twice)]
+            items = value.items() if isinstance(value, Table) else enumerate(value, 1)
+            waiting += [((*path, str(key)), item) for key, item in items]
+    return sorted(found)
+
+
+def _integer(written: str) -> WrittenInt | str:
+    if not _INTEGER.fullmatch(written):  # hundreds of digits: no number that anyone means
+        return written
+    base = 8 if written.startswith("0o") else 16 if written.startswith("0x") else 10
+    number = WrittenInt(int(written, base))
+    number.written = written
+    return number
+
+
+def _float(written: str) -> WrittenFloat:
+    number = WrittenFloat(written.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    number.written = written
+    return number
+
+
+def _read_json(text: str) -> Any:
+    if not text.strip():
+        raise DocumentError("is empty")
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_table,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_no_number,
+        )
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise DocumentError(f"is not well-formed JSON: {error.msg} ({place})") from None
+    except RecursionError:
+        raise DocumentError(f"is nested deeper than {MAX_DEPTH} levels") from None
+
+
+def _table(pairs: list[tuple[str, Any]]) -> Table:
+    table = Table()
+    for key, value in pairs:
+        table.add(key, value)
+    return table
+
+
+def _no_number(name: str) -> Any:
+    raise DocumentError(f"is not well-formed JSON: {name} is no number there")
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        return _Builder().build(YAML(typ="safe", pure=True).parse(text))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        problem = " ".join(str(error.problem or error.context or "syntax error").split())
+        raise DocumentError(f"is not well-formed YAML: {problem}{place}") from None
+    except YAMLError as error:
+        problem = " ".join(str(error).split())[:200]
+        raise DocumentError(f"is not well-formed YAML: {problem}") from None
+    except DocumentError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        AssertionError,
+        RecursionError,
+    ) as e:
+        # The parser's own slips over broken documents: an escape beyond Unicode, for one.
+        raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None
+
+
+class _Builder:
+    """Builds the value of a YAML document out of the parser's events, without recursion."""
+
+    def __init__(self) -> None:
+        self.anchors: dict[str, Any] = {}
+        self.root: list[Any] = []
+        self.open: list[tuple[Table | list[Any], str | None]] = []
+        self.keys: list[str | None] = []
+        self.documents = 0
+
+    def build(self, stream: Iterator[Any]) -> Any:
+        for event in stream:
+            match event:
+                case events.DocumentStartEvent():
+                    self.documents += 1
+                    if self.documents > 1:
+                        raise DocumentError(f"holds more than one document {_place(event)}")
+                case events.ScalarEvent():
+                    self._put(event, _scalar(event))
+                case events.AliasEvent():
+                    self._put_alias(event)
+                case events.MappingStartEvent():
+                    self._start(event, Table())
+                case events.SequenceStartEvent():
+                    self._start(event, [])
+                case events.MappingEndEvent() | events.SequenceEndEvent():
+                    value, anchor = self.open.pop()
+                    self.keys.pop()
+                    if anchor:
+                        self.anchors[anchor] = value
+                case _:
+                    pass
+        return self.root[0] if self.root else None
+
+    def _start(self, event: Any, value: Table | list[Any]) -> None:
+        _check_tag(event)
+        if len(self.open) >= MAX_DEPTH:
+            raise DocumentError(f"is nested deeper than {MAX_DEPTH} levels {_place(event)}")
+        self._place_value(event, value)
+        # An anchor counts from its end on, so that nothing can hold itself.
+        self.anchors.pop(event.anchor, None)
+        self.open.append((value, event.anchor))
+        self.keys.append(None)
+
+    def _put(self, event: Any, value: Any) -> None:
+        if self.open and isinstance(self.open[-1][0], Table) and self.keys[-1] is None:
+            self.keys[-1] = event.value
+        else:
+            self._place_value(event, value)
+        if event.anchor:
+            self.anchors[event.anchor] = value
+
+    def _put_alias(self, event: Any) -> None:
+        if event.anchor not in self.anchors:
+            raise DocumentError(f"has an alias *{event.anchor} of nothing {_place(event)}")
+        self._place_value(event, self.anchors[event.anchor])
+
+    def _place_value(self, event: Any, value: Any) -> None:
+        if not self.open:
+            self.root.append(value)
+            return
+        container = self.open[-1][0]
+        if isinstance(container, list):
+            container.append(value)
+            return
+        key = self.keys[-1]
+        if key is None:
+            raise DocumentError(f"has a key that is no text {_place(event)}")
+        container.add(key, value)
+        self.keys[-1] = None
+
+
+def _place(event: Any) -> str:
+    return f"(line {event.start_mark.line + 1}, column {event.start_mark.column + 1})"
+
+
+def _check_tag(event: Any) -> None:
+    tag = event.tag
+    if tag is not None and str(tag) != "!" and str(tag) not in _TAGS:
+        raise DocumentError(f"has a tag that means nothing here, {tag} {_place(event)}")
+
+
+def _scalar(event: Any) -> Any:
+    _check_tag(event)
+    text = str(event.value)
+    tag = str(event.tag) if event.tag is not None else ""
+    if tag.endswith(":str") or tag == "!" or (event.style and not tag):
+        return text
+    if text in _NULL or text in _BOOLEANS:
+        return _BOOLEANS.get(text)
+    if _INTEGER.fullmatch(text):
+        return _integer(text)
+    return _float(text) if _FLOAT.fullmatch(text) or _SPECIAL.fullmatch(text) else text

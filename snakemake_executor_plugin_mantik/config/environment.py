@@ -1,0 +1,111 @@
+"""What a backend config means for a job: its values as values of `jobs.spec`, without I/O."""
+
+import hashlib
+import posixpath
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.jobs.spec import (
+    Apptainer,
+    Environment,
+    Resources,
+    ScriptLimits,
+)
+
+IMAGES: Final = f"{OURS}/images"
+"""Where images of other folders than the project's lie in a workspace."""
+
+SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
+"""`srun` of Slurm 22.05 and later takes the CPUs of a task from here, not from the job."""
+
+
+def environment_of(config: BackendConfig, cpus_per_task: int | None = None) -> Environment:
+    """The environment that a job of this site runs in.
+
+    Args:
+        config: the site's config.
+        cpus_per_task: the CPUs of a task where a rule asks for others than the config does;
+            `SRUN_CPUS_PER_TASK` follows it unless it is set in the config's Variables.
+    """
+    environment = config.environment
+    cpus = cpus_per_task if cpus_per_task is not None else config.resources.cpus_per_node
+    variables = {SRUN_CPUS: str(cpus)} if cpus is not None else {}
+    apptainer = None
+    if environment.apptainer:
+        apptainer = Apptainer(image=_image_path(config), options=environment.apptainer.options)
+    return Environment(
+        apptainer=apptainer,
+        python=_python(environment.python),
+        modules=environment.modules,
+        variables={**variables, **environment.variables},
+        before_on_login=environment.before_on_login,
+        before_on_compute=environment.before_on_compute,
+        after_on_compute=environment.after_on_compute,
+        after_on_login=environment.after_on_login,
+    )
+
+
+def resources_of(config: BackendConfig) -> Resources:
+    """What a job of this site asks for, unless its rule says otherwise.
+
+    One task per node with `CPUsPerNode` CPUs, so that `srun` starts a command once on each node.
+    """
+    asked = config.resources
+    return Resources(
+        queue=asked.queue,
+        runtime_s=asked.runtime_s,
+        nodes=asked.nodes,
+        cpus_per_task=asked.cpus_per_node,
+        total_cpus=asked.total_cpus,
+        gpus_per_node=asked.gpus_per_node,
+        memory_mib_per_node=asked.memory_mib_per_node,
+        reservation=asked.reservation,
+        constraint=asked.node_constraints,
+        qos=asked.qos,
+    )
+
+
+def script_limits(config: BackendConfig) -> ScriptLimits:
+    """Sizes and times that the site's job scripts keep to."""
+    site = config.site
+    return ScriptLimits(
+        heartbeat_s=site.heartbeat_s,
+        grace_s=site.term_grace_s,
+        marker_bytes=site.marker_limit_bytes,
+        archive_file_bytes=site.archive_file_limit_bytes,
+        log_tail_bytes=site.log_tail_bytes,
+    )
+
+
+def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | None:
+    """The local image that the site's jobs need: its path here, and its path in the workspace.
+
+    None without an image, or if it is at the site already.
+    """
+    apptainer = config.environment.apptainer
+    if apptainer is None or apptainer.type == "remote":
+        return None
+    return project / apptainer.path, _image_path(config)
+
+
+def _image_path(config: BackendConfig) -> str:
+    """The image's path, absolute at the site or relative to the workspace.
+
+    An image outside of the project folder has no place of its own in the workspace, which mirrors
+    that folder. It is put where two images of the same name do not meet.
+    """
+    apptainer = config.environment.apptainer
+    assert apptainer is not None
+    if apptainer.type == "remote":
+        return apptainer.path
+    path = posixpath.normpath(apptainer.path)
+    if not path.startswith("/") and path.split("/")[0] != "..":
+        return path
+    digest = hashlib.sha256(path.encode()).hexdigest()[:8]
+    return f"{IMAGES}/{digest}/{PurePosixPath(path).name}"
+
+
+def _python(path: str | None) -> str | None:
+    return None if path is None else posixpath.normpath(path)

@@ -1,0 +1,290 @@
+"""The Compute Backend Config of a site, as values: no I/O, no site, no Snakemake.
+
+The names of the keys are those of the documents (`PascalCase`), see docs/backend-config.md; the
+fields carry the unit that a value is normalised to. `reading.read_backend_config` reads files.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
+
+from snakemake_executor_plugin_mantik.config.exclude import read_patterns
+from snakemake_executor_plugin_mantik.config.part import Keys, Part
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.config.values import (
+    Commands,
+    Count,
+    Duration,
+    Memory,
+    Modules,
+    Name,
+    Options,
+    Positive,
+    Url,
+    Variables,
+    any_text,
+    describe,
+    unfit,
+)
+
+IMAGE_TYPES: Final = ("local", "remote")
+LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
+
+_SSH: Final = "SSH is not supported: the site is reached through UnicoreApiUrl or Firecrest"
+
+
+def _image_type(value: object) -> str:
+    name = any_text(value).lower()
+    if name not in IMAGE_TYPES:
+        raise ValueError(f"{describe(value)} is not supported; it has to be local or remote")
+    return name
+
+
+def _path(value: object) -> str:
+    path = any_text(value, "a path")
+    if not path.isprintable():
+        raise ValueError(f"may hold no control characters, found {describe(path)}")
+    if path.startswith(("~", "$")):
+        raise ValueError(
+            f"has to be a path that is absolute or relative to the project folder; ~ and variables "
+            f"are not expanded, found {describe(path)}"
+        )
+    return path
+
+
+ProjectPath = Annotated[str, BeforeValidator(_path)]
+
+
+class Firecrest(Part):
+    """A site behind firecREST."""
+
+    api_url: Url = Field(alias="ApiUrl", description="URL of the firecREST API.")
+    token_url: Url = Field(alias="TokenUrl", description="URL where access tokens are issued.")
+    machine: Name = Field(
+        alias="Machine", description="Name of the HPC system, as firecREST has it."
+    )
+
+
+class Apptainer(Part):
+    """An Apptainer image that the command runs in."""
+
+    path: ProjectPath = Field(
+        alias="Path",
+        description="The image: on this machine, relative to the project folder or absolute "
+        "(local); absolute at the site (remote).",
+    )
+    type: Annotated[Literal["local", "remote"], BeforeValidator(_image_type)] = Field(
+        "local", alias="Type", description="Where the image is: local is sent, remote is there."
+    )
+    options: Options = Field(
+        (),
+        alias="Options",
+        description="Options of `apptainer run`; variables in them are expanded on the node.",
+    )
+
+    @classmethod
+    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+        """A remote image has an absolute path."""
+        path, kind = data.get("Path"), data.get("Type", "local")
+        if (
+            isinstance(kind, str)
+            and kind.strip().lower() == "remote"
+            and isinstance(path, str)
+            and path.strip()
+            and not path.strip().startswith(("/", "~", "$"))
+        ):
+            yield ("Path",), f"has to be absolute for a remote image, found {describe(path)}"
+
+
+class _PythonEnvironment(Part):
+    path: ProjectPath = Field(alias="Path")
+
+
+def _python(value: object) -> str:
+    if isinstance(value, Mapping):
+        path = _PythonEnvironment.model_validate(value).path
+    elif isinstance(value, str):
+        path = _path(value)
+    else:
+        raise unfit("the path of a virtual environment, or a mapping with its Path", value)
+    if not path.startswith("/") and ".." in path.split("/"):
+        raise ValueError(
+            "leaves the project folder; give the path inside of it, or the absolute one at the "
+            f"site, found {describe(path)}"
+        )
+    return path.rstrip("/") or "/"
+
+
+class Environment(Part):
+    """What a job's command runs in, and what is done around it."""
+
+    apptainer: Apptainer | None = Field(
+        None, alias="Apptainer", description="Run the command in an Apptainer image."
+    )
+    python: (
+        Annotated[
+            str,
+            BeforeValidator(_python),
+            WithJsonSchema(
+                {
+                    "anyOf": [
+                        {"type": "string"},
+                        {
+                            "type": "object",
+                            "properties": {"Path": {"type": "string"}},
+                            "required": ["Path"],
+                            "additionalProperties": False,
+                        },
+                    ]
+                }
+            ),
+        ]
+        | None
+    ) = Field(
+        None,
+        alias="Python",
+        description="Run the command in this virtual environment: absolute at the site, or "
+        "relative to the project folder.",
+    )
+    modules: Modules = Field(
+        (), alias="Modules", description="Environment modules to load, in this order."
+    )
+    variables: Variables = Field(
+        default_factory=dict,
+        alias="Variables",
+        description="Environment variables of the command; readable for everyone who can read the "
+        "job, so no place for secrets.",
+    )
+    before_on_login: Commands = Field(
+        (),
+        alias="PreRunCommandOnLoginNode",
+        description="Commands to run on the login node before a job; not for firecREST.",
+    )
+    before_on_compute: Commands = Field(
+        (),
+        alias="PreRunCommandOnComputeNode",
+        description="Commands to run on the compute node before the job's command.",
+    )
+    after_on_compute: Commands = Field(
+        (),
+        alias="PostRunCommandOnComputeNode",
+        description="Commands to run on the compute node after the job's command, also when it "
+        "failed.",
+    )
+    after_on_login: Commands = Field(
+        (),
+        alias="PostRunCommandOnLoginNode",
+        description="Commands to run on the login node after a job; not for firecREST.",
+    )
+
+    @classmethod
+    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+        """There is one execution environment at most."""
+        if "Apptainer" in data and "Python" in data:
+            yield (
+                (),
+                "Only one execution environment is allowed, but Apptainer and Python are given",
+            )
+
+
+class Resources(Part):
+    """What a job of this site asks the scheduler for, unless its rule says otherwise."""
+
+    queue: Name = Field(alias="Queue", description="Queue or partition.")
+    runtime_s: Duration | None = Field(
+        None, alias="Runtime", description="Walltime: a number with one of s, m, h, d."
+    )
+    nodes: Positive | None = Field(None, alias="Nodes", description="Number of nodes.")
+    total_cpus: Positive | None = Field(None, alias="TotalCPUs", description="CPUs over all nodes.")
+    cpus_per_node: Positive | None = Field(
+        None, alias="CPUsPerNode", description="CPUs on each node, for one task per node."
+    )
+    gpus_per_node: Count | None = Field(None, alias="GPUsPerNode", description="GPUs on each node.")
+    memory_mib_per_node: Memory | None = Field(
+        None,
+        alias="MemoryPerNode",
+        validation_alias=AliasChoices("MemoryPerNode", "Memory"),
+        description="Memory on each node: a number with one of K, M, G, T (also KiB, KB), "
+        "1024-based.",
+    )
+    reservation: Name | None = Field(None, alias="Reservation", description="Reservation to use.")
+    node_constraints: Name | None = Field(
+        None, alias="NodeConstraints", description="Features that the nodes must have."
+    )
+    qos: Name | None = Field(None, alias="QoS", description="Quality of service.")
+
+    @classmethod
+    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+        """`Memory` is another name of `MemoryPerNode`."""
+        if "Memory" in data and "MemoryPerNode" in data:
+            yield ("Memory",), "is another name of MemoryPerNode, and both are given; keep one"
+
+    @classmethod
+    def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Leave `Memory` out where both names are given."""
+        both = "Memory" in data and "MemoryPerNode" in data
+        return {key: data[key] for key in data if key != "Memory"} if both else data
+
+
+class BackendConfig(Part):
+    """One Compute Backend Config: a site's API, the environment, the resources, what stays here."""
+
+    FOREIGN: ClassVar[Mapping[str, str]] = {"SSH": _SSH, "Ssh": _SSH}
+
+    unicore_api_url: Url | None = Field(
+        None,
+        alias="UnicoreApiUrl",
+        description="URL of the site's UNICORE API, ends with /rest/core.",
+    )
+    firecrest: Firecrest | None = Field(
+        None, alias="Firecrest", description="The site's firecREST API."
+    )
+    environment: Environment = Field(
+        default=Environment(),
+        alias="Environment",
+        description="What a job's command runs in, and what is done around it.",
+    )
+    resources: Resources = Field(
+        alias="Resources", description="What a job asks for, unless its rule says otherwise."
+    )
+    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns)] = Field(
+        (),
+        alias="Exclude",
+        description="Files that are not sent: patterns as in .gitignore, relative to the project "
+        "folder.",
+    )
+    site: SiteSettings = Field(
+        default=SiteSettings(),
+        alias="Site",
+        description="Time-outs, limits and paths of the site; never credentials.",
+    )
+
+    @property
+    def api(self) -> Literal["unicore", "firecrest"]:
+        """Which API the site is reached through."""
+        return "unicore" if self.firecrest is None else "firecrest"
+
+    @property
+    def api_url(self) -> str:
+        """The URL of the site's API, without a slash at its end."""
+        return self.firecrest.api_url if self.firecrest else str(self.unicore_api_url)
+
+    @classmethod
+    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+        """There is one API, and firecREST runs nothing on a login node."""
+        either = "either UnicoreApiUrl or Firecrest details must be provided"
+        if "UnicoreApiUrl" not in data and "Firecrest" not in data:
+            yield ("UnicoreApiUrl",), f"is missing: {either}"
+        if "UnicoreApiUrl" in data and "Firecrest" in data:
+            yield ("UnicoreApiUrl",), f"{either}, but both are given"
+        environment = data.get("Environment")
+        if "Firecrest" in data and "UnicoreApiUrl" not in data and isinstance(environment, Mapping):
+            for hook in LOGIN_HOOKS:
+                if hook in environment:
+                    instead = hook.replace("Login", "Compute")
+                    yield (
+                        ("Environment", hook),
+                        f"is not supported by firecREST, which runs nothing on a login node; "
+                        f"{instead} may do",
+                    )

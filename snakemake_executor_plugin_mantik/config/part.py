@@ -1,0 +1,110 @@
+"""The base of all parts of a backend config: every mistake is told at once, in plain words."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, Self
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from snakemake_executor_plugin_mantik.config.values import describe, refuse
+
+Keys = tuple[str, ...]
+
+_SECRETS: Final = frozenset(
+    (
+        *("username", "user", "password", "passwd", "passphrase", "secret", "key", "apikey"),
+        *("token", "accesstoken", "refreshtoken", "clientid", "clientsecret", "privatekey"),
+        *("sshkey", "credential", "credentials", "account", "computebudgetaccount"),
+    )
+)
+
+
+class Part(BaseModel):
+    """A mapping of the document with fixed keys.
+
+    A `ValidationError` of it holds all mistakes below it, also those between keys, which pydantic
+    alone would tell only when each key for itself is right.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+
+    FOREIGN: ClassVar[Mapping[str, str]] = {}
+    """Keys that people expect here, with what to say about them."""
+
+    @classmethod
+    def key_names(cls) -> list[str]:
+        """The keys that may stand in this mapping, as they are written."""
+        keys: list[str] = []
+        for field in cls.model_fields.values():
+            if isinstance(field.validation_alias, AliasChoices):
+                keys += [each for each in field.validation_alias.choices if isinstance(each, str)]
+            elif field.alias:
+                keys.append(field.alias)
+        return keys
+
+    @classmethod
+    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:  # noqa: ARG003
+        """The mistakes that several keys of `data` make together; values are as written."""
+        yield from ()
+
+    @classmethod
+    def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """`data` without the second one of two names of the same key, which `between` tells."""
+        return data
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tell_all(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, cls):
+            return data
+        if not isinstance(data, Mapping):
+            keys = ", ".join(cls.key_names())
+            refuse([((), f"has to be a mapping with keys out of {keys}; found {describe(data)}")])
+        known = cls.key_names()
+        unknown = [key for key in data if key not in known]
+        empty = [key for key in data if key in known and data[key] is None]
+        found: list[tuple[Keys, str]] = [((key,), cls._about_unknown(key)) for key in unknown]
+        found += [
+            ((key,), "is empty (null); give it a value or leave the key out") for key in empty
+        ]
+        found += cls.between(data)
+        part = None
+        try:
+            part = handler(cls.one_name_each({key: data[key] for key in data if key in known}))
+        except ValidationError as error:
+            told = [(tuple(map(str, each["loc"])), _words(each)) for each in error.errors()]
+            found += [(keys, words) for keys, words in told if not (keys and keys[0] in empty)]
+        refuse(found)
+        assert part is not None, "pydantic refused without a mistake"
+        return part
+
+    @classmethod
+    def _about_unknown(cls, key: str) -> str:
+        if key in cls.FOREIGN:
+            return cls.FOREIGN[key]
+        if key.lower().replace("_", "").replace("-", "") in _SECRETS:
+            return (
+                "credentials and accounts never stand in this file; set the environment variables "
+                "MANTIK_… (MANTIK_COMPUTE_BUDGET_ACCOUNT for the account) or use the keyring"
+            )
+        by_lower = {known.lower(): known for known in cls.key_names()}
+        close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
+        likely = f", did you mean {by_lower[close[0]]}?" if close else ""
+        return f"is an unknown key{likely} (allowed here: {', '.join(cls.key_names())})"
+
+
+def _words(error: ErrorDetails) -> str:
+    """The message of a mistake that pydantic found; "Value error, " in front says nothing."""
+    if error["type"] == "missing":
+        return "is missing, and there is no default"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return error["msg"]

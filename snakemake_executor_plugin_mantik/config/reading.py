@@ -1,0 +1,235 @@
+"""Reading backend configs: files to values, with every mistake of every file told at once."""
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from snakemake_executor_plugin_mantik.config.documents import (
+    DocumentError,
+    duplicates,
+    read_document,
+)
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
+
+KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# Names that Snakemake's expressions for resources give a meaning: `site=max` would not be a text.
+_TAKEN: Final = frozenset(
+    ("attempt", "input", "resources", "rulename", "threads", "wildcards", *dir(builtins))
+)
+# Variables that by their names hold secrets; the job description and the script show them.
+_SECRET: Final = re.compile(
+    r"PASSWORD|PASSWD|SECRET|TOKEN$|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A backend config under its name.
+
+    Attributes:
+        name: the site's name, as rules say it.
+        path: absolute path of the file.
+        config: its values.
+        warnings: what is allowed and yet likely not meant; each begins with the file and the key.
+    """
+
+    name: str
+    path: Path
+    config: BackendConfig
+    warnings: tuple[str, ...] = ()
+
+
+def read_backend_config(
+    path: Path, project: Path | None = None, *, shown: str | None = None
+) -> tuple[BackendConfig, list[str]]:
+    """Read the backend config in the file `path`.
+
+    Args:
+        path: the file; its suffix (.yaml, .yml, .json) says how it is written.
+        project: the project folder that the files named in the config are looked for in; None
+            skips that, and nothing but the config itself is read.
+        shown: how messages call the file; by default `path`.
+
+    Returns:
+        The config, and warnings.
+
+    Raises:
+        ConfigError: with all mistakes of the file.
+    """
+    file = shown if shown is not None else str(path)
+    raw, found = _load(path)
+    config = None
+    if raw is not None:
+        try:
+            config = BackendConfig.model_validate(raw)
+        except ValidationError as error:
+            found += [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+    if project is not None and isinstance(raw, Mapping):
+        found += _missing_files(raw, project)
+    if found or config is None:
+        raise ConfigError([Mistake(file, key, _one_line(message)) for key, message in found])
+    return config, [f"{file}: {warning}" for warning in _warnings(raw, config)]
+
+
+def read_all(
+    specs: Sequence[str], base: Path, *, check_files: bool = True
+) -> dict[str, LoadedConfig]:
+    """Read the backend configs that `specs` name, each as `FILE` or `NAME=FILE`.
+
+    Args:
+        specs: files, relative to `base`; without a NAME the file's stem is the name.
+        base: the project folder.
+        check_files: whether the files that configs name (the local image, the CA file) must exist.
+
+    Returns:
+        The configs by name, in the order of `specs`.
+
+    Raises:
+        ConfigError: with all mistakes of all files and names.
+    """
+    mistakes: list[Mistake] = []
+    loaded: dict[str, LoadedConfig] = {}
+    first: dict[str, str] = {}
+    for spec in specs:
+        name, file = _split(spec)
+        if complaint := _about_name(name):
+            mistakes.append(Mistake(file or spec, "", complaint))
+        elif name in first:
+            mistakes.append(
+                Mistake(file, "", f"is named {name}, as is {first[name]}; write OTHERNAME={file}")
+            )
+        first.setdefault(name, file)
+        try:
+            path = base.absolute() / Path(file).expanduser()
+            project = base if check_files else None
+            config, warnings = read_backend_config(path, project, shown=file)
+            loaded.setdefault(name, LoadedConfig(name, path, config, tuple(warnings)))
+        except ConfigError as error:
+            mistakes += error.mistakes
+        except RuntimeError:  # expanduser() of a user that does not exist
+            mistakes.append(Mistake(file, "", "there is no such user"))
+    if mistakes:
+        raise ConfigError(mistakes)
+    return loaded
+
+
+def _split(spec: str) -> tuple[str, str]:
+    """The name and the file of a spec; a `=` behind a `/` belongs to a file name."""
+    name, equals, file = spec.partition("=")
+    if equals and "/" not in name:
+        return name.strip(), file.strip()
+    return Path(spec.strip()).stem, spec.strip()
+
+
+def _about_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        return (
+            f"{name!r} cannot be the name of a site: a letter first, then letters, digits, - and "
+            "_; write NAME=FILE"
+        )
+    if name in _TAKEN or keyword.iskeyword(name):
+        return (
+            f"{name!r} cannot be the name of a site: in Snakemake's resources it means something "
+            "else; write NAME=FILE"
+        )
+    return ""
+
+
+def _load(path: Path) -> tuple[Any, list[tuple[str, str]]]:
+    """The file's document, None if there is none, and the mistakes so far as (key, message)."""
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        return None, [
+            (
+                "",
+                f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json",
+            )
+        ]
+    try:
+        raw = read_document(path.read_bytes(), kind)
+    except FileNotFoundError:
+        return None, [("", "there is no such file")]
+    except (OSError, ValueError) as error:
+        if isinstance(error, DocumentError):
+            return None, [("", str(error))]
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return None, [("", f"cannot be read: {reason}")]
+    if raw is None:
+        return None, [
+            ("", "is empty; it has to hold a mapping with at least Resources and the API")
+        ]
+    twice = [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
+    return raw, twice
+
+
+def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str, str]]:
+    """Mistakes about files that the config names and that are not on this machine.
+
+    Works on the raw document, so that it is told together with all other mistakes.
+    """
+    image = _entry(raw, "Environment", "Apptainer")
+    kind = _entry(image, "Type") if isinstance(image, Mapping) and "Type" in image else "local"
+    path = _entry(image, "Path")
+    local = isinstance(kind, str) and kind.strip().lower() == "local"
+    if local and _is_path(path) and not _is_file(project / str(path).strip()):
+        yield (
+            "Environment.Apptainer.Path",
+            f"the image {str(path)!r} was not found; the path is relative to the project folder "
+            f"{project} (an image that is at the site already has Type: remote)",
+        )
+    path = _entry(raw, "Site", "CAFile")
+    if _is_path(path) and not _is_file(project / str(path).strip()):
+        yield (
+            "Site.CAFile",
+            f"the file {str(path)!r} was not found; the path is relative to the project folder",
+        )
+
+
+def _is_path(value: object) -> bool:
+    """Whether the model lets `value` through as a path; else it has said so itself."""
+    return isinstance(value, str) and value.strip() != "" and value.strip().isprintable()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, half a character
+        return False
+
+
+def _entry(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
+    resources = config.resources
+    if "Memory" in raw["Resources"]:
+        yield "Resources.Memory: is taken as MemoryPerNode; write that name"
+    for name in config.environment.variables:
+        if _SECRET.search(name):
+            yield (
+                f"Environment.Variables.{name}: looks like a secret, and everyone who can read the "
+                "job can read it here; name it under envvars: in the Snakefile instead"
+            )
+    if resources.total_cpus and resources.nodes and resources.cpus_per_node:
+        product = resources.nodes * resources.cpus_per_node
+        if product != resources.total_cpus:
+            yield (
+                f"Resources.TotalCPUs: {resources.total_cpus} is not Nodes times CPUsPerNode "
+                f"({product}); jobs ask for {product}"
+            )
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

@@ -1,0 +1,168 @@
+"""What a site needs beyond the environment and the resources: the key `Site`, all of it optional.
+
+Nothing here says who the user is: credentials come from the environment or the keyring.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from snakemake_executor_plugin_mantik.config import units
+from snakemake_executor_plugin_mantik.config.part import Keys, Part
+from snakemake_executor_plugin_mantik.config.values import (
+    Duration,
+    Name,
+    Positive,
+    Rate,
+    Size,
+    Text,
+    Url,
+    any_text,
+    describe,
+)
+
+_SCHEDULERS: Final = ("slurm", "none")
+
+
+def _scheduler(value: object) -> str:
+    name = any_text(value).lower()
+    if name not in _SCHEDULERS:
+        raise ValueError(f"has to be slurm or none, found {describe(value)}")
+    return name
+
+
+def _workspace(value: object) -> str:
+    path = any_text(value, "a path at the site")
+    if not path.startswith("/") or not path.isprintable() or "/../" in f"{path}/":
+        raise ValueError(
+            "has to be an absolute path at the site without '..' (or leave it out: then it is "
+            f"made in the site's storage); found {describe(value)}"
+        )
+    return path.rstrip("/") or "/"
+
+
+def _time(alias: str, default: str, description: str) -> Any:
+    return Field(
+        units.parse_duration(default),
+        alias=alias,
+        description=description,
+        json_schema_extra={"default": default},
+    )
+
+
+def _bytes(alias: str, default: str, description: str) -> Any:
+    return Field(
+        units.parse_size(default),
+        alias=alias,
+        description=description,
+        json_schema_extra={"default": default},
+    )
+
+
+def _seconds(value: object) -> int | None:
+    """The seconds of a time, None where it is none: its own key tells that."""
+    try:
+        return units.parse_duration(str(value))
+    except ValueError:
+        return None
+
+
+class SiteSettings(Part):
+    """Settings of a site; times in seconds, sizes in bytes."""
+
+    scheduler: Annotated[Literal["slurm", "none"], BeforeValidator(_scheduler)] = Field(
+        "slurm",
+        alias="Scheduler",
+        description="The site's scheduler: slurm (jobs bring their own #SBATCH lines), or none "
+        "where the API runs jobs by itself.",
+    )
+    workspace: Annotated[str, BeforeValidator(_workspace)] | None = Field(
+        None,
+        alias="Workspace",
+        description="Absolute path of the workspace at the site; by default one is made for each "
+        "workflow in the site's storage.",
+    )
+    storage: Name | None = Field(
+        None,
+        alias="Storage",
+        description="Name of the site's storage (UNICORE: HOME, PROJECT, SCRATCH, ...) that holds "
+        "the workspace.",
+    )
+    ca_file: Text | None = Field(
+        None,
+        alias="CAFile",
+        description="File with the certificates (PEM) that the site's TLS certificate is checked "
+        "against, beside the system's own; relative to the project folder.",
+    )
+    proxy: Url | None = Field(
+        None, alias="Proxy", description="URL of a HTTP proxy that all requests go through."
+    )
+    timeout_s: Duration = _time("Timeout", "120s", "How long one request may take.")
+    concurrent_requests: Positive = Field(
+        8, alias="ConcurrentRequests", description="Requests to the site at the same time, at most."
+    )
+    max_jobs: Positive = Field(
+        100, alias="MaxJobs", description="Jobs submitted and not ended at the same time, at most."
+    )
+    submissions_per_second: Rate = Field(
+        10.0, alias="SubmissionsPerSecond", description="Submissions per second, at most."
+    )
+    poll_min_s: Duration = _time(
+        "PollMin", "2s", "Shortest time between two looks at the site's jobs."
+    )
+    poll_max_s: Duration = _time(
+        "PollMax", "60s", "Longest time between two looks at the site's jobs."
+    )
+    heartbeat_s: Duration = _time(
+        "Heartbeat", "60s", "How often a running job gives a sign of life."
+    )
+    term_grace_s: Duration = _time(
+        "TermGrace",
+        "20s",
+        "Time a command has to end after TERM before it is killed; shorter than the scheduler's "
+        "own (Slurm's KillWait, 30s).",
+    )
+    marker_grace_s: Duration = _time(
+        "MarkerGrace",
+        "30s",
+        "How long to wait for a job's own last word after the scheduler said that it ended: slow "
+        "file systems show it late.",
+    )
+    unknown_wait_s: Duration = _time(
+        "UnknownWait",
+        "120s",
+        "After which time a submission whose fate is unknown is tried again (it runs once all the "
+        "same).",
+    )
+    inline_limit_bytes: Size = _bytes(
+        "InlineLimit", "256K", "Small inputs up to this size together travel in the submission."
+    )
+    marker_limit_bytes: Size = _bytes(
+        "MarkerLimit", "1M", "Outputs up to this size together come back with the job's marker."
+    )
+    archive_file_limit_bytes: Size = _bytes(
+        "ArchiveFileLimit", "8M", "Single outputs up to this size come back in one archive."
+    )
+    log_tail_bytes: Size = _bytes("LogTail", "256K", "How much of a log's end the marker holds.")
+    source_file_limit_bytes: Size = _bytes(
+        "SourceFileLimit",
+        "1M",
+        "Project files up to this size go up with a job that needs the project's sources.",
+    )
+    sources_limit_bytes: Size = _bytes(
+        "SourcesLimit", "32M", "The project's sources together, at most."
+    )
+
+    @classmethod
+    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+        """`PollMax` is not below `PollMin`."""
+        shortest = _seconds(data.get("PollMin", "2s"))
+        longest = _seconds(data.get("PollMax", "60s"))
+        if shortest and longest and longest < shortest:
+            key = "PollMax" if "PollMax" in data else "PollMin"
+            yield (
+                (key,),
+                f"PollMax ({units.format_duration(longest)}) has to be PollMin "
+                f"({units.format_duration(shortest)}) or longer",
+            )

@@ -1,0 +1,105 @@
+"""Units of times and amounts of memory, as people write them and as UNICORE reads them.
+
+All units of memory and size are 1024-based, whatever they are called: `12G`, `12GB` and `12GiB`
+are the same, as they are for Slurm and UNICORE. Every function raises `ValueError` with a message
+that says what is allowed; it reads well after "`Resources.Runtime` …".
+"""
+
+import re
+from typing import Final
+
+MIB: Final = 1 << 20
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_LETTERS: Final = "KMGT"
+
+# Nine digits are more than any machine has, and keep every product far below 2**63.
+_DURATION: Final = re.compile(r"([0-9]{1,9})([smhd])")
+_AMOUNT: Final = re.compile(r"([0-9]{1,9})([kmgt])(?:i?b)?", re.IGNORECASE)
+_PLAIN: Final = re.compile(r"([0-9]{1,15})b?", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> int:
+    """The seconds of a time such as `90s`, `30m`, `12h` or `2d`: one whole number, one unit.
+
+    Raises:
+        ValueError: it is written in another way, or is zero.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise ValueError(
+            "has to be a whole number with a single unit, one of s, m, h, d (90s, 30m, 12h, 2d)"
+        )
+    seconds = int(match[1]) * _SECONDS[match[2]]
+    if not seconds:
+        raise ValueError("has to be longer than zero (90s, 30m, 12h, 2d)")
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """The shortest text that `parse_duration` reads as `seconds`: 43200 is `12h`."""
+    unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
+    return f"{seconds // _SECONDS[unit]}{unit}"
+
+
+def parse_memory(text: str) -> int:
+    """The MiB of an amount of memory such as `512M`, `64G`, `64GB` or `64GiB`.
+
+    What is no whole number of MiB is rounded up. A number without a unit is refused: UNICORE reads
+    bytes, Slurm reads MiB.
+
+    Raises:
+        ValueError: it is written in another way, or is zero.
+    """
+    match = _AMOUNT.fullmatch(text.strip())
+    if not match:
+        without = "; a number without a unit would be bytes for UNICORE and MiB for Slurm"
+        raise ValueError(
+            "has to be a whole number with one of the units K, M, G, T (also KiB or KB and so on, "
+            f"all of them 1024-based), for example 64G{without if _PLAIN.fullmatch(text) else ''}"
+        )
+    mib = -(-int(match[1]) * _BYTES[match[2].lower()] // MIB)
+    if not mib:
+        raise ValueError("has to be more than zero, for example 64G")
+    return mib
+
+
+def parse_size(text: str) -> int:
+    """The bytes of a size such as `256K`, `8M` or `1GiB`; a number without a unit is bytes.
+
+    Raises:
+        ValueError: it is written in another way.
+    """
+    if match := _PLAIN.fullmatch(text.strip()):
+        return int(match[1])
+    if match := _AMOUNT.fullmatch(text.strip()):
+        return int(match[1]) * _BYTES[match[2].lower()]
+    raise ValueError(
+        "has to be a whole number of bytes, or one with a unit out of K, M, G, T "
+        "(also KiB or KB and so on, all of them 1024-based), for example 8M"
+    )
+
+
+def format_size(size: int) -> str:
+    """The shortest text that `parse_size` reads as `size` bytes: 262144 is `256K`."""
+    for letter in reversed(_LETTERS):
+        if size and size % _BYTES[letter.lower()] == 0:
+            return f"{size // _BYTES[letter.lower()]}{letter}"
+    return str(size)
+
+
+def unicore_memory(mib: int) -> str:
+    """Memory as UNICORE reads it: whole numbers with K, M, G or T; it refuses `GiB` and `GB`.
+
+    (UNICORE's `UnitParser`: "No conversion for unit".)
+    """
+    return format_size(mib * MIB)
+
+
+def unicore_duration(seconds: int) -> str:
+    """A time as UNICORE reads it: a whole number with s, min, h or d, matched by prefix.
+
+    So `m` is minutes there too.
+    """
+    return format_duration(seconds)

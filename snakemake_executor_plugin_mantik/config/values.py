@@ -1,0 +1,341 @@
+"""The kinds of values that stand in a backend config, with the rules that each one follows.
+
+A document's scalars arrive as text, boolean or a number that remembers how it was written
+(`documents.Written…`). What is refused is told with what was found and what is allowed.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Final, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, ValidationError, WithJsonSchema
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from snakemake_executor_plugin_mantik.config import units
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
+# Words of options reach bash unquoted: none of these may stand outside quotes.
+_OPERATORS: Final = set(";&|<>()`")
+_SHOWN: Final = 60
+
+T = TypeVar("T")
+
+
+def describe(value: object) -> str:
+    """What `value` is, in a few words for a message: `the text 'x'`, `a list`."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, str):
+        return f"the text {value[:_SHOWN]!r}{'…' if len(value) > _SHOWN else ''}"
+    if isinstance(value, bool):
+        return written(value)
+    if isinstance(value, (int, float)):
+        return f"the number {written(value)[:_SHOWN]}"
+    kinds = {"a mapping": Mapping, "a list": (list, tuple)}
+    return next((kind for kind, of in kinds.items() if isinstance(value, of)), "something else")
+
+
+def unfit(allowed: str, value: object) -> ValueError:
+    """The error that says what a value has to be, and what was found instead."""
+    return ValueError(f"has to be {allowed}, found {describe(value)}")
+
+
+def written(value: float | bool | str) -> str:
+    """A scalar as it was written: numbers keep their digits, booleans are `true` and `false`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(getattr(value, "written", value))
+
+
+def _sendable(text: str) -> str:
+    """`text`, if it can stand in a process's environment and in a UTF-8 file."""
+    if "\0" in text:
+        raise ValueError("has a NUL character in it, which no process can be given")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("has half a character in it (a lone surrogate)")
+    return text
+
+
+def any_text(value: object, allowed: str = "a text") -> str:
+    """A text that is not empty; a number is taken as it is written, blanks around it go.
+
+    Raises:
+        ValueError: it is neither, or empty, or cannot be sent.
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise unfit(f"{allowed} in quotes" if isinstance(value, bool) else allowed, value)
+    text = _sendable(written(value)).strip()
+    if not text:
+        raise ValueError(f"is empty; it has to be {allowed}")
+    return text
+
+
+def _line(value: object, allowed: str = "a text") -> str:
+    text = any_text(value, allowed)
+    if not text.isprintable():
+        raise unfit("one line without control characters", text)
+    return text
+
+
+def _name(value: object) -> str:
+    text = _line(value, "a name")
+    if set(text) & set(" '\"\\"):
+        raise ValueError(f"may hold no blanks, quotes or backslashes, found {describe(text)}")
+    return text
+
+
+def _url(value: object) -> str:
+    if isinstance(value, str) and "@" in value.partition("?")[0]:
+        raise ValueError(  # the text itself may hold a password: it is not shown
+            "has credentials in it; they belong into the environment variables MANTIK_… or the "
+            "keyring, never into this file"
+        )
+    text = _line(value, "a URL")
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or " " in text:
+        raise unfit("a URL that begins with https://", text)
+    return text.rstrip("/")
+
+
+def whole_number(value: object, lowest: int) -> int:
+    """A whole number of `lowest` or more, also as a text.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    number = value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
+        number = int(value)
+    if number is None or not lowest <= number < 10**9:
+        raise unfit(f"a whole number of {lowest} or more", value)
+    return int(number)
+
+
+def _positive(value: object) -> int:
+    return whole_number(value, 1)
+
+
+def _count(value: object) -> int:
+    return whole_number(value, 0)
+
+
+def _rate(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, (str, int, float)) else 0.0
+    except (ValueError, OverflowError):
+        number = 0.0
+    if isinstance(value, bool) or not 0 < number < 10**6:
+        raise unfit("a number above zero", value)
+    return number
+
+
+def _duration(value: object) -> int:
+    return _measured(value, units.parse_duration)
+
+
+def _memory(value: object) -> int:
+    return _measured(value, units.parse_memory)
+
+
+def _size(value: object) -> int:
+    return _measured(value, units.parse_size)
+
+
+def _measured(value: object, parse: Callable[[str], int]) -> int:
+    scalar = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    try:
+        return parse(written(value) if scalar else "")  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"{error}, found {describe(value)}") from None
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """The words of `text` as bash would split them, quotes kept, so that `$VARS` stay expandable.
+
+    The words are written into a script as they are: bash takes the quotes off and puts the values
+    of variables in. A line break parts words like a blank does.
+
+    Raises:
+        ValueError: a quote is not closed, or a character that ends a command is not quoted.
+    """
+    words: list[str] = []
+    word, quote = "", ""
+    characters = iter(text)
+    for character in characters:
+        if quote:
+            word += character
+            if character == "\\" and quote == '"':
+                word += next(characters, "")
+            elif character == quote:
+                quote = ""
+        elif character.isspace():
+            words, word = [*words, word] if word else words, ""
+        elif character in _OPERATORS or (character == "#" and not word):
+            raise ValueError(f"has an unquoted {character!r} in it; put quotes around that word")
+        elif character == "\\":
+            following = next(characters, "")
+            if following in ("", "\n"):
+                raise ValueError("has a backslash at the end of a line; leave it out")
+            word += character + following
+        else:
+            quote = character if character in "'\"" else ""
+            word += character
+    if quote:
+        raise ValueError(f"has a quote {quote} that is not closed")
+    return (*words, word) if word else tuple(words)
+
+
+def refuse(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
+    """Raise one `ValidationError` with all mistakes of `found`: (keys below this one, message)."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("config", message), loc=keys, input=None)
+        for keys, message in found
+    ]
+    if details:
+        raise ValidationError.from_exception_data("config", details)
+
+
+def read_list(items: Sequence[object], read: Callable[[object], T]) -> list[T]:
+    """What `read` makes of each item.
+
+    Raises:
+        ValidationError: with the mistakes of all items, each with its number.
+    """
+    values: list[T] = []
+    found: list[tuple[tuple[str, ...], str]] = []
+    for number, item in enumerate(items, 1):
+        try:
+            values.append(read(item))
+        except ValueError as error:
+            found.append(((), f"entry {number} {error}"))
+    refuse(found)
+    return values
+
+
+def _options(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return split_words(_sendable(value))
+    if not isinstance(value, (list, tuple)):
+        raise unfit("a text or a list of texts", value)
+    return tuple(chain.from_iterable(read_list(value, lambda item: split_words(any_text(item)))))
+
+
+def _modules(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise unfit("a list of module names", value)
+    return tuple(chain.from_iterable(line.split() for line in read_list(value, _line)))
+
+
+def _commands(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (any_text(value),)
+    if not isinstance(value, (list, tuple)):
+        raise unfit("of type str or list (a command or a list of them)", value)
+    return tuple(read_list(value, _command))
+
+
+def _command(value: object) -> str:
+    # In a list `true` is the command of that name.
+    return any_text(written(value) if isinstance(value, bool) else value)
+
+
+def _variables(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise unfit("a mapping of names to values", value)
+    found: list[tuple[tuple[str, ...], str]] = []
+    variables: dict[str, str] = {}
+    for key, item in value.items():
+        name = str(key)
+        if not _VARIABLE.fullmatch(name):
+            found.append(
+                ((name,), "is no name of a variable: letters, digits and _, no digit first")
+            )
+        elif not isinstance(item, (str, int, float)):
+            found.append(((name,), f"has to be a text, found {describe(item)}"))
+        else:
+            try:
+                variables[name] = _sendable(written(item))
+            except ValueError as error:
+                found.append(((name,), str(error)))
+    refuse(found)
+    return variables
+
+
+_TEXT_OR_LIST: Final = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}]
+}
+_WHOLE: Final = {"type": ["integer", "string"], "pattern": r"^[0-9]+$"}
+
+Text = Annotated[str, BeforeValidator(_line)]
+"""One line of text."""
+
+Name = Annotated[str, BeforeValidator(_name)]
+"""A name that goes into a directive of a scheduler: no blanks, no quotes."""
+
+Url = Annotated[
+    str, BeforeValidator(_url), WithJsonSchema({"type": "string", "pattern": "^https?://"})
+]
+"""A URL without credentials; a slash at its end goes."""
+
+Positive = Annotated[int, BeforeValidator(_positive), WithJsonSchema({**_WHOLE, "minimum": 1})]
+"""A whole number of one or more."""
+
+Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({**_WHOLE, "minimum": 0})]
+"""A whole number of zero or more."""
+
+Rate = Annotated[
+    float, BeforeValidator(_rate), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+]
+"""A number above zero."""
+
+Duration = Annotated[
+    int,
+    BeforeValidator(_duration),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]+[smhd]$"}),
+]
+"""Seconds, written as a number with a unit."""
+
+Memory = Annotated[
+    int,
+    BeforeValidator(_memory),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]+[KMGTkmgt]([Ii]?[Bb])?$"}),
+]
+"""MiB, written as a number with a unit."""
+
+Size = Annotated[
+    int,
+    BeforeValidator(_size),
+    WithJsonSchema(
+        {"type": ["string", "integer"], "pattern": "^[0-9]+([KMGTkmgt][Ii]?)?[Bb]?$", "minimum": 0}
+    ),
+]
+"""Bytes, written as a number with or without a unit."""
+
+Options = Annotated[tuple[str, ...], BeforeValidator(_options), WithJsonSchema(_TEXT_OR_LIST)]
+"""Words for a command line, a text or a list of texts."""
+
+Modules = Annotated[tuple[str, ...], BeforeValidator(_modules)]
+"""Names of environment modules."""
+
+Commands = Annotated[tuple[str, ...], BeforeValidator(_commands), WithJsonSchema(_TEXT_OR_LIST)]
+"""Bash commands, a text or a list of texts."""
+
+Variables = Annotated[
+    dict[str, str],
+    BeforeValidator(_variables),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "additionalProperties": {"type": ["string", "number", "boolean"]},
+        }
+    ),
+]
+"""Environment variables; values are texts, numbers as they are written, booleans true or false."""

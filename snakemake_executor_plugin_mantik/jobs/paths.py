@@ -75,6 +75,11 @@ def bundle_path(bundle: str) -> str:
     return f"{BUNDLES}/{bundle}.tar.gz"
 
 
+def bundle_done(bundle: str) -> str:
+    """The path of the empty file that says that `bundle` has been unpacked."""
+    return f"{BUNDLES}/{bundle}.done"
+
+
 def marker_name(name: str) -> tuple[str, int] | None:
     """The try and the exit code that a marker's name tells; None if `name` is no marker's."""
     match = _MARKER_NAME.fullmatch(name)

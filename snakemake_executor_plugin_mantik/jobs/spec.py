@@ -114,6 +114,8 @@ class ScriptLimits:
         heartbeat_s: seconds between two growths of the claim.
         grace_s: seconds that the command has after TERM before it is killed and the marker written;
             schedulers kill what is left after 30 s or so.
+        visible_s: seconds to wait for an input or output that is not there: network file systems
+            show what another node wrote with a delay.
         marker_bytes: outputs up to this size together travel in the marker.
         archive_file_bytes: single outputs up to this size travel in the archive.
         log_tail_bytes: how much of the log's end the marker holds.
@@ -121,6 +123,7 @@ class ScriptLimits:
 
     heartbeat_s: int = 60
     grace_s: int = 20
+    visible_s: int = 5
     marker_bytes: int = 1 << 20
     archive_file_bytes: int = 8 << 20
     log_tail_bytes: int = 1 << 18

@@ -1,0 +1,260 @@
+"""Reads a marker: how a try ended, what it made, and its small outputs, in one file.
+
+A marker is a gzipped tar that a job script writes last (`script.sh.j2`): `meta` (lines of
+key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
+separated by NUL), `log` (its end), and small outputs. Where a file system had no room for that, a
+marker holds `meta` alone, or nothing: then its name, which holds the exit code, is all there is.
+
+A job's own user can write what he likes into a marker. Nothing is unpacked: members are looked up
+by the paths of `files`, and only regular ones count.
+"""
+
+import hashlib
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, cast
+
+from snakemake_executor_plugin_mantik.errors import MantikError
+
+MARKER_LIMIT: Final = 256 << 20
+"""Bytes of an unpacked marker that are read at most; scripts make far smaller ones."""
+
+_CLAIM = b"owner="
+_FIELDS = 7
+
+
+class MarkerInvalid(MantikError):  # noqa: N818 - reads as what it says
+    """What was read as a marker is cut, damaged or another try's; read it again."""
+
+
+@dataclass(frozen=True)
+class OutputEntry:
+    """One file, directory or link that a job made.
+
+    Attributes:
+        path: relative to the workspace; bytes that are not UTF-8 as surrogate escapes.
+        type: `f` file (also one that a declared path links to), `d` directory, `l` symbolic link
+            inside of a directory.
+        size: bytes of a file; without meaning for the others.
+        mode: permission bits.
+        sha256: hexadecimal; empty for what is no file, or if the job had to end before it was
+            computed.
+        place: where the content is: in the `marker`, in the `archive`, `alone` at its path; `none`
+            for what has no content.
+        target: what a link points to.
+    """
+
+    path: str
+    type: Literal["f", "d", "l"]
+    size: int
+    mode: int
+    sha256: str
+    place: Literal["marker", "archive", "alone", "none"]
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """How a try ended, as its script tells.
+
+    Times are seconds since the epoch on the node's clock: compare them with each other only.
+
+    Attributes:
+        exit_code: of the command, or of what failed before it.
+        bare: whether the script found no room for more than the code, or the code and `meta`:
+            nothing is known of files then.
+        failed_step: the step before the command that failed (`script.STEPS`), empty if the command
+            was started.
+        signal: the signal that asked the job to end (`TERM`, `INT`, `HUP`), empty if none did.
+        started, ended: when the try won its claim, when command and clean-up were over.
+        host: name of the node.
+        scheduler_job: the scheduler's id of the job, or node and process id.
+        site_job: last part of the directory that the job was started in: for UNICORE its job id.
+        missing_inputs: inputs that were not there or had another size.
+        missing_outputs: outputs that a successful command did not make.
+        files: what it made, in the order of the declared outputs, directories with all below them.
+        archive_size, archive_sha256: of the archive; 0 and empty if there is none.
+        log: the end of the log.
+        log_bytes: size of the whole log.
+    """
+
+    exit_code: int
+    bare: bool = False
+    failed_step: str = ""
+    signal: str = ""
+    started: float | None = None
+    ended: float | None = None
+    host: str = ""
+    scheduler_job: str = ""
+    site_job: str = ""
+    missing_inputs: tuple[str, ...] = ()
+    missing_outputs: tuple[str, ...] = ()
+    files: tuple[OutputEntry, ...] = ()
+    archive_size: int = 0
+    archive_sha256: str = ""
+    log: bytes = b""
+    log_bytes: int = 0
+    _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    def small_outputs(self) -> Iterator[tuple[OutputEntry, bytes]]:
+        """The outputs that came with the marker, and their content."""
+        for entry in self.files:
+            if entry.place == "marker":
+                yield entry, self._small[entry.path]
+
+
+def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
+    """The marker of the try `try_id` whose name told `exit_code`.
+
+    Empty content, or the claim's, is a bare marker. Raises `MarkerInvalid` if the content is cut,
+    damaged, inconsistent, another try's or of an unknown version.
+    """
+    if not content or content.startswith(_CLAIM):
+        return Marker(exit_code=exit_code, bare=True)
+    members = _members(content)
+    meta = _meta(_member(members, "meta"))
+    if meta.get("version") != "1":
+        raise _invalid(f"it has the unknown version {meta.get('version')!r}")
+    if meta.get("try") != try_id or meta.get("exit_code") != str(exit_code):
+        raise _invalid("it belongs to another try or exit code")
+    facts = Marker(
+        exit_code=exit_code,
+        bare="files" not in meta,
+        failed_step=meta.get("failed_step", ""),
+        signal=meta.get("signal", ""),
+        started=_seconds(meta, "started"),
+        ended=_seconds(meta, "ended"),
+        host=meta.get("host", ""),
+        scheduler_job=meta.get("scheduler_job", ""),
+        site_job=meta.get("site_job", ""),
+    )
+    return facts if facts.bare else _with_files(facts, meta, members)
+
+
+def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, bytes]) -> Marker:
+    entries = _entries(_member(members, "files"))
+    lacking = _paths(_member(members, "lacking"))
+    if len(entries) != _number(meta, "files") or len(lacking) != _number(meta, "lacking"):
+        raise _invalid("its lists are not complete")
+    small = {}
+    for entry in entries:
+        if entry.place != "marker":
+            continue
+        name = entry.path if entry.path.startswith("/") else f"./{entry.path}"
+        data = _member(members, name)
+        if len(data) != entry.size or not _agrees(data, entry.sha256):
+            raise _invalid(f"its copy of {entry.path!r} differs from the file")
+        small[entry.path] = data
+    return Marker(
+        exit_code=facts.exit_code,
+        failed_step=facts.failed_step,
+        signal=facts.signal,
+        started=facts.started,
+        ended=facts.ended,
+        host=facts.host,
+        scheduler_job=facts.scheduler_job,
+        site_job=facts.site_job,
+        missing_inputs=_paths(_member(members, "missing")),
+        missing_outputs=lacking,
+        files=entries,
+        archive_size=_number(meta, "archive_size"),
+        archive_sha256=meta.get("archive_sha256", ""),
+        log=_member(members, "log"),
+        log_bytes=_number(meta, "log_bytes"),
+        _small=small,
+    )
+
+
+def _members(content: bytes) -> dict[str, bytes]:
+    """The regular members of the tar by name; the first of a name counts."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        data = unpacker.decompress(content, MARKER_LIMIT + 1)
+    except zlib.error as error:
+        raise _invalid(f"it is not gzip, or damaged ({error})") from error
+    if len(data) > MARKER_LIMIT:
+        raise _invalid(f"it unpacks to more than {MARKER_LIMIT} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise _invalid("it is cut, or something follows it")
+    members: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
+            for member in tar:
+                opened = tar.extractfile(member) if member.isreg() else None
+                if opened is not None:
+                    members.setdefault(member.name, opened.read())
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        raise _invalid(f"it holds no tar ({error})") from error
+    return members
+
+
+def _member(members: Mapping[str, bytes], name: str) -> bytes:
+    try:
+        return members[name]
+    except KeyError:
+        raise _invalid(f"it lacks {name!r}") from None
+
+
+def _meta(data: bytes) -> dict[str, str]:
+    lines = _text(data).split("\n")
+    return {key: value for key, _, value in (line.partition("=") for line in lines) if key}
+
+
+def _entries(data: bytes) -> tuple[OutputEntry, ...]:
+    fields = _text(data).split("\0")
+    if fields.pop() or len(fields) % _FIELDS:
+        raise _invalid("its list of files is cut")
+    return tuple(_entry(fields[i : i + _FIELDS]) for i in range(0, len(fields), _FIELDS))
+
+
+def _entry(fields: list[str]) -> OutputEntry:
+    place, kind, size, mode, sha256, target, path = fields
+    known = place in ("marker", "archive", "alone", "none") and kind in ("f", "d", "l")
+    if not known or not size.isdecimal() or (kind == "f") == (place == "none"):
+        raise _invalid(f"its record of {path!r} makes no sense")
+    try:
+        bits = int(mode, 8)
+    except ValueError as error:
+        raise _invalid(f"its record of {path!r} makes no sense") from error
+    return OutputEntry(
+        path=path,
+        type=cast(Literal["f", "d", "l"], kind),
+        size=int(size),
+        mode=bits,
+        sha256=sha256,
+        place=cast(Literal["marker", "archive", "alone", "none"], place),
+        target=target,
+    )
+
+
+def _paths(data: bytes) -> tuple[str, ...]:
+    return tuple(_text(data).split("\0")[:-1])
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _agrees(data: bytes, sha256: str) -> bool:
+    return not sha256 or hashlib.sha256(data).hexdigest() == sha256
+
+
+def _number(meta: Mapping[str, str], key: str) -> int:
+    value = meta.get(key, "")
+    if not value.isdecimal():
+        raise _invalid(f"its {key} is {value!r}, not a number")
+    return int(value)
+
+
+def _seconds(meta: Mapping[str, str], key: str) -> float:
+    try:
+        return float(meta.get(key, ""))
+    except ValueError as error:
+        raise _invalid(f"its {key} is no time") from error
+
+
+def _invalid(why: str) -> MarkerInvalid:
+    return MarkerInvalid(f"the marker cannot be used: {why}", do="Read it again")

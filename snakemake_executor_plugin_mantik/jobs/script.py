@@ -1,0 +1,204 @@
+"""Renders a job's script: one bash script per try, complete, from `script.sh.j2`.
+
+Everything that a user wrote reaches bash quoted. The exception are the options of Apptainer, in
+which `$NAME` and `${NAME}` are expanded on the node and nothing else is.
+
+The steps before the command, one of which a marker names when it failed, are in `STEPS`.
+"""
+
+import base64
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import jinja2
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
+
+STEPS: Final = (
+    "workspace",  # the workspace is there
+    "secrets",  # the file of secrets is read and removed
+    "bundles",  # uploaded and inline bundles are unpacked
+    "inputs",  # all inputs are there in their sizes
+    "outputs",  # old outputs are removed, directories of outputs made
+    "modules",
+    "variables",
+    "before",  # the user's commands before the job, on the compute node
+    "python",  # the virtual environment is activated
+    "temporary",  # the variables that tell where temporary files go
+    "image",  # Apptainer and its image are there
+)
+"""The steps before the command, in their order."""
+
+COMMAND_BYTES: Final = 100_000
+"""A longer command goes through a file: Linux takes no word of 128 KiB or more."""
+
+VARIABLE_BYTES: Final = 131_000
+"""A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
+_PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./~^-]|{_VARIABLE})+")
+_IN_QUOTES = re.compile(rf"({_VARIABLE})|([\\\"`$])")
+
+
+def render(spec: JobSpec) -> str:
+    """The bash script that runs the try `spec`; the same spec gives the same script.
+
+    Raises `UserError` for what no script can carry: a NUL, a variable's name that the shell does
+    not know, a variable of 128 KiB.
+    """
+    paths, environment = spec.paths, spec.environment
+    command_bytes = len(_encoded(spec.command, "the command"))
+    command_file = f"{paths.work}/command" if command_bytes > COMMAND_BYTES else ""
+    shell = _quoted(spec.shell, "the shell")
+    absolute_file = shlex.quote(f"{spec.workspace.rstrip('/')}/{command_file}")
+    command = _quoted(spec.command, "the command")
+    temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
+    return _template().render(
+        title=" ".join(spec.name.split())[:200],
+        workspace=_quoted(spec.workspace, "the workspace"),
+        try_id=shlex.quote(paths.try_id),
+        tries=shlex.quote(paths.tries),
+        claim=shlex.quote(paths.claim),
+        work=shlex.quote(paths.work),
+        limits=spec.limits,
+        inputs=_inputs(spec),
+        outputs=_outputs(spec),
+        bundles=[
+            {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done(name))}
+            for name in spec.bundles
+        ],
+        inline=base64.encodebytes(spec.inline).decode("ascii"),
+        secrets=" ".join(_name(name) for name in spec.secrets),
+        secrets_path=shlex.quote(f"./{paths.secrets}"),
+        variables=_variables({**spec.variables, **environment.variables}),
+        modules=" ".join(_quoted(name, "a module") for name in environment.modules),
+        modules_text=_in_double_quotes(" ".join(environment.modules)),
+        before=[_quoted(text, "a command") for text in environment.before_on_compute],
+        after=[_quoted(text, "a command") for text in environment.after_on_compute],
+        python=environment.python and _quoted(_place(environment.python), "the environment"),
+        temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
+        command=command,
+        command_file=shlex.quote(command_file) if command_file else "",
+        start=f"{shell} {absolute_file}" if command_file else f"{shell} -c {command}",
+        always_zero=bool(environment.after_on_login),
+        **_apptainer(environment.apptainer, spec.workspace),
+    )
+
+
+def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]:
+    if apptainer is None:
+        return {"image": ""}
+    options = [_expandable(word) for word in apptainer.options]
+    is_file = "://" not in apptainer.image
+    image = _place(apptainer.image) if is_file else apptainer.image
+    return {
+        "image": _quoted(image.removeprefix("./") if _harmless(image) else image, "the image"),
+        "image_is_file": is_file,
+        "options": "".join(f" {word}" for word in options),
+        "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
+        # A variable would win over the option, where the option has the other one's name.
+        "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
+    }
+
+
+def _harmless(path: str) -> bool:
+    return not path.startswith("./-")
+
+
+def _inputs(spec: JobSpec) -> str:
+    return _lines(
+        f"{'/' if file.directory else '-' if file.size is None else file.size} "
+        f"{_quoted(_place(file.path), 'an input')}"
+        for file in spec.inputs
+    )
+
+
+def _outputs(spec: JobSpec) -> str:
+    return _lines(
+        f"{file.kind} {'yes' if file.directory else 'no'} {'yes' if file.keep else 'no'} "
+        f"{_quoted(_place(file.path), 'an output')}"
+        for file in spec.outputs
+    )
+
+
+def _lines(items: Iterable[str]) -> str:
+    text = "".join(f"  {item}\n" for item in items)
+    return f"\n{text}" if text else ""
+
+
+def _place(path: str) -> str:
+    """The path so that no program takes it for an option."""
+    path = path.rstrip("/") or "/"
+    return path if path.startswith("/") else f"./{path.removeprefix('./')}"
+
+
+def _variables(variables: Mapping[str, str]) -> list[tuple[str, str]]:
+    result = []
+    for name, value in variables.items():
+        if len(_encoded(f"{name}={value}", f"the variable {name}")) > VARIABLE_BYTES:
+            raise UserError(
+                f"the variable {name} is longer than {VARIABLE_BYTES} bytes",
+                do="Put the value into a file and name the file instead",
+            )
+        result.append((_name(name), _quoted(value, f"the variable {name}")))
+    return result
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} cannot be the name of a variable",
+            do="Use letters, digits and _ only, and no digit first",
+        )
+    return name
+
+
+def _quoted(text: str, what: str) -> str:
+    _encoded(text, what)
+    return shlex.quote(text)
+
+
+def _encoded(text: str, what: str) -> bytes:
+    if "\0" in text:
+        raise UserError(f"{what} holds a NUL character", do="Remove it")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _expandable(word: str) -> str:
+    """A word in which bash expands `$NAME` and `${NAME}`, and nothing else."""
+    _encoded(word, "an option of Apptainer")
+    return word if _PLAIN_WORD.fullmatch(word) else f'"{_in_double_quotes(word, keep=True)}"'
+
+
+def _in_double_quotes(text: str, *, keep: bool = False) -> str:
+    """The text as it stands between double quotes; variables stay variables if `keep`."""
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if keep and match[1] else re.sub(r"([\\\"`$])", r"\\\1", match[0])
+
+    return _IN_QUOTES.sub(escaped, text)
+
+
+@cache
+def _template() -> jinja2.Template:
+    # Bash is full of the usual delimiters: `${#array[@]}` would begin a comment.
+    environment = jinja2.Environment(  # noqa: S701 - bash, not HTML; values are quoted for bash
+        variable_start_string="@{",
+        variable_end_string="}@",
+        block_start_string="@%",
+        block_end_string="%@",
+        comment_start_string="@#",
+        comment_end_string="#@",
+        line_statement_prefix="@@",
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    source = files(__package__).joinpath("script.sh.j2").read_text(encoding="utf-8")
+    return environment.from_string(source)

@@ -1,0 +1,221 @@
+"""What a job asks the scheduler for: a rule's resources on top of the backend config's.
+
+Names and meanings of a rule's resources are those of Snakemake and of its Slurm executor plugin,
+so that a workflow need not be changed. docs/resources.md has the table.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+_TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "queue": ("slurm_partition", "partition", "queue"),
+    "account": ("slurm_account", "account"),
+    "qos": ("qos", "slurm_qos"),
+    "constraint": ("constraint",),
+    "reservation": ("reservation",),
+}
+"""Fields of `Resources`, and the names that a rule may use for each of them."""
+
+_GPUS: Final = ("gpu", "gpus")
+
+_REFUSED: Final[Mapping[str, str]] = {
+    "gres": "ask for `gpu=<number>`, and choose a kind by `constraint` or the partition",
+    "gpu_model": "choose a kind by `constraint` or the partition",
+    "slurm_extra": "use the resources that docs/resources.md lists",
+    "tasks_per_node": "ask for `tasks=<number over all nodes>` and `nodes`",
+    "cpus_per_gpu": "ask for `cpus_per_task`",
+}
+"""Resources of the Slurm plugin that would change what a job gets, and what to ask for instead."""
+
+JOB_NAME_LENGTH: Final = 64
+
+
+def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resources:
+    """The resources of a job: those of its rule where it has any, else the backend config's.
+
+    Args:
+        base: what the backend config asks for.
+        rule: the rule's resources, Snakemake's built-in defaults removed; values are numbers or
+            texts, None counts as absent; names without a meaning here are left alone.
+        threads: the rule's threads; more than one are the CPUs of a task.
+
+    Raises `UserError` that names the resource for a value of the wrong kind, a negative one, two
+    that contradict each other, and one that cannot be carried.
+    """
+    for name, instead in _REFUSED.items():
+        if rule.get(name) is not None:
+            raise _refuse(name, rule[name], "is not sent to the site", instead)
+    changes: dict[str, Any] = {}
+    for field, names in _TEXTS.items():
+        if (text := _text(rule, names)) is not None:
+            changes[field] = text or None
+    if (runtime := _number(rule, "runtime")) is not None:
+        changes["runtime_s"] = runtime * 60 or None
+    for name in ("nodes", "tasks"):
+        if (number := _number(rule, name, lowest=1)) is not None:
+            changes[name] = number
+    result = replace(base, **changes)
+    result = _with_cpus(result, rule, threads)
+    return _with_gpus(_with_memory(result, rule), rule)
+
+
+def total_cpus(resources: Resources) -> int | None:
+    """CPUs over all nodes: as asked, else tasks (one per node) times CPUs of a task; None: open."""
+    if resources.total_cpus is not None:
+        return resources.total_cpus
+    if resources.cpus_per_task is None:
+        return None
+    return (resources.tasks or resources.nodes or 1) * resources.cpus_per_task
+
+
+def slurm_directives(
+    resources: Resources, name: str, *, account: str | None = None
+) -> tuple[str, ...]:
+    """The options of sbatch for a job, in the form `--option=value`, without `#SBATCH `.
+
+    One task per node gets all the CPUs that are asked of it, so that `srun` starts its command
+    once per node, unless the rule asks for tasks. `account` wins over that of `resources`.
+
+    Raises `UserError` for a value that sbatch would not read as one word, and for CPUs that
+    cannot be divided among the nodes.
+    """
+    nodes, cpus = resources.nodes, resources.cpus_per_task
+    if cpus is None and resources.tasks is None and resources.total_cpus is not None:
+        nodes = nodes or 1
+        cpus, rest = divmod(resources.total_cpus, nodes)
+        if rest:
+            raise UserError(
+                f"{resources.total_cpus} CPUs cannot be divided among {nodes} nodes",
+                do="Ask for the CPUs of each node instead",
+            )
+    options: list[tuple[str, str | int | None]] = [
+        ("job-name", _job_name(name)),
+        ("partition", resources.queue),
+        ("account", resources.account if account is None else account),
+        ("qos", resources.qos),
+        ("reservation", resources.reservation),
+        ("constraint", resources.constraint),
+        ("time", None if resources.runtime_s is None else _clock(resources.runtime_s)),
+        ("nodes", nodes),
+        ("ntasks", resources.tasks),
+        ("ntasks-per-node", 1 if resources.tasks is None else None),
+        ("cpus-per-task", cpus),
+        ("gpus-per-node", resources.gpus_per_node or None),
+        ("mem", _mebibytes(resources.memory_mib_per_node)),
+        ("mem-per-cpu", _mebibytes(resources.memory_mib_per_cpu)),
+    ]
+    words = [f"--{option}={_word(option, value)}" for option, value in options if value is not None]
+    return (*words, "--no-requeue")
+
+
+def _with_cpus(base: Resources, rule: Mapping[str, object], threads: int) -> Resources:
+    cpus = _number(rule, "cpus_per_task", lowest=1)
+    if cpus is None and (threads > 1 or rule.get("tasks") is not None):
+        # The config's CPUs are those of a node with one task: they say nothing about more tasks.
+        cpus = max(threads, 1)
+    if cpus is not None:
+        return replace(base, cpus_per_task=cpus, total_cpus=None)
+    if rule.get("nodes") is not None:
+        return replace(base, total_cpus=None)
+    return base
+
+
+def _with_memory(base: Resources, rule: Mapping[str, object]) -> Resources:
+    per_node, per_cpu = _number(rule, "mem_mb"), _number(rule, "mem_mb_per_cpu")
+    if per_node is None and per_cpu is None:
+        return base
+    if per_node and per_cpu:
+        raise UserError(
+            f"the resources mem_mb={per_node} and mem_mb_per_cpu={per_cpu} contradict each other",
+            do="Ask for one of them",
+        )
+    return replace(base, memory_mib_per_node=per_node or None, memory_mib_per_cpu=per_cpu or None)
+
+
+def _with_gpus(base: Resources, rule: Mapping[str, object]) -> Resources:
+    asked = {name: number for name in _GPUS if (number := _number(rule, name)) is not None}
+    if not asked:
+        return base
+    _agree(asked)
+    gpus, nodes = next(iter(asked.values())), base.nodes or 1
+    per_node, rest = divmod(gpus, nodes)
+    if rest:
+        raise UserError(
+            f"the resource {next(iter(asked))}={gpus} cannot be divided among {nodes} nodes",
+            do="It counts the GPUs of the whole job: make it a multiple of the nodes",
+        )
+    return replace(base, gpus_per_node=per_node or None)
+
+
+def _text(rule: Mapping[str, object], names: tuple[str, ...]) -> str | None:
+    found: dict[str, object] = {}
+    for name in names:
+        value = rule.get(name)
+        if value is None:
+            continue
+        # Snakemake makes a number of an account or a partition that looks like one.
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise _refuse(name, value, "has to be a text", "Put it in quotes")
+        found[name] = str(value).strip()
+    if not found:
+        return None
+    _agree(found)
+    return str(next(iter(found.values())))
+
+
+def _number(rule: Mapping[str, object], name: str, lowest: int = 0) -> int | None:
+    value = rule.get(name)
+    if value is None:
+        return None
+    number: int | None = None
+    if isinstance(value, str):
+        number = int(value) if re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value) else None
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = int(value) if float(value).is_integer() else None
+    if number is None:
+        unit = {"runtime": " of minutes", "mem_mb": " of MB", "mem_mb_per_cpu": " of MB"}
+        raise _refuse(name, value, f"has to be a whole number{unit.get(name, '')}", "Correct it")
+    if number < lowest:
+        raise _refuse(name, value, f"has to be {lowest} or more", "Correct it")
+    return number
+
+
+def _agree(values: Mapping[str, object]) -> None:
+    if len(set(values.values())) > 1:
+        text = " and ".join(f"{name}={value}" for name, value in values.items())
+        raise UserError(f"the resources {text} mean the same and differ", do="Keep one of them")
+
+
+def _refuse(name: str, value: object, why: str, do: str) -> UserError:
+    return UserError(f"the resource {name}={value!r} {why}", do=do[0].upper() + do[1:])
+
+
+def _job_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=:+-]+", "_", name).strip("_")[:JOB_NAME_LENGTH] or "mantik"
+
+
+def _clock(seconds: int) -> str:
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    day, hour = divmod(hours, 24)
+    return f"{day}-{hour:02}:{minute:02}:{second:02}"
+
+
+def _mebibytes(number: int | None) -> str | None:
+    return None if number is None else f"{number}M"
+
+
+def _word(option: str, value: str | int) -> str:
+    """The value as it stands in an #SBATCH line, which sbatch splits and unquotes like a shell."""
+    text = str(value)
+    if not text or not text.isprintable() or set(text) & set(" '\"\\#"):
+        raise UserError(
+            f"{text!r} cannot be sent as --{option}",
+            do="Use no blanks, quotes, backslashes, # or control characters",
+        )
+    return text

@@ -12,7 +12,13 @@ from typing import Final
 
 from pathspec import GitIgnoreSpec
 
-from snakemake_executor_plugin_mantik.config.values import any_text, describe, read_list, unfit
+from snakemake_executor_plugin_mantik.config.values import (
+    any_text,
+    describe,
+    read_list,
+    unfit,
+    written,
+)
 
 NEVER_SENT: Final = (".git/", ".snakemake/", ".mantik/")
 """Excluded before all other patterns: no job needs them. `!.git/` takes one back."""
@@ -30,7 +36,8 @@ def read_patterns(value: object) -> tuple[str, ...]:
 
 
 def _pattern(value: object) -> str:
-    text = any_text(value, "a pattern")
+    any_text(value, "a pattern")
+    text = written(value) if isinstance(value, (int, float)) else str(value)  # blanks may be meant
     positive = text.removeprefix("!")
     if positive.startswith("/"):
         raise ValueError(

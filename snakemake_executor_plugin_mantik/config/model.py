@@ -75,10 +75,12 @@ class Apptainer(Part):
         "(local); absolute at the site (remote).",
     )
     type: Annotated[Literal["local", "remote"], BeforeValidator(_image_type)] = Field(
-        "local", alias="Type", description="Where the image is: local is sent, remote is there."
+        default="local",
+        alias="Type",
+        description="Where the image is: local is sent, remote is there.",
     )
     options: Options = Field(
-        (),
+        default=(),
         alias="Options",
         description="Options of `apptainer run`; variables in them are expanded on the node.",
     )
@@ -120,7 +122,7 @@ class Environment(Part):
     """What a job's command runs in, and what is done around it."""
 
     apptainer: Apptainer | None = Field(
-        None, alias="Apptainer", description="Run the command in an Apptainer image."
+        default=None, alias="Apptainer", description="Run the command in an Apptainer image."
     )
     python: (
         Annotated[
@@ -142,13 +144,13 @@ class Environment(Part):
         ]
         | None
     ) = Field(
-        None,
+        default=None,
         alias="Python",
         description="Run the command in this virtual environment: absolute at the site, or "
         "relative to the project folder.",
     )
     modules: Modules = Field(
-        (), alias="Modules", description="Environment modules to load, in this order."
+        default=(), alias="Modules", description="Environment modules to load, in this order."
     )
     variables: Variables = Field(
         default_factory=dict,
@@ -157,23 +159,23 @@ class Environment(Part):
         "job, so no place for secrets.",
     )
     before_on_login: Commands = Field(
-        (),
+        default=(),
         alias="PreRunCommandOnLoginNode",
         description="Commands to run on the login node before a job; not for firecREST.",
     )
     before_on_compute: Commands = Field(
-        (),
+        default=(),
         alias="PreRunCommandOnComputeNode",
         description="Commands to run on the compute node before the job's command.",
     )
     after_on_compute: Commands = Field(
-        (),
+        default=(),
         alias="PostRunCommandOnComputeNode",
         description="Commands to run on the compute node after the job's command, also when it "
         "failed.",
     )
     after_on_login: Commands = Field(
-        (),
+        default=(),
         alias="PostRunCommandOnLoginNode",
         description="Commands to run on the login node after a job; not for firecREST.",
     )
@@ -193,26 +195,32 @@ class Resources(Part):
 
     queue: Name = Field(alias="Queue", description="Queue or partition.")
     runtime_s: Duration | None = Field(
-        None, alias="Runtime", description="Walltime: a number with one of s, m, h, d."
+        default=None, alias="Runtime", description="Walltime: a number with one of s, m, h, d."
     )
-    nodes: Positive | None = Field(None, alias="Nodes", description="Number of nodes.")
-    total_cpus: Positive | None = Field(None, alias="TotalCPUs", description="CPUs over all nodes.")
+    nodes: Positive | None = Field(default=None, alias="Nodes", description="Number of nodes.")
+    total_cpus: Positive | None = Field(
+        default=None, alias="TotalCPUs", description="CPUs over all nodes."
+    )
     cpus_per_node: Positive | None = Field(
-        None, alias="CPUsPerNode", description="CPUs on each node, for one task per node."
+        default=None, alias="CPUsPerNode", description="CPUs on each node, for one task per node."
     )
-    gpus_per_node: Count | None = Field(None, alias="GPUsPerNode", description="GPUs on each node.")
+    gpus_per_node: Count | None = Field(
+        default=None, alias="GPUsPerNode", description="GPUs on each node."
+    )
     memory_mib_per_node: Memory | None = Field(
-        None,
+        default=None,
         alias="MemoryPerNode",
         validation_alias=AliasChoices("MemoryPerNode", "Memory"),
         description="Memory on each node: a number with one of K, M, G, T (also KiB, KB), "
         "1024-based.",
     )
-    reservation: Name | None = Field(None, alias="Reservation", description="Reservation to use.")
-    node_constraints: Name | None = Field(
-        None, alias="NodeConstraints", description="Features that the nodes must have."
+    reservation: Name | None = Field(
+        default=None, alias="Reservation", description="Reservation to use."
     )
-    qos: Name | None = Field(None, alias="QoS", description="Quality of service.")
+    node_constraints: Name | None = Field(
+        default=None, alias="NodeConstraints", description="Features that the nodes must have."
+    )
+    qos: Name | None = Field(default=None, alias="QoS", description="Quality of service.")
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
@@ -233,12 +241,12 @@ class BackendConfig(Part):
     FOREIGN: ClassVar[Mapping[str, str]] = {"SSH": _SSH, "Ssh": _SSH}
 
     unicore_api_url: Url | None = Field(
-        None,
+        default=None,
         alias="UnicoreApiUrl",
         description="URL of the site's UNICORE API, ends with /rest/core.",
     )
     firecrest: Firecrest | None = Field(
-        None, alias="Firecrest", description="The site's firecREST API."
+        default=None, alias="Firecrest", description="The site's firecREST API."
     )
     environment: Environment = Field(
         default=Environment(),
@@ -249,7 +257,7 @@ class BackendConfig(Part):
         alias="Resources", description="What a job asks for, unless its rule says otherwise."
     )
     exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns)] = Field(
-        (),
+        default=(),
         alias="Exclude",
         description="Files that are not sent: patterns as in .gitignore, relative to the project "
         "folder.",

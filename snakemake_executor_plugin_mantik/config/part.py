@@ -73,7 +73,8 @@ class Part(BaseModel):
         empty = [key for key in data if key in known and data[key] is None]
         found: list[tuple[Keys, str]] = [((key,), cls._about_unknown(key)) for key in unknown]
         found += [
-            ((key,), "is empty (null); give it a value or leave the key out") for key in empty
+            ((key,), "is empty (null); give it a value, or leave out the key if it is optional")
+            for key in empty
         ]
         found += cls.between(data)
         part = None

@@ -72,41 +72,45 @@ class SiteSettings(Part):
     """Settings of a site; times in seconds, sizes in bytes."""
 
     scheduler: Annotated[Literal["slurm", "none"], BeforeValidator(_scheduler)] = Field(
-        "slurm",
+        default="slurm",
         alias="Scheduler",
         description="The site's scheduler: slurm (jobs bring their own #SBATCH lines), or none "
         "where the API runs jobs by itself.",
     )
     workspace: Annotated[str, BeforeValidator(_workspace)] | None = Field(
-        None,
+        default=None,
         alias="Workspace",
         description="Absolute path of the workspace at the site; by default one is made for each "
         "workflow in the site's storage.",
     )
     storage: Name | None = Field(
-        None,
+        default=None,
         alias="Storage",
         description="Name of the site's storage (UNICORE: HOME, PROJECT, SCRATCH, ...) that holds "
         "the workspace.",
     )
     ca_file: Text | None = Field(
-        None,
+        default=None,
         alias="CAFile",
         description="File with the certificates (PEM) that the site's TLS certificate is checked "
         "against, beside the system's own; relative to the project folder.",
     )
     proxy: Url | None = Field(
-        None, alias="Proxy", description="URL of a HTTP proxy that all requests go through."
+        default=None, alias="Proxy", description="URL of a HTTP proxy that all requests go through."
     )
     timeout_s: Duration = _time("Timeout", "120s", "How long one request may take.")
     concurrent_requests: Positive = Field(
-        8, alias="ConcurrentRequests", description="Requests to the site at the same time, at most."
+        default=8,
+        alias="ConcurrentRequests",
+        description="Requests to the site at the same time, at most.",
     )
     max_jobs: Positive = Field(
-        100, alias="MaxJobs", description="Jobs submitted and not ended at the same time, at most."
+        default=100,
+        alias="MaxJobs",
+        description="Jobs submitted and not ended at the same time, at most.",
     )
     submissions_per_second: Rate = Field(
-        10.0, alias="SubmissionsPerSecond", description="Submissions per second, at most."
+        default=10.0, alias="SubmissionsPerSecond", description="Submissions per second, at most."
     )
     poll_min_s: Duration = _time(
         "PollMin", "2s", "Shortest time between two looks at the site's jobs."

@@ -34,8 +34,9 @@ def describe(value: object) -> str:
         return written(value)
     if isinstance(value, (int, float)):
         return f"the number {written(value)[:_SHOWN]}"
-    kinds = {"a mapping": Mapping, "a list": (list, tuple)}
-    return next((kind for kind, of in kinds.items() if isinstance(value, of)), "something else")
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return "a mapping" if isinstance(value, Mapping) else "something else"
 
 
 def unfit(allowed: str, value: object) -> ValueError:

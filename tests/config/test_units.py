@@ -1,0 +1,84 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snakemake_executor_plugin_mantik.config.units import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_memory,
+    parse_size,
+    unicore_duration,
+    unicore_memory,
+)
+
+
+@given(st.integers(1, 10**8))
+def test_durations_come_back(seconds: int) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+    assert parse_duration(unicore_duration(seconds)) == seconds
+
+
+@given(st.integers(1, 10**9 - 1))
+def test_memory_comes_back_in_units_that_unicore_knows(mib: int) -> None:
+    text = unicore_memory(mib)
+    assert parse_memory(text) == mib
+    assert text[:-1].isdigit()
+    assert text[-1] in "MGT"
+
+
+@given(st.integers(0, 10**15 - 1))
+def test_sizes_come_back(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@given(st.integers(1, 10**6), st.sampled_from("KMGT"))
+def test_all_names_of_a_unit_are_the_same(number: int, letter: str) -> None:
+    names = [letter, f"{letter}B", f"{letter}iB", letter.lower(), f"{letter}b"]
+    assert len({parse_memory(f"{number}{name}") for name in names}) == 1
+    assert len({parse_size(f"{number}{name}") for name in names}) == 1
+
+
+@given(st.text() | st.from_regex(r"-?[0-9.]* ?[a-zA-Z]{0,4}", fullmatch=True))
+def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+    for parse, allowed in ((parse_duration, "30m"), (parse_memory, "64G"), (parse_size, "8M")):
+        try:
+            assert parse(text) >= 0
+        except ValueError as error:
+            assert allowed in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("30m", 1800), ("12h", 43200), ("2d", 172800)]
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3600", "1h30m", "1w", "-5m", "1.5h", "12H", "0s", "12:30:00", "1 h", "١h"]
+)
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="30m"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("1K", 1), ("1025K", 2), ("512M", 512), ("64GiB", 65536), ("1TB", 1 << 20)]
+)
+def test_memory_is_rounded_up_to_whole_mib(text: str, mib: int) -> None:
+    assert parse_memory(text) == mib
+
+
+@pytest.mark.parametrize("text", ["12", "12 gigs", "1.5G", "-1G", "0M", "G", "12PB", "12GiBB"])
+def test_other_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="64G"):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("mib", "text"), [(65536, "64G"), (512, "512M"), (1536, "1536M"), (1 << 20, "1T")]
+)
+def test_the_shortest_unit_is_sent(mib: int, text: str) -> None:
+    assert unicore_memory(mib) == text
+    assert unicore_duration(43200) == "12h"

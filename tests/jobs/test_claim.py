@@ -1,0 +1,100 @@
+"""Of all starts of a try one runs, whatever happens."""
+
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from tests.support.trial import Trial, wait_until
+
+COUNT = "echo ran >> runs"
+
+
+def test_of_thirty_starts_exactly_one_runs(trial: Trial) -> None:
+    for _ in range(5):
+        spec = trial.spec(COUNT)
+        runs = trial.workspace / "runs"
+        runs.unlink(missing_ok=True)
+        started = [trial.start(spec) for _ in range(30)]
+        ended = [trial.end(spec, process) for process in started]
+        assert [one.returned for one in ended] == [0] * 30
+        assert runs.read_text() == "ran\n"
+        uuid = spec.paths.try_id
+        entries = [name for name in ended[-1].entries if name.startswith(uuid)]
+        assert entries == [uuid, f"{uuid}.0"]
+
+
+def test_of_many_starts_without_hard_links_exactly_one_runs(trial: Trial) -> None:
+    trial.program("ln", "#!/bin/sh\nexit 1\n")
+    for _ in range(3):
+        spec = trial.spec(COUNT)
+        runs = trial.workspace / "runs"
+        runs.unlink(missing_ok=True)
+        started = [trial.start(spec) for _ in range(20)]
+        ended = [trial.end(spec, process) for process in started]
+        assert [one.returned for one in ended] == [0] * 20
+        assert runs.read_text() == "ran\n"
+
+
+def test_a_link_that_tells_of_a_failure_after_it_was_made_counts(trial: Trial) -> None:
+    trial.program("ln", '#!/bin/sh\n/bin/ln "$@"\nexit 1\n')
+    assert trial.run(trial.spec("exit 3")).sure.exit_code == 3
+
+
+def test_a_revoked_try_touches_nothing(trial: Trial) -> None:
+    trial.write("out", "old")
+    spec = trial.spec(COUNT, outputs=(OutputFile("out"),))
+    (trial.tries / spec.paths.try_id).mkdir()
+    ended = trial.run(spec)
+    assert ended.returned == 0
+    assert ended.marker is None
+    assert ended.entries == (spec.paths.try_id,)
+    assert not (trial.workspace / "runs").exists()
+    assert (trial.workspace / "out").read_text() == "old"
+    assert not (trial.workspace / spec.paths.work).exists()
+
+
+def test_a_stray_after_the_end_touches_nothing(trial: Trial) -> None:
+    spec = trial.spec(f"{COUNT}; echo new > out", outputs=(OutputFile("out"),))
+    first = trial.run(spec)
+    trial.write("out", "of a successor")
+    again = trial.run(spec)
+    assert (first.returned, again.returned) == (0, 0)
+    assert (trial.workspace / "runs").read_text() == "ran\n"
+    assert (trial.workspace / "out").read_text() == "of a successor"
+    assert again.entries == first.entries
+    assert again.log == first.log
+
+
+def test_the_claim_tells_who_has_it_and_grows(trial: Trial) -> None:
+    spec = trial.spec("until [ -e go ]; do sleep 0.05; done")
+    claim = trial.workspace / spec.paths.claim
+    process = trial.start(spec, env={"SLURM_JOB_ID": "4711"})
+    wait_until(lambda: claim.exists() and claim.read_text().endswith("..\n".strip()))
+    lines = dict(line.partition("=")[::2] for line in claim.read_text().splitlines())
+    trial.write("go")
+    ended = trial.end(spec, process)
+    assert lines["scheduler_job"] == "4711"
+    assert lines["site_job"] == "job-17"
+    assert lines["owner"]
+    assert lines["host"]
+    assert ended.sure.scheduler_job == "4711"
+    assert ended.sure.site_job == "job-17"
+    assert ended.sure.host == lines["host"]
+    assert [name for name in ended.entries if ".by-" in name] == []
+
+
+def test_a_workspace_that_is_gone_is_left_alone(trial: Trial) -> None:
+    spec = trial.spec(COUNT)
+    trial.tries.rmdir()
+    process = trial.start(spec)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "")
+    assert [path.name for path in trial.workspace.rglob("*")] == [".mantik", "tries"]
+
+
+def test_a_claim_of_nobody_is_not_taken_for_ones_own(trial: Trial) -> None:
+    """Where the disk is full the link has no content."""
+    trial.program("ln", '#!/bin/sh\nfor last; do :; done\n: > "$last"\nexit 0\n')
+    trial.program("sleep", "#!/bin/sh\nexit 0\n")
+    spec = trial.spec(COUNT)
+    ended = trial.run(spec)
+    assert ended.returned == 75
+    assert "cannot claim" in ended.output
+    assert not (trial.workspace / "runs").exists()

@@ -1,0 +1,179 @@
+"""A job that is asked to end says so, and leaves nothing running."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.spec import Environment, OutputFile
+from tests.support.trial import Ended, Trial, wait_until
+
+AFTER = Environment(after_on_compute=("echo cleaned > after",))
+
+
+def session_of(process: "subprocess.Popen[str]") -> list[str]:
+    """The command lines of what still runs in the session that the script was started in."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == process.pid and fields[0] != "Z":
+                found.append((stat.parent / "cmdline").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def ended_by(trial: Trial, command: str, number: int, environment: Environment) -> Ended:
+    spec = trial.spec(f"touch running; {command}", environment=environment)
+    process = trial.start(spec)
+    wait_until((trial.workspace / "running").exists)
+    os.kill(process.pid, number)
+    ended = trial.end(spec, process)
+    assert session_of(process) == []
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"),
+    [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130), (signal.SIGHUP, "HUP", 129)],
+)
+def test_a_signal_reaches_the_command_and_the_marker(
+    trial: Trial, number: int, name: str, code: int
+) -> None:
+    command = 'trap "echo got it; exit 0" TERM; while :; do sleep 0.05; done'
+    ended = ended_by(trial, command, number, AFTER)
+    assert ended.returned == ended.sure.exit_code == code
+    assert ended.sure.signal == name
+    assert ended.sure.failed_step == ""
+    assert "got it" in ended.log
+    assert (trial.workspace / "after").read_text() == "cleaned\n"
+
+
+def test_the_commands_own_code_stays(trial: Trial) -> None:
+    command = 'trap "exit 7" TERM; while :; do sleep 0.05; done'
+    ended = ended_by(trial, command, signal.SIGTERM, AFTER)
+    assert ended.returned == ended.sure.exit_code == 7
+    assert ended.sure.signal == "TERM"
+
+
+def test_a_plain_command_is_ended(trial: Trial) -> None:
+    before = time.monotonic()
+    ended = ended_by(trial, "sleep 600; echo not reached", signal.SIGTERM, AFTER)
+    assert time.monotonic() - before < 10
+    assert ended.sure.exit_code == 143
+    assert "not reached" not in ended.log
+    assert (trial.workspace / "after").exists()
+
+
+def test_a_stubborn_command_is_killed_after_the_grace(trial: Trial) -> None:
+    before = time.monotonic()
+    ended = ended_by(
+        trial, 'trap "" TERM; while :; do sleep 0.05; done', signal.SIGTERM, Environment()
+    )
+    assert 1 < time.monotonic() - before < 15
+    assert ended.sure.exit_code == 143
+    assert ended.sure.signal == "TERM"
+
+
+def test_a_signal_to_every_process_as_slurm_sends_it(trial: Trial) -> None:
+    spec = trial.spec("touch running; sleep 600", environment=AFTER)
+    process = trial.start(spec)
+    wait_until((trial.workspace / "running").exists)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == process.pid:
+                os.kill(int(path.parent.name), signal.SIGCONT)
+                os.kill(int(path.parent.name), signal.SIGTERM)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    ended = trial.end(spec, process)
+    assert ended.sure.exit_code == 143
+    assert ended.sure.signal == "TERM"
+    assert (trial.workspace / "after").read_text() == "cleaned\n"
+
+
+def test_a_signal_in_a_step_before_the_command(trial: Trial) -> None:
+    environment = Environment(
+        before_on_compute=("touch running; sleep 600; touch later",),
+        after_on_compute=AFTER.after_on_compute,
+    )
+    spec = trial.spec("echo not reached", environment=environment)
+    process = trial.start(spec)
+    wait_until((trial.workspace / "running").exists)
+    os.kill(process.pid, signal.SIGTERM)
+    ended = trial.end(spec, process)
+    assert ended.sure.exit_code == 143
+    assert ended.sure.failed_step == "before"
+    assert "not reached" not in ended.log
+    assert not (trial.workspace / "later").exists()
+    assert (trial.workspace / "after").exists()
+
+
+def test_a_signal_before_the_command_ends_in_a_marker_too(trial: Trial) -> None:
+    """It comes while the claim is made."""
+    trial.program("ln", '#!/bin/sh\nkill -TERM $PPID\nsleep 0.1\nexec /bin/ln "$@"\n')
+    ended = trial.run(trial.spec("echo not reached"))
+    assert ended.returned == ended.sure.exit_code == 143
+    assert ended.sure.signal == "TERM"
+    assert ended.sure.failed_step == "workspace"
+    assert "not reached" not in ended.log
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.015, 0.02, 0.03])
+def test_a_signal_at_any_time_ends_in_a_marker_or_in_no_claim(trial: Trial, delay: float) -> None:
+    spec = trial.spec("sleep 600")
+    process = trial.start(spec)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGTERM)
+    ended = trial.end(spec, process)
+    assert (ended.marker is not None) == (spec.paths.try_id in ended.entries)
+    if ended.marker is not None:
+        assert ended.marker.exit_code == 143
+    assert session_of(process) == []
+
+
+def test_a_late_signal_does_not_undo_a_success(trial: Trial) -> None:
+    trial.program("find", '#!/bin/sh\nkill -TERM $PPID\nexec /usr/bin/find "$@"\n')
+    spec = trial.spec("echo done > out", outputs=(OutputFile("out"),))
+    ended = trial.run(spec)
+    assert ended.returned == ended.sure.exit_code == 0
+    assert [entry.path for entry in ended.sure.files] == ["out"]
+
+
+def test_a_warning_is_passed_on_and_ends_nothing(trial: Trial) -> None:
+    command = 'trap "touch warned" USR1; : > running; until [ -e warned ]; do sleep 0.05; done'
+    spec = trial.spec(command)
+    process = trial.start(spec)
+    wait_until((trial.workspace / "running").exists)
+    os.kill(process.pid, signal.SIGUSR1)
+    ended = trial.end(spec, process)
+    assert ended.sure.exit_code == 0
+    assert ended.sure.signal == ""
+
+
+def test_nothing_survives_a_killed_script_but_its_command(trial: Trial) -> None:
+    spec = trial.spec("echo $$ > running; exec sleep 600")
+    process = trial.start(spec)
+    running = trial.workspace / "running"
+    wait_until(lambda: running.exists() and running.read_text())
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    os.killpg(os.getpgid(int(running.read_text())), signal.SIGKILL)
+    wait_until(lambda: session_of(process) == [], 5)
+    size = (trial.workspace / spec.paths.claim).stat().st_size
+    time.sleep(1.5)
+    assert (trial.workspace / spec.paths.claim).stat().st_size == size
+    assert trial.end(spec, process).marker is None
+
+
+def test_what_a_command_leaves_running_ends_with_it(trial: Trial) -> None:
+    spec = trial.spec("sleep 600 & trap '' TERM; (while :; do sleep 1; done) & echo started")
+    process = trial.start(spec)
+    ended = trial.end(spec, process)
+    assert ended.sure.exit_code == 0
+    wait_until(lambda: session_of(process) == [], 5)

@@ -1,0 +1,143 @@
+"""Runs job scripts with a real bash in a workspace on this machine."""
+
+import io
+import os
+import subprocess
+import tarfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snakemake_executor_plugin_mantik.jobs.markers import Marker, read_marker
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, bundle_path, marker_name
+from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
+
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+"""A file name that nothing may stumble over."""
+
+QUICK = ScriptLimits(heartbeat_s=1, grace_s=2, visible_s=0)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A try that has ended: what the script returned and what it left behind."""
+
+    returned: int
+    output: str
+    marker: Marker | None
+    log: str
+    entries: tuple[str, ...]
+
+    @property
+    def sure(self) -> Marker:
+        """The marker, which must be there."""
+        assert self.marker is not None, f"no marker, but {self.entries}\n{self.output}\n{self.log}"
+        return self.marker
+
+
+class Trial:
+    """A workspace, and the tries in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace = folder / NASTY
+        self.tries = self.workspace / ".mantik/tries/3"
+        self.tries.mkdir(parents=True)
+        self.start_folder = folder / "job-17"
+        self.start_folder.mkdir()
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+
+    def spec(self, command: str = ":", **values: Any) -> JobSpec:
+        """A job; `values` are fields of `JobSpec`."""
+        spec = JobSpec(
+            paths=TryPaths(bucket=3, try_id=str(uuid.uuid4())),
+            workspace=str(self.workspace),
+            name="train: alpha=1",
+            command=command,
+            limits=QUICK,
+        )
+        return replace(spec, **values)
+
+    def program(self, name: str, text: str) -> None:
+        """Put a program in front of all others of that name."""
+        path = self.bin / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(
+        self, spec: JobSpec, *, env: Mapping[str, str] | None = None, shell: tuple[str, ...] = ()
+    ) -> "subprocess.Popen[str]":
+        """Start the script as a scheduler would, in a directory of its own."""
+        script = self.start_folder / f"{uuid.uuid4()}.sh"
+        script.write_bytes(render(spec).encode("utf-8", "surrogateescape"))
+        return subprocess.Popen(
+            [*shell, "bash", str(script)],
+            cwd=self.start_folder,
+            env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self, spec: JobSpec, process: "subprocess.Popen[str]") -> Ended:
+        """Wait for a started script, also for all that holds its output open."""
+        output, _ = process.communicate(timeout=60)
+        entries = tuple(sorted(path.name for path in self.tries.iterdir()))
+        marker = None
+        for name in entries:
+            told = marker_name(name)
+            if told is not None and told[0] == spec.paths.try_id:
+                content = (self.tries / name).read_bytes()
+                marker = read_marker(content, try_id=told[0], exit_code=told[1])
+        log = self.workspace / spec.paths.log
+        text = log.read_text(errors="replace") if log.exists() else ""
+        return Ended(process.returncode, output, marker, text, entries)
+
+    def run(self, spec: JobSpec, *, env: Mapping[str, str] | None = None) -> Ended:
+        """Run a script to its end."""
+        return self.end(spec, self.start(spec, env=env))
+
+    def write(self, path: str, text: str = "x") -> Path:
+        """A file in the workspace."""
+        place = self.workspace / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        return place
+
+    def upload(self, bundle: str, content: bytes) -> None:
+        """Put a bundle where the script looks for it."""
+        place = self.workspace / bundle_path(bundle)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+
+
+def packed(files: Mapping[str, bytes | None], links: Mapping[str, str] | None = None) -> bytes:
+    """A gzipped tar; None stands for an empty directory."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            if content is None:
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+            else:
+                member.size = len(content)
+            tar.addfile(member, io.BytesIO(content or b""))
+        for name, target in (links or {}).items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+def wait_until(true: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for a condition; fails when it has not come in time."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

@@ -1,1 +1,44 @@
-"""Snakemake executor plugin: each rule as a job at an HPC site behind a REST API."""
+"""Snakemake executor plugin `mantik`: each rule as a job at an HPC site behind a REST API.
+
+Snakemake reads three names from here: `ExecutorSettings`, `common_settings` and `Executor`.
+Importing this module is cheap: whatever talks to a site is imported when a run starts.
+"""
+
+from dataclasses import dataclass, field
+
+from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
+
+from snakemake_executor_plugin_mantik.executor import Executor
+
+__all__ = ["Executor", "ExecutorSettings", "common_settings"]
+
+
+@dataclass
+class ExecutorSettings(ExecutorSettingsBase):
+    """The executor's options: on the command line, in a profile, and in the environment."""
+
+    # Of the list types, only this one works from all three places.
+    backend_config: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Compute Backend Config files, one per site, as [NAME=]FILE; without a name"
+            " the site is called as its file. A rule chooses with 'resources: mantik_site=NAME',"
+            " the first site serves all others. End the list with '--' if targets follow.",
+            "nargs": "+",
+            "env_var": True,
+            "metavar": "[NAME=]FILE",
+        },
+    )
+
+
+common_settings = CommonSettings(
+    non_local_exec=True,
+    # Inputs go up before a job and outputs are here before it is reported, so that for Snakemake
+    # the sites' file systems look like the local one (docs/architecture.md).
+    implies_no_shared_fs=False,
+    job_deploy_sources=False,
+    pass_default_storage_provider_args=False,
+    pass_default_resources_args=False,
+    pass_envvar_declarations_to_cmd=False,
+    auto_deploy_default_storage_provider=False,
+)

@@ -1,0 +1,227 @@
+"""The engine: one thread with one event loop does all the I/O.
+
+The executor hands over requests, collects outcomes and commits them; those calls return at once and
+may come from any thread.
+"""
+
+import asyncio
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.staging.sources import Sources
+
+T = TypeVar("T")
+
+OPEN_WAIT_S = 60.0
+"""Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
+CLOSE_WAIT_S = 45.0
+"""Seconds that tidying up at the end of a run may take before the run ends without it."""
+
+
+class Engine:
+    """Runs jobs at sites. Made and used by the executor; the work happens in its own thread."""
+
+    def __init__(
+        self,
+        sites: Mapping[str, tuple[Site, Planner]],
+        *,
+        workdir: Path,
+        state: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            sites: by name, not yet opened.
+            workdir: the workflow's directory.
+            state: our own local directory: journal, logs, things on their way.
+            tell: writes a line to the user's log.
+
+        Raises:
+            JournalError: the journal cannot be used.
+        """
+        self._sites = sites
+        self._workdir = workdir
+        self._state = state
+        self._tell = tell
+        self._journal = Journal(state)
+        self._work: dict[str, SiteWork] = {}
+        self._opening: dict[str, asyncio.Task[SiteWork]] = {}
+        self._watching: list[asyncio.Task[None]] = []
+        self._jobs: dict[int, asyncio.Task[None]] = {}
+        self._requests: dict[int, JobRequest] = {}
+        self._outcomes: deque[Outcome] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="mantik-engine", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    # Called by the executor, from Snakemake's threads
+
+    def open(self, names: Sequence[str], sources: Callable[[str], Sources]) -> None:
+        """Open the sites `names` and send the workflow's sources there.
+
+        Args:
+            names: the sites that jobs will run at, as far as is known.
+            sources: tells what goes up to a site.
+
+        Raises:
+            MantikError: a site cannot be used; nothing has been submitted.
+        """
+        self._source_choice = sources
+        self._call(self._open_all(names)).result()
+
+    def facts_fit(self, site: str, resources: Mapping[str, object], threads: int) -> None:
+        """See to it that an opened site allows what a job asks.
+
+        Raises:
+            UserError: it does not.
+        """
+        work = self._work[site]
+        work.planner.fits(work.planner.resources(resources, threads), work.facts)
+
+    def submit(self, request: JobRequest) -> None:
+        """Take over a job; its outcome comes out of `collect` some time."""
+        self._loop.call_soon_threadsafe(self._start, request)
+
+    def collect(self) -> list[Outcome]:
+        """The outcomes that have come since the last call."""
+        outcomes = []
+        while self._outcomes:
+            outcomes.append(self._outcomes.popleft())
+        return outcomes
+
+    def commit(self, outcome: Outcome) -> None:
+        """Snakemake has taken an outcome; returns when that is in the journal."""
+        self._call(self._commit(outcome)).result()
+
+    def cancel(self) -> list[TryRecord]:
+        """Cancel all jobs; those that did not confirm that they ended."""
+        return self._call(self._cancel()).result()
+
+    def close(self, *, tidy: bool = True) -> None:
+        """End the thread; jobs that still run go on. With `tidy`, tidy up at the sites first."""
+        if not self._thread.is_alive():
+            return
+        closing = self._call(self._close(tidy))
+        try:
+            closing.result(timeout=CLOSE_WAIT_S)
+        except TimeoutError:
+            closing.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._journal.close()
+
+    # In the engine's thread
+
+    async def _open_all(self, names: Sequence[str]) -> None:
+        results = await asyncio.gather(
+            *(self._site(name) for name in names), return_exceptions=True
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if len(errors) > 1 and all(isinstance(error, MantikError) for error in errors):
+            raise MantikError("; ".join(str(error) for error in errors))
+        if errors:
+            raise errors[0]
+
+    async def _site(self, name: str) -> SiteWork:
+        if name not in self._opening:
+            self._opening[name] = asyncio.create_task(self._open_site(name))
+        return await self._opening[name]
+
+    async def _open_site(self, name: str) -> SiteWork:
+        site, planner = self._sites[name]
+        try:
+            async with asyncio.timeout(OPEN_WAIT_S):
+                facts = await site.open()
+        except TimeoutError:
+            raise MantikError(
+                f"the site has not answered for {OPEN_WAIT_S:.0f} s",
+                where=f"site {name}",
+                do="Check the URL and the network, then start again; nothing was sent",
+            ) from None
+        url = planner.config.unicore_api_url or ""
+        self._journal.set_site(name, url, facts.workspace)
+        work = SiteWork(
+            site, facts, planner, self._journal,
+            workdir=self._workdir, state=self._state, tell=self._tell,
+        )  # fmt: skip
+        sources = await asyncio.to_thread(self._source_choice, name)
+        files = [
+            file for path in sources.paths for file in await work.local.look(path, source=True)
+        ]
+        await work.stager.send_sources(files)
+        self._work[name] = work
+        self._watching.append(asyncio.create_task(work.watcher.run()))
+        return work
+
+    def _start(self, request: JobRequest) -> None:
+        self._requests[request.number] = request
+        self._jobs[request.number] = asyncio.create_task(self._job(request))
+
+    async def _job(self, request: JobRequest) -> None:
+        try:
+            work = await self._site(request.site)
+            outcome = await work.run(request)
+        except MantikError as error:
+            outcome = Outcome(request.number, "", False, f"{error}\n")
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # noqa: BLE001 - ours: told with all that is known, and the job reported
+            outcome = Outcome(
+                request.number, "", False,
+                f"This is a mistake in the executor itself; please report it with"
+                f" {self._journal.path}.\n{traceback.format_exc()}\n",
+            )  # fmt: skip
+        self._outcomes.append(outcome)
+
+    async def _commit(self, outcome: Outcome) -> None:
+        request = self._requests.pop(outcome.number)
+        self._jobs.pop(outcome.number, None)
+        if outcome.try_id:
+            await (await self._site(request.site)).commit(outcome, request)
+
+    async def _cancel(self) -> list[TryRecord]:
+        for task in self._jobs.values():
+            task.cancel()
+        await asyncio.gather(*self._jobs.values(), return_exceptions=True)
+        keys = {request.job for request in self._requests.values()}
+        left: list[TryRecord] = []
+        for name, work in self._work.items():
+            records = [
+                record
+                for key in keys
+                for record in self._journal.open_tries(key)
+                # What has ended is here already: the next run takes it up.
+                if record.site == name and record.state is not TryState.ENDED
+            ]
+            left += await work.ender.cancel(records)
+        return left
+
+    async def _close(self, tidy: bool) -> None:
+        for task in [*self._jobs.values(), *self._watching]:
+            task.cancel()
+        await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
+        if tidy:
+            await asyncio.gather(*(w.ender.tidy(self._workdir) for w in self._work.values()))
+        await asyncio.gather(
+            *(site.close() for site, _ in self._sites.values()), return_exceptions=True
+        )

@@ -1,0 +1,156 @@
+"""Staging out: a try's marker, log and outputs come here, verified, and take their places last."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.watch import End
+from snakemake_executor_plugin_mantik.errors import OutputMissing, SiteNotFound, TransferError
+from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry, read_marker
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
+from snakemake_executor_plugin_mantik.staging.transfers import Landing, download, read
+
+LOG_ALONE_BYTES = 64 << 20
+"""A log up to this size is fetched whole after a failure, a larger one's end only."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What came back of a try.
+
+    Attributes:
+        marker: what the job said at its end.
+        files: the outputs as they lie in the workspace now.
+    """
+
+    marker: Marker
+    files: tuple[FileRecord, ...]
+
+
+class Fetcher:
+    """Fetches from one site into one workflow's directory."""
+
+    def __init__(self, site: Site, patience: Patience, workdir: Path, scratch: Path) -> None:
+        """Make a fetcher; `scratch` is a local directory for archives on their way."""
+        self._site = site
+        self._patience = patience
+        self._workdir = workdir
+        self._scratch = scratch
+
+    async def marker(self, record: TryRecord, end: End) -> Marker:
+        """The marker of a try that has ended.
+
+        Raises:
+            MarkerInvalid: it is not this try's, or damaged.
+        """
+        assert end.exit_code is not None
+        path = record.paths.marker(end.exit_code)
+        content = await self._patience(lambda: read(self._site, path, end.marker_bytes))
+        return await asyncio.to_thread(
+            read_marker, content, try_id=record.id, exit_code=end.exit_code
+        )
+
+    async def outputs(
+        self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]
+    ) -> Fetched:
+        """Bring what the job made into place: all of it, or nothing on an error.
+
+        Raises:
+            OutputMissing: the job succeeded without one of its outputs.
+            TransferError: something came back damaged or is gone at the site.
+            OSError: it cannot be written here.
+        """
+        if marker.bare:
+            raise TransferError(
+                "the site had no room for the job to say what it made",
+                where=f"{record.name} at {record.site}",
+                do="Free space or quota there and run the rule again",
+            )
+        if marker.missing_outputs:
+            raise OutputMissing(
+                "the command ended with 0 but did not make " + ", ".join(marker.missing_outputs),
+                where=f"{record.name} at {record.site}",
+                do="Correct the paths that it writes to, relative to the working directory",
+            )
+        landing = Landing(self._workdir, record.id, [o.path for o in declared])
+        try:
+            await self._collect(record, marker, landing)
+            await asyncio.to_thread(landing.settle, marker.files)
+        except SiteNotFound as error:
+            raise TransferError(
+                f"an output is no longer there ({error.what})",
+                where=f"site {record.site}, {record.name}",
+                do="Something removed it at the site; run the rule again",
+            ) from error
+        finally:
+            await asyncio.to_thread(landing.clear)
+        files = tuple(FileRecord(e.path, e.size, e.sha256) for e in marker.files if e.type == "f")
+        return Fetched(marker, files)
+
+    async def _collect(self, record: TryRecord, marker: Marker, landing: Landing) -> None:
+        for entry in marker.files:
+            if entry.type == "d":
+                landing.directory(entry)
+        for entry, content in marker.small_outputs():
+            landing.write(entry, content)
+        archived = [e for e in marker.files if e.place == "archive" and e.type == "f"]
+        if archived:
+            await self._archive(record, marker, landing, archived)
+        alone = [e for e in marker.files if e.place == "alone" and e.type == "f"]
+        await asyncio.gather(*(self._alone(entry, landing) for entry in alone))
+
+    async def _archive(
+        self, record: TryRecord, marker: Marker, landing: Landing, entries: list[OutputEntry]
+    ) -> None:
+        local = self._scratch / f"{record.id}.tar"
+        try:
+            await download(
+                self._site, record.paths.archive, local, size=marker.archive_size,
+                sha256=marker.archive_sha256, repeat=self._patience,
+            )  # fmt: skip
+            await asyncio.to_thread(landing.unpack, local, entries)
+        finally:
+            local.unlink(missing_ok=True)
+
+    async def _alone(self, entry: OutputEntry, landing: Landing) -> None:
+        assert rest_safe(entry.path)
+        await download(
+            self._site, entry.path, landing.place(entry), size=entry.size, sha256=entry.sha256,
+            repeat=self._patience,
+        )  # fmt: skip
+
+    async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:
+        """Put the job's log to the local path `target` and return its end.
+
+        Without a marker, or where that holds the log's end only, the log itself is fetched; where
+        it is not to be had (a job that never started) the result is empty and no file is made.
+        """
+        tail = marker.log if marker is not None else b""
+        if marker is None or LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
+            tail = await self._whole_log(record) or tail
+        elif marker.log_bytes > len(tail):
+            note = f"[the first {marker.log_bytes - len(tail)} bytes are left out here]\n"
+            tail = note.encode() + tail
+        if tail:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(tail)
+        return tail
+
+    async def _whole_log(self, record: TryRecord) -> bytes:
+        async def fetch() -> bytes:
+            parts, size = [], 0
+            async for part in self._site.get(record.paths.log):
+                parts.append(part)
+                size += len(part)
+                if size > LOG_ALONE_BYTES:
+                    break
+            return b"".join(parts)
+
+        try:
+            return await self._patience(fetch)
+        except SiteNotFound:
+            return b""

@@ -1,0 +1,100 @@
+"""What the log says of a job: where it is, how long it took, and after a failure what to do."""
+
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.sites.base import JobState, Reason
+
+TAIL_LINES = 20
+
+_ADVICE = {
+    Reason.TIME_LIMIT: "Ask for more time: resources: runtime=MINUTES, or Resources: Runtime",
+    Reason.OUT_OF_MEMORY: "Ask for more memory: resources: mem_mb=…, or Resources: MemoryPerNode",
+    Reason.NODE_FAILURE: "The node failed, not the job: run it again, --retries does so by itself",
+    Reason.PREEMPTED: "The job had to give way: run it again, --retries does so by itself",
+    Reason.CANCELLED: "Somebody cancelled it at the site; run it again if it was not meant",
+    Reason.REJECTED: "Correct what the site refuses and start again",
+    Reason.LAUNCH_FAILURE: "The site could not start it; its own message above says why",
+}
+_STEP_ADVICE = {
+    "modules": "Correct Environment: Modules in the backend config",
+    "python": "Correct Environment: Python in the backend config",
+    "inputs": "Something removed files at the site while the job waited; start again",
+}
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def submitted(name: str, site: str, site_job: str, queue: str | None) -> str:
+    """A job has been submitted."""
+    return f"{name}: submitted to {site}, queue {queue or 'default'}, as {site_job}."
+
+
+def finished(name: str, site: str, waited: float, ran: float, log: Path | None) -> str:
+    """A job has succeeded."""
+    times = f"waited {duration(waited)}, ran {duration(ran)}"
+    kept = f"; output in {log}" if log is not None else ""
+    return f"{name}: done at {site}, {times}{kept}."
+
+
+def _tail(log: bytes) -> str:
+    lines = printable(log).strip().splitlines()[-TAIL_LINES:]
+    return "\n".join(f"    {line}" for line in lines) if lines else "    (no output)"
+
+
+def printable(content: bytes) -> str:
+    """A job's output without control characters, which could change a terminal."""
+    text = content.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(c for c in text if c in "\n\t" or c.isprintable())
+
+
+def _compose(what: str, where: str, log: bytes, path: Path | None, advice: str) -> str:
+    shown = f"Its output ended with:\n{_tail(log)}\n"
+    kept = f"All of it: {path}. " if path is not None else ""
+    return f"{what} ({where}). {shown}{kept}{advice}.\n"
+
+
+def failed(marker: Marker, where: str, log: bytes, path: Path | None, limit: bool) -> str:
+    """A job has written that it failed.
+
+    Args:
+        marker: what it wrote.
+        where: site, the site's id of it.
+        log: the end of its output.
+        path: the local path of its whole output.
+        limit: whether its time was over when it was told to end.
+    """
+    if marker.signal and limit:
+        return _compose(
+            "The job reached its time limit", where, log, path, _ADVICE[Reason.TIME_LIMIT]
+        )
+    if marker.signal:
+        what = f"The job was told to end ({marker.signal})"
+        return _compose(what, where, log, path, _ADVICE[Reason.CANCELLED])
+    if marker.failed_step:
+        what = f"The job failed before its command, at {marker.failed_step}"
+        step = marker.failed_step.split(" ")[0].split("[")[0]
+        advice = _STEP_ADVICE.get(step, "Correct it in the backend config and start again")
+        return _compose(what, where, log, path, advice)
+    what = f"The command ended with exit code {marker.exit_code}"
+    return _compose(what, where, log, path, "Correct the command or its inputs and start again")
+
+
+def stopped(state: JobState | None, where: str, log: bytes, path: Path | None) -> str:
+    """A job ended without a word of its own; `state` is what the scheduler says."""
+    reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
+    detail = f": {state.detail}" if state is not None and state.detail else ""
+    advice = _ADVICE.get(reason, "Run it again; if it happens again, ask the site's support")
+    if reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):
+        what = f"The job ended at the site without saying how{detail}"
+    else:
+        what = f"The job ended: {reason.value}{detail}"
+    return _compose(what, where, log, path, advice)

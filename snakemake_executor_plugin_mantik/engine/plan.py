@@ -1,0 +1,107 @@
+"""Planning: from a request and a site's config to the JobSpec of a try. Values, no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.config.environment import (
+    environment_of,
+    image_upload,
+    resources_of,
+    script_limits,
+)
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.resources import merge
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
+from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans the jobs of one site.
+
+    Attributes:
+        config: the site's backend config.
+        account: the compute budget account, or None.
+        project: the workflow's working directory.
+    """
+
+    config: BackendConfig
+    account: str | None
+    project: Path
+
+    def resources(self, rule: Mapping[str, object], threads: int) -> Resources:
+        """What a job of a rule asks the scheduler for.
+
+        Raises:
+            UserError: a resource of the rule is wrong, or contradicts another.
+        """
+        base = replace(resources_of(self.config), account=self.account)
+        return merge(base, rule, threads)
+
+    def fits(self, resources: Resources, facts: SiteFacts) -> None:
+        """See to it that the queue allows what is asked, as far as the site tells its limits.
+
+        Raises:
+            UserError: it does not, or there is no such queue.
+        """
+        if not facts.queues or resources.queue is None:
+            return
+        limits = facts.queues.get(resources.queue)
+        if limits is None:
+            raise UserError(
+                f"there is no queue {resources.queue!r}; the site has {', '.join(facts.queues)}",
+                do="Correct Resources: Queue or the rule's resource",
+            )
+        _within(resources, limits)
+
+    @property
+    def environment(self) -> str:
+        """The environment as text: a job whose environment changed is another job."""
+        return repr(environment_of(self.config))
+
+    @property
+    def image(self) -> tuple[Path, str] | None:
+        """The local image in use: where it is here, and where it goes in the workspace."""
+        return image_upload(self.config, self.project)
+
+    def spec(
+        self, request: JobRequest, record: TryRecord, facts: SiteFacts, staged: Staged
+    ) -> JobSpec:
+        """The complete try."""
+        return JobSpec(
+            paths=record.paths,
+            workspace=facts.workspace,
+            name=request.name,
+            command=request.command,
+            shell=request.shell,
+            resources=self.resources(request.resources, request.threads),
+            environment=environment_of(self.config),
+            variables=request.variables,
+            inputs=staged.inputs,
+            outputs=request.outputs,
+            bundles=staged.bundles,
+            inline=staged.inline,
+            secrets=tuple(request.secrets),
+            limits=script_limits(self.config),
+        )
+
+
+def _within(resources: Resources, limits: QueueLimits) -> None:
+    checks = (
+        ("runtime", resources.runtime_s, limits.runtime_s, "s"),
+        ("nodes", resources.nodes, limits.nodes, ""),
+        ("memory", resources.memory_mib_per_node, limits.memory_mib_per_node, " MiB"),
+        ("gpus", resources.gpus_per_node, limits.gpus_per_node, ""),
+    )
+    for name, asked, allowed, unit in checks:
+        if asked is not None and allowed is not None and not allowed[0] <= asked <= allowed[1]:
+            raise UserError(
+                f"{name} of {asked}{unit} is asked, queue {resources.queue} allows"
+                f" {allowed[0]} to {allowed[1]}{unit}",
+                do="Ask for less, or choose another queue",
+            )

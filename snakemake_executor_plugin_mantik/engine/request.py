@@ -1,0 +1,84 @@
+"""What the executor asks of the engine, and what it hears back: values."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """One job that Snakemake wants run, with all that concerns it and nothing of a site's API.
+
+    Attributes:
+        number: Snakemake's id of the job in this run, for messages and answers.
+        job: what the job is, the same in every run (rule, wildcards, outputs).
+        rule: the rule's name.
+        name: readable: the rule and its wildcards.
+        site: the name of the site to run at.
+        command: what the shell is given after `-c`.
+        shell: base name of the shell.
+        resources: the rule's resources without Snakemake's built-in defaults.
+        threads: the rule's threads.
+        variables: environment variables that Snakemake sets around a command.
+        inputs: paths relative to the workflow's directory.
+        outputs: outputs and logs.
+        secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
+        parameters: the rule's parameters as text, those derived from other things left out.
+        forced: whether the user asked to run it whatever is there: what an earlier run finished
+            is not taken for it.
+    """
+
+    number: int
+    job: str
+    rule: str
+    name: str
+    site: str
+    command: str
+    shell: str
+    resources: Mapping[str, object]
+    threads: int
+    variables: Mapping[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[OutputFile, ...]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    parameters: str = ""
+    forced: bool = False
+
+    def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
+        """What must be the same for the result of one try to be the result of another.
+
+        Args:
+            inputs: checksum of each input file.
+            environment: the site's environment as text.
+        """
+        parts = [
+            self.command, self.shell, self.parameters, sorted(inputs.items()), self.site,
+            environment, sorted(self.variables.items()), sorted(self.secrets),
+            [(o.path, o.kind, o.directory) for o in self.outputs],
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, as the executor reports it to Snakemake.
+
+    Attributes:
+        number: that of the request.
+        try_id: the try whose end it is; empty if there was none.
+        succeeded: whether the job did, and all its outputs are here.
+        message: for a failure: what happened, where, and what to do now.
+        log: the job's log, where it is here.
+        site_job: the site's id of the job, empty if it has none.
+    """
+
+    number: int
+    try_id: str
+    succeeded: bool
+    message: str = ""
+    log: Path | None = None
+    site_job: str = ""

@@ -1,0 +1,206 @@
+"""Staging in: see to it that the workspace holds what a job needs, each content sent once."""
+
+import asyncio
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.errors import SiteNotFound
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
+from snakemake_executor_plugin_mantik.jobs.spec import InputFile
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
+from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a job's script has to unpack and to check before its command starts.
+
+    Attributes:
+        bundles: uploaded bundles that the job unpacks unless another one already has.
+        inline: a bundle that travels in the script.
+        carried: the files in `inline`.
+        inputs: what must lie in the workspace after that.
+    """
+
+    bundles: tuple[str, ...]
+    inline: bytes
+    carried: tuple[FileRecord, ...]
+    inputs: tuple[InputFile, ...]
+
+
+class Stager:
+    """Knows what lies in one site's workspace and sends what is missing.
+
+    A file counts as there when a job that unpacked it has told so; until then, small files travel
+    with each job that needs them and large ones in one uploaded bundle that each such job names.
+    """
+
+    def __init__(
+        self, site: Site, journal: Journal, patience: Patience, scratch: Path, inline_limit: int
+    ) -> None:
+        """Make a stager.
+
+        Args:
+            site: where the workspace is.
+            journal: holds the manifest.
+            patience: repeats what the site does not answer.
+            scratch: a local directory for bundles on their way.
+            inline_limit: bytes of a packed bundle up to which it travels in the script.
+        """
+        self._site = site
+        self._journal = journal
+        self._patience = patience
+        self._scratch = scratch
+        self._inline_limit = inline_limit
+        self._pending: dict[tuple[str, str], str] = {}
+        self._uploads: dict[str, asyncio.Task[None]] = {}
+        self._old: dict[str, list[FileRecord]] = defaultdict(list)
+        for file in journal.remote_files(site.name):
+            self._old[_directory(file.path)].append(file)
+        self._comparisons: dict[str, asyncio.Task[None]] = {}
+        self._sources: str | None = None
+        for bundle, files in journal.pending_bundles(site.name).items():
+            self._pending |= {(file.path, file.sha256): bundle for file in files}
+
+    async def send_sources(self, sources: Sequence[LocalFile]) -> int:
+        """Send what is new of the sources in one bundle; the number of files that it holds.
+
+        Sources of an earlier run that are no longer here are removed at the site, so that nothing
+        imports them there.
+        """
+        here = {file.path for file in sources}
+        known = self._journal.remote_files(self._site.name)
+        gone = [file.path for file in known if file.source and file.path not in here]
+        for path in gone:
+            if rest_safe(path):
+                await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
+        self._journal.forget_remote_files(self._site.name, gone)
+        await self._check(sources)
+        missing = [file for file in sources if not self._there(file)]
+        if missing:
+            self._sources = await self._upload(missing)
+        return len(missing)
+
+    async def stage(self, files: Sequence[LocalFile], named: Sequence[str]) -> Staged:
+        """Send what is missing of `files`.
+
+        Args:
+            files: all that the job needs, directories already walked.
+            named: the inputs' own paths as the rule names them, directories included.
+        """
+        await self._check(files)
+        missing = [file for file in files if not self._there(file)]
+        bundles = [self._pending[key] for file in missing if (key := _key(file)) in self._pending]
+        rest = [file for file in missing if _key(file) not in self._pending]
+        if self._sources is not None:
+            bundles.insert(0, self._sources)
+        inline, carried = b"", tuple[FileRecord, ...]()
+        if rest and sum(file.size for file in rest) <= 4 * self._inline_limit:
+            packed = await asyncio.to_thread(pack, rest)
+            if len(packed) <= self._inline_limit:
+                inline, carried = packed, tuple(file.record for file in rest)
+        if rest and not inline:
+            bundles.append(await self._upload(rest))
+        needed = tuple(dict.fromkeys(bundles))
+        await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
+        sizes = {file.path: file.size for file in files if not file.directory}
+        checks = [InputFile(path, size) for path, size in sizes.items()]
+        checks += [InputFile(path, directory=True) for path in named if path not in sizes]
+        return Staged(needed, inline, carried, tuple(checks))
+
+    def confirm(self, staged: Staged) -> None:
+        """A job that was given `staged` has unpacked it."""
+        files = list(staged.carried)
+        pending = self._journal.pending_bundles(self._site.name) if staged.bundles else {}
+        for bundle in staged.bundles:
+            files += pending.get(bundle, [])
+            if bundle in pending:
+                self._journal.set_bundle(bundle, "unpacked")
+            if bundle == self._sources:
+                self._sources = None
+        if files:
+            self.made(files)
+
+    def made(self, files: Sequence[FileRecord]) -> None:
+        """These files lie in the workspace now: a job unpacked or made them."""
+        for file in files:
+            self._pending.pop((file.path, file.sha256), None)
+        self._journal.set_remote_files(self._site.name, files)
+
+    def lost(self, paths: Sequence[str]) -> None:
+        """A job did not find these files at the site, whatever the manifest says."""
+        self._journal.forget_remote_files(self._site.name, paths)
+
+    def _there(self, file: LocalFile) -> bool:
+        known = self._journal.remote_file(self._site.name, file.path)
+        return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
+
+    async def _upload(self, files: Sequence[LocalFile]) -> str:
+        """Start to upload one bundle of `files`; jobs that need it wait for its task."""
+        bundle = str(uuid.uuid4())
+        self._pending |= {_key(file): bundle for file in files}
+        self._uploads[bundle] = asyncio.create_task(self._send(bundle, files))
+        try:
+            await self._uploads[bundle]
+        except BaseException:
+            self._pending = {k: b for k, b in self._pending.items() if b != bundle}
+            raise
+        finally:
+            self._uploads.pop(bundle, None)
+        return bundle
+
+    async def _send(self, bundle: str, files: Sequence[LocalFile]) -> None:
+        local = self._scratch / f"{bundle}.tar.gz"
+        try:
+            await asyncio.to_thread(pack_to, files, local)
+            await self._patience(lambda: self._site.put(bundle_path(bundle), local))
+        finally:
+            local.unlink(missing_ok=True)
+        self._journal.add_bundle(self._site.name, bundle, [file.record for file in files])
+
+    async def _check(self, files: Sequence[LocalFile]) -> None:
+        """Compare what the manifest holds from earlier runs with the site, once per directory.
+
+        Centres purge scratch; a name that the file API cannot carry is not worth trusting.
+        """
+        for directory in {_directory(file.path) for file in files} & self._old.keys():
+            if directory not in self._comparisons:
+                task = asyncio.create_task(self._compare(directory))
+                self._comparisons[directory] = task
+            await self._comparisons[directory]
+
+    async def _compare(self, directory: str) -> None:
+        try:
+            if not rest_safe(directory):
+                raise SiteNotFound("not asked")
+            entries = await self._patience(lambda: self._site.list(directory))
+        except SiteNotFound:
+            entries = {}
+        lost = [
+            file.path
+            for file in self._old[directory]
+            if not _matches(file, entries)
+            # What a job of this run has made since is newer than the records of earlier ones.
+            and self._journal.remote_file(self._site.name, file.path) == file
+        ]
+        self._journal.forget_remote_files(self._site.name, lost)
+        del self._old[directory]
+
+
+def _matches(file: FileRecord, entries: Mapping[str, Entry]) -> bool:
+    entry = entries.get(file.path.rpartition("/")[2])
+    return entry is not None and (not file.sha256 or entry.size == file.size)
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _key(file: LocalFile) -> tuple[str, str]:
+    return (file.path, file.sha256)

@@ -1,0 +1,77 @@
+"""Submitting one try: written to the journal first; a lost answer is unknown, not failed."""
+
+import asyncio
+import shlex
+from collections.abc import Mapping
+
+from snakemake_executor_plugin_mantik.engine.patience import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
+from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteUnauthorized, SiteUnreachable
+from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Site, Submission
+
+
+class Submitter:
+    """Submits tries to one site."""
+
+    def __init__(self, site: Site, journal: Journal, patience: Patience) -> None:
+        self._site = site
+        self._journal = journal
+        self._patience = patience
+        self._buckets: dict[int, asyncio.Task[None]] = {}
+
+    async def submit(
+        self, record: TryRecord, spec: JobSpec, secrets: Mapping[str, str]
+    ) -> str | None:
+        """Submit a try; the site's id of it, or None if its fate is unknown.
+
+        Submitting a try again is harmless: its claim lets it run once.
+
+        Raises:
+            SiteRejected: the site will not take it; it does not exist.
+        """
+        await self._bucket(spec)
+        if secrets:
+            content = secret_assignments(secrets)
+            await self._patience(lambda: self._site.put(spec.paths.secrets, content, private=True))
+        submission = Submission(
+            tag=record.id,
+            name=spec.name,
+            script=render(spec),
+            resources=spec.resources,
+            before_on_login=spec.environment.before_on_login,
+            after_on_login=spec.environment.after_on_login,
+        )
+        self._journal.submitting(record.id, spec.resources.queue or "")
+        wait = FIRST_WAIT_S
+        while True:
+            try:
+                site_job = await self._site.submit(submission)
+            except SiteUnreachable as error:
+                self._patience.failed(error)
+                return None
+            except (SiteBusy, SiteUnauthorized) as error:
+                # It did not happen, so it may simply be said again.
+                self._patience.failed(error)
+                await asyncio.sleep(getattr(error, "retry_after", None) or wait)
+                wait = min(wait * 2, LONGEST_WAIT_S)
+            else:
+                self._patience.answered()
+                self._journal.submitted(record.id, site_job)
+                return site_job
+
+    async def _bucket(self, spec: JobSpec) -> None:
+        """The directory that the job makes its claim in must be there before the job."""
+        bucket = spec.paths.bucket
+        if bucket not in self._buckets:
+            self._buckets[bucket] = asyncio.create_task(
+                self._patience(lambda: self._site.make_directory(spec.paths.tries))
+            )
+        await self._buckets[bucket]
+
+
+def secret_assignments(secrets: Mapping[str, str]) -> bytes:
+    """The file that sets the secrets in a job's bash, for any value."""
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items()]
+    return "".join(lines).encode()

@@ -1,0 +1,262 @@
+"""All work at one site: the life of a job from the request to its outcome."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.engine import messages
+from snakemake_executor_plugin_mantik.engine.adopt import choose
+from snakemake_executor_plugin_mantik.engine.end import Ender
+from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
+from snakemake_executor_plugin_mantik.engine.submit import Submitter
+from snakemake_executor_plugin_mantik.engine.watch import End, EndKind, Watcher
+from snakemake_executor_plugin_mantik.errors import MantikError, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.jobs.script import STEPS
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+
+BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
+"""Steps of a script in which what it carried may not have been unpacked."""
+
+RESTAGED = 2
+"""How often a job is sent again because files were purged at the site while it waited."""
+
+
+@dataclass
+class _Life:
+    """One try that this run has to do with.
+
+    Attributes:
+        staged: what its script carried; None if an earlier run submitted it.
+        ids: the site's ids of it.
+        submitted_at: seconds since the epoch.
+    """
+
+    record: TryRecord
+    staged: Staged | None
+    ids: list[str]
+    submitted_at: float
+
+
+class SiteWork:
+    """The jobs of one site. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        site: Site,
+        facts: SiteFacts,
+        planner: Planner,
+        journal: Journal,
+        *,
+        workdir: Path,
+        state: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Make the work of an opened site.
+
+        Args:
+            site: opened.
+            facts: what it told.
+            planner: knows its config.
+            journal: of the workflow.
+            workdir: the workflow's directory.
+            state: our own local directory, for logs and things on their way.
+            tell: writes a line to the user's log.
+        """
+        settings = planner.config.site
+        self.site = site
+        self.facts = facts
+        self.planner = planner
+        self._journal = journal
+        self._workdir = workdir
+        self._logs = state / "logs"
+        self._tell = tell
+        scratch = state / "transfers"
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.local = LocalFiles(workdir, journal)
+        patience = Patience(site.name, tell)
+        self.stager = Stager(site, journal, patience, scratch, settings.inline_limit_bytes)
+        self.watcher = Watcher(site, settings, patience, journal.submitted)
+        self._fetcher = Fetcher(site, patience, workdir, scratch)
+        self._submitter = Submitter(site, journal, patience)
+        self.ender = Ender(site, journal, self.watcher, tell)
+        self._slots = asyncio.Semaphore(settings.max_jobs)
+
+    async def run(self, request: JobRequest) -> Outcome:
+        """The whole life of a job; returns when its end is known and its outputs are here.
+
+        Raises:
+            MantikError: it cannot be run at all, with nothing left at the site.
+        """
+        files = await self._files(request)
+        async with self._slots:
+            for _ in range(RESTAGED + 1):
+                record = await self._try(request, files)
+                life, end = await self._carry(request, record, files)
+                outcome = await self._conclude(request, life, end)
+                if outcome is not None:
+                    return outcome
+        raise MantikError(
+            "files that the job needs keep disappearing at the site",
+            where=f"{request.name} at {request.site}",
+            do="See whether the workspace is on a file system that is purged or full; set Site:"
+            " Workspace to another one",
+        )
+
+    async def _files(self, request: JobRequest) -> list[LocalFile]:
+        files = []
+        for path in request.inputs:
+            files += await self.local.look(path)
+        if (image := self.planner.image) is not None:
+            files += await self.local.look(image[1], local=image[0])
+        return files
+
+    async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
+        """The try to go on with: one of an earlier run, or a new one."""
+        inputs = {file.path: file.sha256 for file in files}
+        fingerprint = request.fingerprint(inputs, self.planner.environment)
+        choice = choose(request, fingerprint, self._journal.open_tries(request.job))
+        await self.ender.give_up(choice.unwanted)
+        if choice.adopted is not None:
+            if choice.adopted.state is not TryState.PLANNED:
+                self._tell(f"{request.name}: taken up again at {request.site}, not run twice.")
+            return choice.adopted
+        return self._journal.new_try(
+            site=request.site, job=request.job, rule=request.rule, name=request.name,
+            fingerprint=fingerprint,
+        )  # fmt: skip
+
+    async def _carry(
+        self, request: JobRequest, record: TryRecord, files: list[LocalFile]
+    ) -> tuple[_Life, End]:
+        """Submit the try unless the site may know it already, and wait for its end."""
+        life = _Life(record, None, list(record.site_jobs), record.submitted or time.time())
+        resources = self.planner.resources(request.resources, request.threads)
+        submit = record.state is TryState.PLANNED
+        while True:
+            if submit:
+                await self._submit(request, life, files)
+            end = await self.watcher.watch(record, life.ids, resources.runtime_s)
+            if end.kind is not EndKind.VANISHED:
+                return life, end
+            self._tell(f"{request.name}: no trace of it at {request.site}, submitted again.")
+            submit = True
+
+    async def _submit(self, request: JobRequest, life: _Life, files: list[LocalFile]) -> None:
+        life.staged = await self.stager.stage(files, request.inputs)
+        spec = self.planner.spec(request, life.record, self.facts, life.staged)
+        life.submitted_at = time.time()
+        try:
+            site_job = await self._submitter.submit(life.record, spec, request.secrets)
+        except SiteRejected as error:
+            self._journal.abandoned(life.record.id, f"failed: {error.what}")
+            raise
+        life.ids = [site_job] if site_job else []
+        if site_job:
+            queue = spec.resources.queue
+            self._tell(messages.submitted(request.name, request.site, site_job, queue))
+
+    async def _conclude(self, request: JobRequest, life: _Life, end: End) -> Outcome | None:
+        """The job's outcome from its try's end; None if it is to be tried again at once."""
+        record = life.record
+        where = f"{request.site}, {', '.join(life.ids) or record.id}"
+        path = self._logs / request.rule / f"{record.id}.log"
+        if end.kind is EndKind.SCHEDULER:
+            log = await self._fetcher.log(record, None, path)
+            words = messages.stopped(end.state, where, log, path if log else None)
+            return self._failed(request, life, words, path if log else None, None)
+        marker = await self._fetcher.marker(record, end)
+        if marker.missing_inputs and life.staged is not None:
+            self.stager.lost(marker.missing_inputs)
+            self._journal.abandoned(record.id, "failed: inputs were purged at the site")
+            return None
+        if marker.failed_step not in BEFORE_INPUTS and life.staged is not None:
+            self.stager.confirm(life.staged)
+        try:
+            fetched = await self._fetcher.outputs(record, marker, request.outputs)
+            log = await self._fetcher.log(record, marker, path)
+        except MantikError as error:
+            await self._fetcher.log(record, marker, path)
+            return self._failed(request, life, f"{error}\n", path, marker)
+        except OSError as error:
+            return self._failed(
+                request, life,
+                f"The outputs cannot be written here ({error.strerror}: {error.filename}). They are"
+                " still at the site: free space and start again.\n", None, None, keep=True,
+            )  # fmt: skip
+        if marker.exit_code == 0:
+            return self._succeeded(request, life, marker, fetched.files, path)
+        limit = self.planner.resources(request.resources, request.threads).runtime_s
+        timed_out = limit is not None and _ran(marker) >= limit - max(60, 0.02 * limit)
+        words = messages.failed(marker, where, log, path, timed_out)
+        return self._failed(request, life, words, path, marker)
+
+    def _succeeded(
+        self,
+        request: JobRequest,
+        life: _Life,
+        marker: Marker,
+        files: tuple[FileRecord, ...],
+        path: Path,
+    ) -> Outcome:
+        waited, ran = self._times(life, marker)
+        self.stager.made(files)
+        log = path if path.exists() else None
+        self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
+        self._tell(messages.finished(request.name, request.site, waited, ran, log))
+        return Outcome(request.number, life.record.id, True, log=log, site_job=_join(life.ids))
+
+    def _failed(
+        self,
+        request: JobRequest,
+        life: _Life,
+        words: str,
+        path: Path | None,
+        marker: Marker | None,
+        *,
+        keep: bool = False,
+    ) -> Outcome:
+        """A failure; with `keep` the try stays open, so that the next run fetches its results."""
+        waited, ran = self._times(life, marker) if marker is not None else (None, None)
+        log = path if path is not None and path.exists() else None
+        if not keep:
+            self._journal.ended(
+                life.record.id, f"failed: {words.splitlines()[0]}", waited=waited, ran=ran,
+                log=str(log or ""),
+            )  # fmt: skip
+        return Outcome(
+            request.number, "" if keep else life.record.id, False, words, log, _join(life.ids)
+        )
+
+    def _times(self, life: _Life, marker: Marker) -> tuple[float, float]:
+        """Seconds waited and run. Both clocks are used only against themselves."""
+        total = time.time() - life.submitted_at
+        return max(0.0, total - _ran(marker)), _ran(marker)
+
+    async def commit(self, outcome: Outcome, request: JobRequest) -> None:
+        """Snakemake has taken the outcome: nothing of the try is needed any more."""
+        for output in request.outputs:
+            known = self._journal.remote_file(self.site.name, output.path)
+            if known is not None and outcome.succeeded:
+                self.local.touched(output.path, known.size, known.sha256)
+        if outcome.try_id:
+            await self.ender.done(outcome.try_id, outcome.site_job.split())
+
+
+def _join(ids: list[str]) -> str:
+    return " ".join(ids)
+
+
+def _ran(marker: Marker) -> float:
+    """Seconds that the job ran, by the node's own clock."""
+    if marker.started is None or marker.ended is None:
+        return 0.0
+    return max(0.0, marker.ended - marker.started)

@@ -1,0 +1,150 @@
+"""Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+
+from snakemake_executor_plugin_mantik.errors import MantikError
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.engine.request import Outcome
+    from snakemake_executor_plugin_mantik.startup import Run
+
+Job = Any
+"""A Snakemake job; Snakemake's own classes are not typed."""
+
+CHECK_S = 0.2
+"""Seconds between two looks at what the engine has finished; a look costs no request."""
+
+
+class Executor(RemoteExecutor):
+    """Runs each job at the site that its rule names.
+
+    Snakemake's waiting thread calls `check_active_jobs` from before `__post_init__` ends; a job
+    that it neither yields nor reports would be lost for ever.
+    """
+
+    _run: "Run | None" = None
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked before a job is sent, and open the sites.
+
+        Raises:
+            WorkflowError: with all mistakes of the configuration, the credentials or the workflow.
+        """
+        self._finished: dict[int, Outcome] = {}
+        self._uncommitted: dict[int, Outcome] = {}
+        # Imported here: Snakemake imports this module for every one of its commands.
+        from snakemake_executor_plugin_mantik.startup import start
+
+        try:
+            self._run = start(self.workflow, self.dag, self.logger)
+        except MantikError as error:
+            self._stop_waiting()
+            raise WorkflowError(str(error)) from None
+
+    def _stop_waiting(self) -> None:
+        with self.lock:
+            self.wait = False
+
+    def run_job(self, job: Job) -> None:
+        """Hand a job to the engine; its old outputs are removed first, as Snakemake does locally.
+
+        A job that cannot be run is reported as failed, with the reason.
+        """
+        assert self._run is not None
+        info = SubmittedJobInfo(job)
+        self.report_job_submission(info)
+        try:
+            request = self._run.request(job, self.envvars())
+            self.workflow.async_run(self._prepare(job))
+        except MantikError as error:
+            self._refuse(job, str(error))
+        else:
+            self._run.engine.submit(request)
+
+    async def _prepare(self, job: Job) -> None:
+        """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
+        from snakemake.io import is_flagged
+
+        await job.check_protected_output()
+        await job.remove_existing_output()
+        for output in job.output:
+            if is_flagged(output, "update") and await output.exists():
+                self.workflow.persistence.backup_output(Path(output))
+            output.prepare()
+        for log in job.log:
+            log.prepare()
+
+    def _refuse(self, job: Job, message: str) -> None:
+        from snakemake_executor_plugin_mantik.engine.request import Outcome
+
+        self._finished[job.jobid] = Outcome(job.jobid, "", False, f"{message}\n")
+
+    async def check_active_jobs(
+        self, active_jobs: list[SubmittedJobInfo]
+    ) -> AsyncGenerator[SubmittedJobInfo, None]:
+        """Yield the jobs that are still active and report the others; every job is one of both."""
+        self.next_seconds_between_status_checks = CHECK_S
+        if self._run is not None:
+            self._finished |= {o.number: o for o in self._run.engine.collect()}
+        for info in active_jobs:
+            outcome = self._finished.pop(info.job.jobid, None) if self._run is not None else None
+            if outcome is None:
+                yield info
+            else:
+                self._report(info, outcome)
+
+    def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
+        self._uncommitted[outcome.number] = outcome
+        info.external_jobid = outcome.site_job or None
+        if outcome.succeeded:
+            self.report_job_success(info)
+        else:
+            logs = [str(outcome.log)] if outcome.log is not None else []
+            self.report_job_error(info, msg=outcome.message, aux_logs=logs)
+
+    def print_job_error(
+        self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
+    ) -> None:
+        """Tell what happened; the base class would point to a cluster's log instead."""
+        if job_info.external_jobid is not None:
+            kwargs["external_jobid"] = job_info.external_jobid
+        job_info.job.log_error(msg, **kwargs)
+
+    def handle_job_success(self, job: Job) -> None:
+        """Snakemake has taken the outputs: commit, so that nothing is done twice."""
+        super().handle_job_success(job)
+        self._commit(job)
+
+    def handle_job_error(self, job: Job) -> None:
+        """Snakemake knows of the failure: commit."""
+        super().handle_job_error(job)
+        self._commit(job)
+
+    def _commit(self, job: Job) -> None:
+        outcome = self._uncommitted.pop(job.jobid, None)
+        if outcome is not None and self._run is not None and outcome.number in self._run.requested:
+            self._run.engine.commit(outcome)
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
+        """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
+        if self._run is None:
+            return
+        left = self._run.engine.cancel()
+        for record in left:
+            self.logger.warning(
+                f"{record.name}: its job {', '.join(record.site_jobs) or record.id} at"
+                f" {record.site} did not confirm that it was cancelled and may still run."
+                " The next run in this directory takes it up."
+            )
+
+    def shutdown(self) -> None:
+        """End the waiting thread and the engine."""
+        super().shutdown()
+        if self._run is not None:
+            self._run.engine.close()

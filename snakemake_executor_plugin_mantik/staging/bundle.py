@@ -1,0 +1,67 @@
+"""Bundles: one gzipped tar of what a job needs that the workspace does not hold yet."""
+
+import io
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+_STORE_ABOVE = 64 << 20
+"""Bytes above which a bundle is not compressed: data sets and images rarely shrink."""
+
+
+def pack(files: Sequence[LocalFile]) -> bytes:
+    """The bundle of `files` in memory; for small ones that travel in the script.
+
+    Raises:
+        UserError: a file changed while it was read.
+    """
+    buffer = io.BytesIO()
+    _write(files, buffer)
+    return buffer.getvalue()
+
+
+def pack_to(files: Sequence[LocalFile], target: Path) -> None:
+    """Write the bundle of `files` to the local path `target`.
+
+    Raises:
+        UserError: a file changed while it was read.
+    """
+    with target.open("wb") as file:
+        _write(files, file)
+
+
+def _write(files: Sequence[LocalFile], target: IO[bytes]) -> None:
+    level = 0 if sum(file.size for file in files) > _STORE_ABOVE else 1
+    with tarfile.open(
+        fileobj=target, mode="w:gz", compresslevel=level, format=tarfile.PAX_FORMAT
+    ) as tar:
+        for file in files:
+            _add(tar, file)
+
+
+def _add(tar: tarfile.TarFile, file: LocalFile) -> None:
+    status = file.local.stat()
+    member = tarfile.TarInfo(file.path)
+    member.mode = status.st_mode & 0o777 | 0o600
+    # The mtime goes along: programs compare it (an index with its data). Owners do not.
+    member.mtime = status.st_mtime_ns // 10**9
+    if file.directory:
+        member.type = tarfile.DIRTYPE
+        member.mode |= 0o100
+        tar.addfile(member)
+        return
+    member.size = status.st_size
+    with file.local.open("rb") as content:
+        if (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns):
+            tar.addfile(member, content)
+            status = file.local.stat()
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+        raise UserError(
+            "the file changed while it was being sent",
+            where=str(file.local),
+            do="Start again when nothing writes to it any more",
+        )

@@ -1,0 +1,144 @@
+"""Local files as they go up: their content's checksum, taken once per content."""
+
+import asyncio
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A local file or empty directory and where it belongs in the workspace.
+
+    Attributes:
+        path: where it belongs, relative to the workspace.
+        local: where it is here.
+        size: bytes; 0 for a directory.
+        mtime_ns: its modification time when it was looked at, in ns.
+        sha256: checksum of its content; empty for a directory.
+        directory: whether it is a directory.
+        source: whether it goes up as one of the working directory's sources.
+    """
+
+    path: str
+    local: Path
+    size: int
+    mtime_ns: int
+    sha256: str = ""
+    directory: bool = False
+    source: bool = False
+
+    @property
+    def record(self) -> FileRecord:
+        """What the manifest says of it once it lies at a site."""
+        return FileRecord(self.path, self.size, self.sha256, self.source)
+
+
+class LocalFiles:
+    """Looks at files in the workflow's directory; reads each content once.
+
+    Belongs to the event loop's thread; the reading itself happens in worker threads.
+    """
+
+    def __init__(self, workdir: Path, journal: Journal) -> None:
+        self._workdir = workdir
+        self._journal = journal
+        self._reading: dict[tuple[str, int, int], asyncio.Task[str]] = {}
+
+    async def look(
+        self, path: str, *, local: Path | None = None, source: bool = False
+    ) -> list[LocalFile]:
+        """The file at `path`, or all files and empty directories below it.
+
+        Args:
+            path: where it belongs in the workspace.
+            local: where it is, if not at `path` below the workflow's directory.
+            source: whether it goes up as a source.
+
+        Raises:
+            UserError: there is no such file, or it cannot be read.
+        """
+        root = local or self._workdir / path
+        try:
+            found = await asyncio.to_thread(_walk, root, path)
+            return [
+                LocalFile(at, here, 0, status.st_mtime_ns, directory=True, source=source)
+                if stat.S_ISDIR(status.st_mode)
+                else LocalFile(
+                    at, here, status.st_size, status.st_mtime_ns,
+                    await self._checksum(here, status), source=source,
+                )
+                for at, here, status in found
+            ]  # fmt: skip
+        except OSError as error:
+            raise UserError(
+                f"the file cannot be read ({error.strerror or error})",
+                where=str(root),
+                do="See to it that it exists and is readable",
+            ) from error
+
+    async def _checksum(self, path: Path, status: os.stat_result) -> str:
+        known = self._journal.local_file(str(path), status.st_size, status.st_mtime_ns)
+        if known is not None:
+            return known
+        key = (str(path), status.st_size, status.st_mtime_ns)
+        if key not in self._reading:
+            self._reading[key] = asyncio.create_task(asyncio.to_thread(checksum, path))
+        try:
+            digest = await self._reading[key]
+        finally:
+            self._reading.pop(key, None)
+        self._journal.set_local_files([(*key, digest)])
+        return digest
+
+    def touched(self, path: str, size: int, sha256: str) -> None:
+        """Note that a file whose content is known was touched, so that it is not read again."""
+        local = self._workdir / path
+        try:
+            status = local.stat()
+        except OSError:
+            return  # a temp() file that is gone already needs no checksum
+        if status.st_size == size:
+            self._journal.set_local_files([(str(local), size, status.st_mtime_ns, sha256)])
+
+
+def _walk(root: Path, path: str) -> list[tuple[str, Path, os.stat_result]]:
+    """(path in the workspace, local path, status) of a file, or of all that is below a directory.
+
+    Symbolic links to files count as the files; those to directories below `root` are left out, so
+    that a loop of links ends.
+    """
+    status = root.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        return [(path, root, status)]
+    found = []
+    for at, directories, files in os.walk(root, onerror=_raise):
+        below = Path(at).relative_to(root).as_posix()
+        prefix = path if below == "." else f"{path}/{below}"
+        if not directories and not files:
+            found.append((prefix, Path(at), Path(at).stat()))
+        for name in files:
+            local = Path(at, name)
+            if local.is_file():
+                found.append((f"{prefix}/{name}", local, local.stat()))
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file's content, hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,95 @@
+"""Which files of the working directory go up besides a job's inputs.
+
+A rule names its inputs, but not the scripts that its command calls, nor what those import. So all
+small files of the working directory go up as its sources, once per site and content, except: hidden
+files and directories, what the backend config's Exclude names, what rules make or read (that goes
+up as inputs), virtual environments and caches of Python, and files above the size limit.
+"""
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.errors import UserError
+
+_GENERATED = frozenset({"__pycache__", "node_modules", "mlruns"})
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The chosen sources.
+
+    Attributes:
+        paths: relative to the working directory, in order.
+        size: bytes of all of them together.
+        too_large: paths left out because of the limit for one file.
+    """
+
+    paths: tuple[str, ...]
+    size: int
+    too_large: tuple[str, ...]
+
+
+def select(
+    workdir: Path,
+    exclude: Exclude,
+    *,
+    products: Collection[str],
+    file_limit: int,
+    total_limit: int,
+) -> Sources:
+    """Choose the sources below `workdir`.
+
+    Args:
+        workdir: the workflow's working directory.
+        exclude: the backend config's Exclude.
+        products: files and directories that rules of the workflow make or read.
+        file_limit: bytes above which a file is left out.
+        total_limit: bytes that all sources may have together.
+
+    Raises:
+        UserError: they are larger than `total_limit`.
+    """
+    paths: list[str] = []
+    too_large: list[str] = []
+    total = 0
+    for path, size in _candidates(workdir, exclude, products):
+        if size > file_limit:
+            too_large.append(path)
+        else:
+            paths.append(path)
+            total += size
+        if total > total_limit:
+            raise UserError(
+                f"the sources in the working directory are larger than {total_limit >> 20} MiB",
+                where=str(workdir),
+                do="Name what the jobs do not need under Exclude in the backend config, name data"
+                " as inputs of the rules, or raise Site: SourcesLimit",
+            )
+    return Sources(tuple(paths), total, tuple(too_large))
+
+
+def _candidates(
+    workdir: Path, exclude: Exclude, products: Collection[str]
+) -> Iterator[tuple[str, int]]:
+    for at, directories, files in os.walk(workdir):
+        below = Path(at).relative_to(workdir).as_posix()
+        prefix = "" if below == "." else f"{below}/"
+        directories[:] = sorted(
+            name
+            for name in directories
+            if not name.startswith(".")
+            and name not in _GENERATED
+            and f"{prefix}{name}" not in products
+            and not os.path.exists(os.path.join(at, name, "pyvenv.cfg"))
+            and not exclude.matches(f"{prefix}{name}", is_dir=True)
+        )
+        for name in sorted(files):
+            path = f"{prefix}{name}"
+            local = os.path.join(at, name)
+            if name.startswith(".") or path in products or not os.path.isfile(local):
+                continue
+            if not exclude.matches(path):
+                yield path, os.path.getsize(local)

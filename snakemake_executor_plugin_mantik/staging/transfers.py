@@ -1,0 +1,178 @@
+"""Bringing files back: whole and verified, or not at all.
+
+A file is written beside its place under a name of our own, compared with what the job said of it,
+and renamed into place only when everything of the job is there. A transfer that breaks goes on
+where it stopped.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tarfile
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from snakemake_executor_plugin_mantik.errors import SiteUnreachable, TransferError
+from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
+from snakemake_executor_plugin_mantik.sites.base import Site
+
+Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Repeats what the site does not answer, as `engine.patience.Patience` does."""
+
+SUFFIX = ".mantik-part"
+ATTEMPTS = 3
+"""How often a file is fetched whose checksum is wrong before that is told."""
+
+
+async def read(site: Site, path: str, size: int) -> bytes:
+    """A small file's content.
+
+    Raises:
+        SiteUnreachable: the connection broke, or the file is not of `size` bytes.
+    """
+    content = b"".join([part async for part in site.get(path)])
+    if len(content) != size:
+        raise SiteUnreachable(
+            f"{len(content)} of {size} bytes came", where=f"site {site.name}, file {path}"
+        )
+    return content
+
+
+async def download(
+    site: Site, path: str, target: Path, *, size: int, sha256: str, repeat: Repeat
+) -> None:
+    """Fetch one file to the local `target`, going on where an earlier attempt stopped.
+
+    Raises:
+        TransferError: its content is not what the job made, after some attempts.
+        OSError: it cannot be written here.
+    """
+    for _ in range(ATTEMPTS):
+        await repeat(lambda: _append(site, path, target, size))
+        if not sha256 or await asyncio.to_thread(_sha256, target) == sha256:
+            return
+        target.unlink()
+    raise TransferError(
+        "the file is not what the job made (its checksum differs)",
+        where=f"site {site.name}, file {path}",
+        do="Something changed it at the site; run the rule again",
+    )
+
+
+async def _append(site: Site, path: str, target: Path, size: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("ab") as file:
+        offset = file.tell()
+        if offset > size:
+            file.truncate(0)
+            offset = 0
+        if offset < size:
+            async for part in site.get(path, offset=offset):
+                await asyncio.to_thread(file.write, part)
+        if file.tell() < size:
+            raise SiteUnreachable(
+                f"{file.tell()} of {size} bytes came", where=f"site {site.name}, file {path}"
+            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Landing:
+    """Where the outputs of one try are put together before they take their places."""
+
+    def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
+        """Prepare for `outputs`, the paths that the rule declares, relative to `workdir`."""
+        self._workdir = workdir
+        self._suffix = f".{try_id[:8]}{SUFFIX}"
+        self._roots = {path: self._beside(path) for path in outputs}
+
+    def _beside(self, path: str) -> Path:
+        place = self._workdir / path
+        return place.with_name(f".{place.name[:200]}{self._suffix}")
+
+    def place(self, entry: OutputEntry) -> Path:
+        """The local path that an output's content is to be written to for now.
+
+        Raises:
+            TransferError: the job tells of a file that the rule does not declare.
+        """
+        for root, temporary in self._roots.items():
+            if entry.path == root:
+                return temporary
+            if entry.path.startswith(f"{root}/") and ".." not in entry.path.split("/"):
+                return temporary / entry.path.removeprefix(f"{root}/")
+        raise TransferError(
+            "the job tells of a file that is none of the rule's outputs", where=entry.path
+        )
+
+    def write(self, entry: OutputEntry, content: bytes) -> None:
+        """Put down an output's content, already compared with the marker.
+
+        Raises:
+            TransferError: the job tells of a file that the rule does not declare.
+            OSError: it cannot be written here.
+        """
+        place = self.place(entry)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+
+    def directory(self, entry: OutputEntry) -> None:
+        """Make an output directory, or one in it."""
+        self.place(entry).mkdir(parents=True, exist_ok=True)
+
+    def unpack(self, archive: Path, entries: Sequence[OutputEntry]) -> None:
+        """Take `entries` out of a downloaded archive, which holds them under their own names.
+
+        Raises:
+            TransferError: one is missing there or differs.
+        """
+        wanted = {entry.path: entry for entry in entries}
+        with tarfile.open(archive, "r:") as tar:
+            for member in tar:
+                entry = wanted.pop(os.path.normpath(member.name), None)
+                content = tar.extractfile(member) if member.isfile() else None
+                if entry is not None and content is not None:
+                    self._stream(entry, content)
+        if wanted:
+            raise TransferError("the archive of outputs lacks a file", where=next(iter(wanted)))
+
+    def _stream(self, entry: OutputEntry, content: IO[bytes]) -> None:
+        place = self.place(entry)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            shutil.copyfileobj(content, file)
+        if entry.sha256 and _sha256(place) != entry.sha256:
+            raise TransferError("the content is not what the job made", where=entry.path)
+
+    def settle(self, entries: Iterable[OutputEntry]) -> None:
+        """Give every output its mode and rename it into its place; all of them are there."""
+        for entry in entries:
+            place = self.place(entry)
+            if entry.type == "l":
+                # Made last, so that nothing is ever written through a link.
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(entry.target)
+            else:
+                place.chmod(entry.mode & 0o777 | (0o700 if entry.type == "d" else 0o400))
+        for root, temporary in self._roots.items():
+            if not os.path.lexists(temporary):
+                continue
+            final = self._workdir / root
+            if final.is_dir() and not final.is_symlink():
+                shutil.rmtree(final)
+            temporary.rename(final)
+
+    def clear(self) -> None:
+        """Remove what has not been settled."""
+        for temporary in self._roots.values():
+            if temporary.is_dir() and not temporary.is_symlink():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                with suppress(FileNotFoundError):
+                    temporary.unlink()

@@ -1,0 +1,219 @@
+"""The start of a run: all that can be wrong is told here, before anything is sent."""
+
+import getpass
+import hashlib
+import os
+import platform
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from snakemake_executor_plugin_mantik import rendering
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
+from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites.credentials import (
+    expires_at,
+    find_account,
+    require_all,
+)
+from snakemake_executor_plugin_mantik.staging import sources
+
+STATE = "mantik"
+"""Our own directory below Snakemake's `.snakemake`."""
+
+
+@dataclass
+class Run:
+    """A run that has started.
+
+    Attributes:
+        engine: runs the jobs.
+        configs: the sites' configs by name.
+        forced: what the user asked to run whatever is there: rules and files, or everything.
+        requested: numbers of the jobs that the engine was asked for.
+    """
+
+    engine: Engine
+    configs: Mapping[str, LoadedConfig]
+    settings: Any
+    requested: set[int] = field(default_factory=set)
+
+    def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
+        """What the engine is asked for a job.
+
+        Raises:
+            UserError: the job cannot be run.
+        """
+        rendering.refuse([job], self.settings.deployment)
+        forced = self.settings.forces(job)
+        request = rendering.request(job, sites=self.configs, secrets=secrets, forced=forced)
+        self.requested.add(request.number)
+        return request
+
+
+@dataclass(frozen=True)
+class _Settings:
+    deployment: tuple[Any, ...]
+    force_all: bool
+    forced: frozenset[str]
+
+    def forces(self, job: Any) -> bool:
+        return (
+            self.force_all
+            or job.rule.name in self.forced
+            or any(str(path) in self.forced for path in job.output)
+        )
+
+
+def start(workflow: Any, dag: Any, logger: Any) -> Run:
+    """Read the configs, find the credentials, look at all jobs, and open the sites.
+
+    Raises:
+        MantikError: with everything that is wrong; nothing has been submitted.
+    """
+    workdir = Path.cwd()
+    if workflow.remote_execution_settings.immediate_submit:
+        raise UserError(
+            "--immediate-submit does not go with the mantik executor",
+            do="Leave it out: jobs are submitted when their inputs are there",
+        )
+    configs = _configs(workflow.executor_settings.backend_config, workdir)
+    for config in configs.values():
+        for warning in config.warnings:
+            logger.warning(f"{config.path}: {warning}")
+    settings = _Settings(
+        tuple(workflow.deployment_settings.deployment_method),
+        bool(workflow.dag_settings.forceall),
+        frozenset(map(str, workflow.dag_settings.forcerun)),
+    )
+    jobs = [job for job in dag.needrun_jobs() if not job.is_local]
+    rendering.refuse(jobs, settings.deployment)
+    credentials = require_all({name: c.config.api for name, c in configs.items()}, os.environ)
+    planners = {
+        name: Planner(c.config, find_account(name, os.environ), workdir)
+        for name, c in configs.items()
+    }
+    used = _check_jobs(jobs, planners)
+    _tell_expiry(jobs, credentials, planners, used, logger)
+    sites = {
+        name: (make_site(config, credentials[name], workspace_name(workdir)), planners[name])
+        for name, config in configs.items()
+    }
+    engine = Engine(
+        sites,
+        workdir=workdir,
+        state=Path(workflow.persistence.path) / STATE,
+        tell=logger.info,
+    )
+    try:
+        engine.open(used, partial(_sources, configs, workdir, _products(dag), logger))
+        _check_jobs(jobs, planners, engine)
+    except BaseException:
+        engine.close(tidy=False)
+        raise
+    return Run(engine, configs, settings)
+
+
+def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:
+    if not specs:
+        raise ConfigError(
+            [Mistake("--mantik-backend-config", "", "no Compute Backend Config was given")],
+            do="Write one with 'smk-mantik init' and name it with this option, in a profile, or in"
+            " SNAKEMAKE_MANTIK_BACKEND_CONFIG",
+        )
+    return read_all(specs, workdir)
+
+
+def workspace_name(workdir: Path) -> str:
+    """The name of the workflow's own workspace: readable, and another one for each directory."""
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", workdir.name).strip("-.")[:40] or "workflow"
+    identity = "\0".join([platform.node(), getpass.getuser(), str(workdir.resolve())])
+    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+
+
+def _check_jobs(
+    jobs: list[Any], planners: Mapping[str, Planner], engine: Engine | None = None
+) -> list[str]:
+    """The sites that the jobs run at; all mistakes in their resources are told at once.
+
+    With an engine, what they ask is compared with what the opened sites allow, too.
+    """
+    used: dict[str, None] = {}
+    mistakes: dict[str, None] = {}
+    for job in jobs:
+        try:
+            given = rendering.given_resources(job)
+            site = rendering.site_of(job.rule.name, given, planners)
+            used[site] = None
+            planners[site].resources(given, job.threads)
+            if engine is not None:
+                engine.facts_fit(site, given, job.threads)
+        except UserError as error:
+            mistakes[f"rule {job.rule.name}: {error}"] = None
+    if mistakes:
+        raise UserError(
+            "nothing was sent: " + "\n  ".join(["these resources cannot be had:", *mistakes])
+        )
+    return list(used) or list(planners)[:1]
+
+
+def _tell_expiry(
+    jobs: list[Any],
+    credentials: Mapping[str, Any],
+    planners: Mapping[str, Planner],
+    used: list[str],
+    logger: Any,
+) -> None:
+    """Say which tokens will expire before the requested walltimes can be over."""
+    for name in used:
+        expiry = expires_at(credentials[name])
+        if expiry is None:
+            continue
+        walltimes = [planners[name].config.resources.runtime_s or 0]
+        asked = [str(job.resources.get("runtime", "")) for job in jobs]
+        walltimes += [int(minutes) * 60 for minutes in asked if minutes.isdigit()]
+        left = expiry - time.time()
+        if left < max(walltimes):
+            logger.warning(
+                f"The token for site {name} expires in {duration(max(0.0, left))}, but jobs ask for"
+                f" up to {duration(max(walltimes))}. Give one that lasts, or a refresh token; jobs"
+                " that run then are taken up by the next run."
+            )
+
+
+def _products(dag: Any) -> frozenset[str]:
+    """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
+    paths: set[str] = set()
+    for job in dag.jobs:
+        paths.update(map(str, [*job.input, *job.output, *job.log]))
+    return frozenset(paths)
+
+
+def _sources(
+    configs: Mapping[str, LoadedConfig],
+    workdir: Path,
+    products: frozenset[str],
+    logger: Any,
+    name: str,
+) -> sources.Sources:
+    config = configs[name].config
+    chosen = sources.select(
+        workdir, Exclude(config.exclude), products=products,
+        file_limit=config.site.source_file_limit_bytes, total_limit=config.site.sources_limit_bytes,
+    )  # fmt: skip
+    left_out = f", {len(chosen.too_large)} too large ones do not" if chosen.too_large else ""
+    logger.info(
+        f"Sources: {len(chosen.paths)} files ({max(1, chosen.size >> 10)} KiB) of the working"
+        f" directory go to {name}{left_out} (Exclude in the backend config leaves out more)."
+    )
+    return chosen

@@ -1,1 +1,16 @@
-"""TODO"""
+"""A site on this machine that speaks UNICORE's REST API and runs jobs as local processes.
+
+settings    what can be set: timings, slots, partitions
+sbatch      batch scripts: `#SBATCH` lines, partitions, what sbatch refuses
+processes   looking at and ending all processes of a job
+scheduler   the batch scheduler: queue, slots, limits, states
+description UNICORE job descriptions: parsing as the server parses, scripts as its TSI writes
+jobs        the life of UNICORE jobs, from READY to SUCCESSFUL or FAILED
+staging     imports and exports of jobs
+files       storages and files
+access      users, passwords, security sessions
+unicore     the REST resources
+faults      failures on demand
+record      what was asked and what ran
+server      `Sandbox`: a running one, for tests and for `smk-mantik sandbox`
+"""

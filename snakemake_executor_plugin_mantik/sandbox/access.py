@@ -1,0 +1,100 @@
+"""Who asks: passwords, tokens and security sessions as UNICORE has them."""
+
+import base64
+import binascii
+import secrets
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ANONYMOUS = "CN=ANONYMOUS,O=UNKNOWN,OU=UNKNOWN"
+SESSION_HEADER = "x-unicore-securitysession"
+SESSIONS_PER_USER = 5
+"""Sessions of one user at a time; one more drops the one that was used least recently."""
+
+
+class Refused(Exception):  # noqa: N818
+    """The request gets no further; `status` and an empty body is all that the server answers."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(str(status))
+        self.status = status
+
+
+@dataclass
+class Session:
+    """A security session: an id that stands for a user until `expires`."""
+
+    id: str
+    dn: str
+    expires: float
+
+
+@dataclass
+class Access:
+    """The users of a site, of which there is one, and its sessions.
+
+    Attributes:
+        username, password: of the one user.
+        session_lifetime: seconds.
+    """
+
+    username: str
+    session_lifetime: float
+    password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+
+    @property
+    def dn(self) -> str:
+        """The distinguished name of the one user."""
+        return f"CN={self.username}"
+
+    def check(self, headers: Mapping[str, str]) -> Session:
+        """The session of a request; a new one if it names none.
+
+        Raises:
+            Refused: 432 for an unknown session, whatever the credentials; 403 for wrong ones.
+        """
+        wanted = headers.get(SESSION_HEADER)
+        if wanted is not None:
+            session = self.sessions.get(wanted)
+            if session is None or session.expires < time.time():
+                self.sessions.pop(wanted, None)
+                raise Refused(432)
+            self.sessions.move_to_end(wanted)
+            return session
+        return self._new_session(self._authenticate(headers.get("authorization", "")))
+
+    def _authenticate(self, header: str) -> str:
+        if not header:
+            return ANONYMOUS
+        kind, _, value = header.partition(" ")
+        if kind.lower() == "bearer" and secrets.compare_digest(value.encode(), self.token.encode()):
+            return self.dn
+        if kind.lower() == "basic":
+            try:
+                given = base64.b64decode(value, validate=True)
+            except binascii.Error as error:
+                raise Refused(403) from error
+            if secrets.compare_digest(given, f"{self.username}:{self.password}".encode()):
+                return self.dn
+        raise Refused(403)
+
+    def _new_session(self, dn: str) -> Session:
+        mine = [session.id for session in self.sessions.values() if session.dn == dn]
+        for old in mine[: len(mine) - SESSIONS_PER_USER + 1]:
+            del self.sessions[old]
+        session = Session(str(uuid.uuid4()), dn, time.time() + self.session_lifetime)
+        self.sessions[session.id] = session
+        return session
+
+    def expire_sessions(self) -> None:
+        """Forget all sessions: requests that name one are answered with 432."""
+        self.sessions.clear()
+
+    def expire_token(self) -> None:
+        """Make the bearer token and the password of the moment invalid, as an expired token is."""
+        self.token = secrets.token_urlsafe(24)

@@ -1,0 +1,52 @@
+"""Answers in UNICORE's forms."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+
+def empty(status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer without a body, as the server gives for 201, 204, 400, 403, 404, 405, 406, 432."""
+    return Response(status_code=status, headers=dict(headers or {}))
+
+
+def failure(status: int, message: str) -> Response:
+    """An error with its message; nearly every failure of the server is a 500."""
+    return JSONResponse({"errorMessage": message, "status": status}, status_code=status)
+
+
+def date(when: float) -> str:
+    """A time as the server writes it, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(when))
+
+
+def selected(properties: Mapping[str, Any], fields: str | None) -> dict[str, Any]:
+    """The properties that `?fields=` asks for; `!name` leaves one out."""
+    names = [name for name in (fields or "").split(",") if name]
+    without = {name[1:] for name in names if name.startswith("!")}
+    only = {name for name in names if not name.startswith("!")}
+    return {
+        name: value
+        for name, value in properties.items()
+        if name not in without and (not only or name in only)
+    }
+
+
+def links(urls: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The `_links` of a resource."""
+    return {name: {"href": url} for name, url in urls.items()}
+
+
+def page(kind: str, base: str, ids: Iterable[str], offset: int, number: int) -> dict[str, Any]:
+    """A page of a list: URLs only, with links to the pages before and after."""
+    everything = list(ids)
+    urls = {"self": f"{base}/?offset={offset}&num={number}"}
+    if offset + number < len(everything):
+        urls["next"] = f"{base}/?offset={offset + number}&num={number}"
+    if offset > 0:
+        before = max(0, offset - number)
+        urls["previous"] = f"{base}/?offset={before}&num={number}"
+    shown = everything[offset : offset + number]
+    return {kind: [f"{base}/{name}" for name in shown], "_links": links(urls)}

@@ -1,0 +1,193 @@
+"""Failures on demand: what to do to which requests, and the middleware that does it."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+Action = Literal[
+    "refuse", "delay", "drop_before", "drop_after", "cut", "expire_sessions", "forget_job",
+    "repeat_job",
+]  # fmt: skip
+"""What is done to a request:
+
+- `refuse`: answered with `status` (and `retry_after`), nothing else happens;
+- `delay`: acted upon after `seconds`;
+- `drop_before`: the connection breaks before anything happens;
+- `drop_after`: it happens, then the connection breaks without an answer;
+- `cut`: the answer's body breaks off after `bytes`;
+- `expire_sessions`: all security sessions are forgotten first;
+- `forget_job`: a submission is acknowledged and run, and then the site denies the job;
+- `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch.
+"""
+
+
+@dataclass
+class Fault:
+    """One kind of failure.
+
+    Attributes:
+        action: what happens.
+        method: HTTP method, `*` for any.
+        path: regular expression that is searched for in the path.
+        count: how often it happens, None for ever.
+        skip: how many matching requests pass untouched first.
+        status: for `refuse`.
+        retry_after: seconds for the header of that name, for `refuse`; None for no header.
+        message: `errorMessage` of the refusal; empty: an empty body.
+        seconds: for `delay`.
+        bytes: for `cut`.
+        happened: how often it has happened.
+    """
+
+    action: Action
+    method: str = "*"
+    path: str = ""
+    count: int | None = 1
+    skip: int = 0
+    status: int = 503
+    retry_after: int | None = None
+    message: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+    happened: int = 0
+
+    def takes(self, method: str, path: str) -> bool:
+        """Whether this request is to fail; counts it if so."""
+        if self.method not in ("*", method) or not re.search(self.path, path):
+            return False
+        if self.count is not None and self.happened >= self.count:
+            return False
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        self.happened += 1
+        return True
+
+
+@dataclass
+class Faults:
+    """The failures that are to happen, first come first served; every request has one at most."""
+
+    faults: list[Fault] = field(default_factory=list)
+
+    def add(self, fault: Fault) -> Fault:
+        """Let `fault` happen from now on; the same object tells how often it has happened."""
+        self.faults.append(fault)
+        return fault
+
+    def clear(self) -> None:
+        """No more failures."""
+        self.faults.clear()
+
+    def take(self, method: str, path: str) -> Fault | None:
+        """The failure of this request, None if it is to succeed."""
+        return next((fault for fault in self.faults if fault.takes(method, path)), None)
+
+
+class Protocol(H11Protocol):
+    """uvicorn's protocol, with a way to a request's connection: ASGI has none to break it."""
+
+    transports: ClassVar[dict[tuple[Any, Any], asyncio.Transport]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Remember the connection (uvicorn narrows the type in the same way)."""
+        super().connection_made(transport)
+        self.transports[self.client, self.server] = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.transports.pop((self.client, self.server), None)
+        super().connection_lost(exc)
+
+
+async def break_connection(scope: Scope, *, flush: bool = False) -> None:
+    """Close the connection of a request; with `flush`, what was sent so far still arrives."""
+    transport = Protocol.transports.get((scope["client"], scope["server"]))
+    if transport is not None:
+        if flush:
+            transport.close()
+        else:
+            transport.abort()
+    # uvicorn must have noticed before the application returns, or it would answer with a 500.
+    while (scope["client"], scope["server"]) in Protocol.transports:
+        await asyncio.sleep(0.001)
+
+
+class FaultMiddleware:
+    """Lets requests fail as `faults` says; `special` does what needs the site."""
+
+    def __init__(
+        self, app: ASGIApp, faults: Faults, special: Callable[[Action, str], None]
+    ) -> None:
+        """Wrap `app`; `special` is called with the action and the path of the request."""
+        self._app = app
+        self._faults = faults
+        self._special = special
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or not."""
+        fault = None
+        if scope["type"] == "http" and not scope["path"].startswith("/sandbox/"):
+            fault = self._faults.take(scope["method"], scope["path"])
+        if fault is None:
+            await self._app(scope, receive, send)
+            return
+        match fault.action:
+            case "refuse":
+                await _refuse(fault, receive, send)
+            case "delay":
+                await asyncio.sleep(fault.seconds)
+                await self._app(scope, receive, send)
+            case "drop_before":
+                await break_connection(scope)
+            case "drop_after":
+                await self._app(scope, receive, _nowhere)
+                await break_connection(scope)
+            case "cut":
+                await self._cut(fault, scope, receive, send)
+            case _:
+                self._special(fault.action, scope["path"])
+                await self._app(scope, receive, send)
+
+    async def _cut(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+        left = fault.bytes
+
+        async def sparing(message: Message) -> None:
+            nonlocal left
+            if message["type"] != "http.response.body":
+                await send(message)
+            elif left > 0:
+                body = message.get("body", b"")[:left]
+                left -= len(body)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        await self._app(scope, receive, sparing)
+        await break_connection(scope, flush=True)
+
+
+async def _nowhere(message: Message) -> None:
+    """Take an answer that nobody gets."""
+
+
+async def _refuse(fault: Fault, receive: Receive, send: Send) -> None:
+    # Read what the client sends: closing early would break the connection instead.
+    while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+        pass
+    body = b""
+    headers = []
+    if fault.message:
+        body = b'{"errorMessage":"%s","status":%d}' % (
+            fault.message.replace('"', "'").encode(),
+            fault.status,
+        )
+        headers.append((b"content-type", b"application/json"))
+    headers.append((b"content-length", str(len(body)).encode()))
+    if fault.retry_after is not None:
+        headers.append((b"retry-after", str(fault.retry_after).encode()))
+    await send({"type": "http.response.start", "status": fault.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,361 @@
+"""The life of a UNICORE job, from READY to SUCCESSFUL or FAILED, and what REST shows of it."""
+
+import asyncio
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from snakemake_executor_plugin_mantik.sandbox import scripts
+from snakemake_executor_plugin_mantik.sandbox.description import (
+    Command,
+    Description,
+    DescriptionError,
+    parse_description,
+    waits_for_client,
+)
+from snakemake_executor_plugin_mantik.sandbox.login import run_on_login_node
+from snakemake_executor_plugin_mantik.sandbox.resources import check_resources
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
+from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.staging import StagingError, stage_in, stage_out
+
+_SUBMISSIONS = 4
+"""How often a submission that the scheduler refuses is tried; as in the real server."""
+
+_PROCESSING_FAILED = "Processing failed: eu.unicore.xnjs.ems.ExecutionException: "
+_NOT_NORMAL = "Job did not complete normally on BSS, check job log and stdout / stderr."
+
+
+class Surroundings(Protocol):
+    """What a job needs of the site that it lives at."""
+
+    settings: Settings
+    scheduler: Scheduler
+    user_variables: dict[str, str]
+
+    def local_path(self, url: str) -> Path | None:
+        """The file behind a URL of one of the site's storages."""
+        ...
+
+
+class _Failed(Exception):  # noqa: N818
+    """Ends a job as FAILED; the text is its `statusMessage`."""
+
+
+@dataclass
+class UnicoreJob:
+    """One job as UNICORE knows it.
+
+    Attributes:
+        id: the last part of its URL.
+        json: the description as it came.
+        directory: its working directory.
+        owner: DN of the user.
+        tags: words to find it by.
+        status, status_message, exit_code: as REST shows them.
+        batch: the scheduler's job, None before it is submitted.
+        batch_ids: the scheduler's ids of all its submissions.
+    """
+
+    id: str
+    json: dict[str, Any]
+    directory: Path
+    owner: str
+    tags: list[str]
+    termination: float
+    status: str = "READY"
+    status_message: str = ""
+    exit_code: int | None = None
+    name: str = "N/A"
+    job_type: str = "n/a"
+    queue: str = "N/A"
+    batch: BatchJob | None = None
+    batch_ids: list[int] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    submitted: float = field(default_factory=time.time)
+    ended: float | None = None
+    hidden: bool = False
+    submissions: int = 1
+    _started: asyncio.Event = field(default_factory=asyncio.Event)
+    _looked: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+    _on_login_node: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has ended, as REST shows it."""
+        return self.status in ("SUCCESSFUL", "FAILED")
+
+    @property
+    def batch_id(self) -> str:
+        """The `batchSystemID` that REST shows."""
+        if self._on_login_node:
+            return f"INTERACTIVE_{self.id}"
+        return str(self.batch.id) if self.batch else "N/A"
+
+    def note(self, text: str) -> None:
+        """Add a line to the job's log."""
+        now = time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime())
+        self.log.append(f"{now}: {text}")
+
+    def begin(self, site: Surroundings) -> None:
+        """Start processing the job; the answer to the submission does not wait for it."""
+        self.note("Created with type 'JSON'")
+        self.note(f"Client: Name: {self.owner}")
+        if not waits_for_client(self.json):
+            self._started.set()
+        self.directory.mkdir(parents=True, mode=0o700)
+        self._task = asyncio.create_task(self._live(site))
+
+    def start(self) -> None:
+        """Go on with a job that waits for the client's files; else nothing."""
+        self._started.set()
+
+    def look(self) -> None:
+        """The server has just asked the scheduler for the states of all jobs."""
+        self._looked.set()
+
+    async def abort(self, site: Surroundings) -> None:
+        """End the job; its directory stays. A job that has ended stays as it is."""
+        if self.done:
+            return
+        self.note("Got 'abort' request.")
+        self._cancel_batch(site)
+        await self._stop_task()
+        self._end("FAILED", "Job aborted.")
+
+    async def destroy(self, site: Surroundings) -> None:
+        """End the job and remove its directory."""
+        self._cancel_batch(site)
+        await self._stop_task()
+        await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
+
+    async def _stop_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _cancel_batch(self, site: Surroundings) -> None:
+        # Of several scheduler jobs the server knows the last one only.
+        if self.batch is not None:
+            site.scheduler.cancel(self.batch.id)
+
+    def _end(self, status: str, message: str = "") -> None:
+        self.status_message = message
+        self.status = status
+        self.ended = time.time()
+        self.note(f"Status set to DONE - {'success' if status == 'SUCCESSFUL' else 'failure'}.")
+
+    async def _live(self, site: Surroundings) -> None:
+        try:
+            await asyncio.sleep(site.settings.timing.processing)
+            await self._process(site)
+        except _Failed as failed:
+            self.note(f"ERROR: {failed}")
+            self._end("FAILED", str(failed))
+        except OSError as error:
+            self._end("FAILED", f"{_PROCESSING_FAILED}{error}")
+        else:
+            self._end("SUCCESSFUL")
+
+    async def _process(self, site: Surroundings) -> None:
+        try:
+            description = parse_description(self.json)
+        except DescriptionError as error:
+            raise _Failed(f"Processing failed: {error}") from error
+        self.name, self.job_type = description.name, description.shown_type
+        self.note(f"Created job directory <{self.directory}/>")
+        await self._stage(site, description)
+        await self._started.wait()
+        self.status = "QUEUED"
+        self.note("Status set to PENDING.")
+        await self._command(site, description.before, description, "Pre-command")
+        try:
+            queue = check_resources(description.resources, site.settings.partitions).name
+        except ValueError as error:
+            raise _Failed(f"{_PROCESSING_FAILED}{error} (Invalid resource request)") from error
+        if description.executable:
+            if description.job_type == "ON_LOGIN_NODE":
+                await self._run_on_login_node(site, description)
+            else:
+                self.queue = queue
+                await self._run_in_batch(site, description, queue)
+        self.status = "STAGINGOUT"
+        for item in description.exports:
+            try:
+                await asyncio.to_thread(stage_out, item, self.directory, site.local_path)
+            except StagingError as error:
+                raise _Failed(f"Stage-out failed: {error}") from error
+        await self._command(site, description.after, description, "Post-command")
+
+    async def _stage(self, site: Surroundings, description: Description) -> None:
+        if not description.imports:
+            return
+        self.status = "STAGINGIN"
+        for item in description.imports:
+            self.note(f"Started filetransfer [{item.source} -> {item.target}]")
+            try:
+                await asyncio.to_thread(stage_in, item, self.directory, site.local_path)
+            except StagingError as error:
+                raise _Failed(f"Staging in failed. Reason: {error}") from error
+        self.status = "READY"
+
+    async def _command(
+        self, site: Surroundings, command: Command | None, description: Description, which: str
+    ) -> None:
+        """Run a pre- or postcommand on the login node."""
+        if command is None or not command.on_login_node:
+            return
+        self.note(f"Launched {which.lower().replace('-', ' ')} <{command.text}>")
+        script = scripts.command_script(command, description, self.directory, site.user_variables)
+        code = await self._login_node(site, script)
+        # A newline at the end of the command resets the code that the script writes.
+        if code and not command.ignore_failure and not command.text.endswith("\n"):
+            raise _Failed(
+                f"{which}(s) failed: [Command exited with non-zero exit code: <{code}>. More "
+                f"information might be available in the job's working directory "
+                f"'{self.directory}/']"
+            )
+
+    async def _run_on_login_node(self, site: Surroundings, description: Description) -> None:
+        self._on_login_node = True
+        self.status = "RUNNING"
+        script = scripts.unicore_script(description, self.directory, site.user_variables)
+        code = await self._login_node(site, script, description)
+        self._judge(code, description)
+
+    async def _login_node(
+        self, site: Surroundings, script: str, description: Description | None = None
+    ) -> int:
+        code = await run_on_login_node(
+            script,
+            self.directory,
+            site.user_variables,
+            stdout=description.stdout if description else None,
+            stderr=description.stderr if description else None,
+            exit_code_file=scripts.EXIT_CODE_FILE if description else None,
+        )
+        if code is None:
+            await asyncio.sleep(site.settings.timing.death_lag)
+            raise _Failed(_NOT_NORMAL)
+        return code
+
+    async def _run_in_batch(self, site: Surroundings, description: Description, queue: str) -> None:
+        script = self._batch_script(site, description, queue)
+        self.note(f"Command is:\n{script}")
+        for attempt in range(_SUBMISSIONS):
+            if attempt:
+                await asyncio.sleep(site.settings.timing.resubmit_delay)
+            try:
+                for _ in range(self.submissions):
+                    self.batch = site.scheduler.submit(script, self.directory)
+                    self.batch_ids.append(self.batch.id)
+                break
+            except SbatchError as error:
+                self.note(f"Submit attempt {attempt + 1} failed: {error}")
+                reason = str(error)
+        else:
+            raise _Failed(f"{_PROCESSING_FAILED}Could not submit job: {reason}")
+        self.note(f"Submitted executable: {description.executable}")
+        assert self.batch is not None
+        self._judge(await self._follow(site, self.batch), description)
+
+    def _batch_script(self, site: Surroundings, description: Description, queue: str) -> str:
+        own = scripts.unicore_script(description, self.directory, site.user_variables)
+        if description.job_type != "RAW":
+            return scripts.batch_script(description, self.directory, own, queue)
+        file = self.directory / f"TSI_submit_{int(time.time() * 1000)}"
+        file.write_text(own)
+        file.chmod(0o700)
+        bss = self.directory / description.bss_file
+        text = bss.read_text() if bss.is_file() else ""
+        return f"{text}\n{_quoted(file)}\n"
+
+    async def _follow(self, site: Surroundings, batch: BatchJob) -> int:
+        """Follow the scheduler, as seldom as the real server looks, and return the exit code."""
+        while not batch.state.final:
+            await self._next_look()
+            if batch.state is State.RUNNING:
+                self.status = "RUNNING"
+        await self._next_look()
+        code = self._exit_code()
+        if code is None:
+            # The job is gone without a word: the server waits, and shows the old status.
+            await asyncio.sleep(site.settings.timing.death_lag)
+            code = self._exit_code()
+        if code is None:
+            self.note(
+                f"JobState={batch.state.value} Reason={batch.reason} ExitCode={batch.exit_text}"
+            )
+            raise _Failed(_NOT_NORMAL)
+        return code
+
+    async def _next_look(self) -> None:
+        self._looked.clear()
+        await self._looked.wait()
+
+    def _exit_code(self) -> int | None:
+        try:
+            return int((self.directory / scripts.EXIT_CODE_FILE).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _judge(self, code: int, description: Description) -> None:
+        self.exit_code = code
+        self.note(f"Exit code {code}")
+        if code and not description.ignore_exit_code:
+            raise _Failed(
+                f"User application exited with non-zero exit code: <{code}>. More information "
+                f"might be available in the job's working directory '{self.directory}/'"
+            )
+
+    def details(self) -> dict[str, Any]:
+        """The scheduler's own view, as `scontrol show job` tells it, at once."""
+        batch = self.batch
+        if batch is None:
+            return {"rawDetailsData": "N/A"}
+        request = batch.request
+        return {
+            "JobId": str(batch.id),
+            "JobName": request.name,
+            "JobState": batch.state.value,
+            "Reason": batch.reason,
+            "ExitCode": batch.exit_text,
+            "Partition": request.partition,
+            "Account": request.account or "(null)",
+            "QOS": request.qos or "normal",
+            "Comment": request.comment,
+            "TimeLimit": _clock(request.time_s),
+            "RunTime": _clock((batch.ended or time.time()) - (batch.started or time.time())),
+            "SubmitTime": _date(batch.submitted),
+            "StartTime": _date(batch.started),
+            "EndTime": _date(batch.ended),
+            "NumNodes": str(request.nodes),
+            "NumCPUs": str(request.cpus),
+            "NumTasks": str(request.tasks),
+            "CPUs/Task": str(request.cpus_per_task),
+            "MinMemoryNode": f"{request.memory_mib}M" if request.memory_mib else "0",
+            "TresPerNode": f"gres:gpu:{request.gpus}" if request.gpus else "(null)",
+            "Restarts": str(max(0, batch.starts - 1)),
+            "WorkDir": str(batch.directory),
+            "StdOut": request.output,
+            "StdErr": request.error or request.output,
+        }
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "'\\''") + "'"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hour:02}:{minute:02}:{second:02}"
+
+
+def _date(when: float | None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when)) if when else "Unknown"

@@ -1,0 +1,123 @@
+"""All processes of a job: which they are, how much memory they use, how to end them.
+
+A job's processes are those of its session, their descendants, and those that carry the job's mark
+in their environment (a daemon that left the session). Linux tells all of that in /proc; elsewhere
+(macOS) `ps` tells groups and descendants, and marks are not seen.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "MANTIK_SANDBOX_JOB"
+"""The environment variable that marks a job's processes."""
+
+_LOOK_AGAIN = 0.01
+"""Seconds between killing what is left of a job and looking whether there is more."""
+
+_PROC = Path("/proc")
+_HAS_PROC = (_PROC / "self" / "stat").exists()
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: its id, its parent, its group, its session and its resident memory in bytes."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    memory: int
+
+
+def processes() -> list[Process]:
+    """All processes of this machine that can be seen; zombies are left out."""
+    return _from_proc() if _HAS_PROC else _from_ps()
+
+
+def _from_proc() -> list[Process]:
+    found = []
+    for entry in os.scandir(_PROC):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                text = (_PROC / entry.name / "stat").read_text(errors="replace")
+                # The command, in parentheses, may hold blanks and parentheses.
+                fields = text.rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    parent, group, session = (int(field) for field in fields[1:4])
+                    memory = int(fields[21]) * _PAGE
+                    found.append(Process(int(entry.name), parent, group, session, memory))
+    return found
+
+
+def _from_ps() -> list[Process]:
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,pgid=,rss=,state="],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = []
+    for line in listing.stdout.splitlines():
+        pid, parent, group, memory, state = line.split()[:5]
+        if not state.startswith("Z"):
+            found.append(Process(int(pid), int(parent), int(group), int(group), int(memory) * 1024))
+    return found
+
+
+def members(leader: int, among: Iterable[Process]) -> list[Process]:
+    """The processes of the session that `leader` leads or led, and their descendants."""
+    among = list(among)
+    mine = {process.pid for process in among if leader in (process.session, process.group)}
+    grown = True
+    while grown:
+        more = {process.pid for process in among if process.parent in mine} - mine
+        mine |= more
+        grown = bool(more)
+    return [process for process in among if process.pid in mine]
+
+
+def marked(mark: str, among: Iterable[Process]) -> list[Process]:
+    """The processes that carry `mark` in their environment."""
+    if not _HAS_PROC:
+        return []
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for process in among:
+        with suppress(OSError):
+            if wanted in (_PROC / str(process.pid) / "environ").read_bytes().split(b"\0"):
+                found.append(process)
+    return found
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each process that is still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def signal_job(leader: int, number: signal.Signals) -> None:
+    """Send a signal to all processes of the job's session, the batch script first."""
+    signal_all([leader], number)
+    signal_all([p.pid for p in members(leader, processes()) if p.pid != leader], number)
+
+
+def kill_rest(leader: int, mark: str) -> None:
+    """End, by KILL, all that is left of a job whose batch script has ended.
+
+    Looks again as long as it finds something: a process may have forked meanwhile.
+    """
+    for _ in range(10):
+        seen = processes()
+        left = {p.pid for p in [*members(leader, seen), *marked(mark, seen)]} - {os.getpid()}
+        if not left:
+            return
+        signal_all(left, signal.SIGKILL)
+        time.sleep(_LOOK_AGAIN)

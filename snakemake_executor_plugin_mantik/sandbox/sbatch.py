@@ -1,0 +1,231 @@
+"""Batch scripts as sbatch reads them: `#SBATCH` lines in, a request or sbatch's refusal out.
+
+The words of the refusals are those of Slurm 22.05 to 24.05.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from snakemake_executor_plugin_mantik.sandbox.settings import Partition
+
+_SHORT = {
+    "p": "partition",
+    "t": "time",
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "J": "job-name",
+    "o": "output",
+    "e": "error",
+    "i": "input",
+    "A": "account",
+    "D": "chdir",
+    "C": "constraint",
+    "q": "qos",
+    "G": "gpus",
+}
+_FLAGS = {"no-requeue", "requeue", "exclusive", "hold", "overcommit", "parsable", "contiguous"}
+_IGNORED = {
+    "account", "comment", "constraint", "export", "get-user-env", "gres", "hint", "input",
+    "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mem-bind", "mincpus", "nice",
+    "nodelist", "open-mode", "priority", "qos", "reservation", "signal", "threads-per-core",
+    "tmp", "exclude", "begin", "cpus-per-gpu", "mem-per-gpu", "gpu-bind", "gpus", "gpus-per-task",
+    "switches", "distribution", "wckey",
+}  # fmt: skip
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)B?", re.IGNORECASE)
+_PER_MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024 * 1024}
+_REFUSED = "sbatch: error: Batch job submission failed: "
+
+
+class SbatchError(Exception):
+    """What sbatch wrote to standard error when it refused a script."""
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What a batch script asks for.
+
+    Attributes:
+        partition: its name.
+        time_s: walltime in seconds.
+        nodes, tasks_per_node, cpus_per_task: the shape of the job.
+        tasks: tasks over all nodes.
+        memory_mib: memory on each node in MiB, None for no limit.
+        gpus: GPUs on each node.
+        name: job name.
+        output, error: files, relative to the working directory; `error` None: as `output`.
+        chdir: working directory, None: where sbatch was called.
+        account, comment, constraint, qos: as written, empty if not.
+    """
+
+    partition: str
+    time_s: int
+    nodes: int = 1
+    tasks: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int = 1
+    memory_mib: int | None = None
+    gpus: int = 0
+    name: str = "sbatch"
+    output: str = "slurm-%j.out"
+    error: str | None = None
+    chdir: str | None = None
+    account: str = ""
+    comment: str = ""
+    constraint: str = ""
+    qos: str = ""
+
+    @property
+    def cpus(self) -> int:
+        """CPUs over all nodes."""
+        return self.tasks * self.cpus_per_task
+
+
+def parse_script(script: str, partitions: Sequence[Partition]) -> BatchRequest:
+    """What `script` asks for, checked against `partitions` (the first is the default).
+
+    Raises:
+        SbatchError: where sbatch would refuse the script, in its words.
+    """
+    if not script.startswith("#!"):
+        raise SbatchError(
+            "sbatch: error: This does not look like a batch script.  The first\n"
+            "sbatch: error: line must start with #! followed by the path to an interpreter.\n"
+            "sbatch: error: For instance: #!/bin/sh"
+        )
+    return _checked(_request(_options(script), partitions[0]), partitions)
+
+
+def _options(script: str) -> dict[str, str]:
+    """The options of the `#SBATCH` lines before the first command; later ones win."""
+    options: dict[str, str] = {}
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            options.update(_line_options(words))
+        elif line.strip() and not line.startswith("#"):
+            break
+    return options
+
+
+def _line_options(words: list[str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+        elif word.startswith("-") and word[1:2] in _SHORT:
+            name, value = _SHORT[word[1]], word[2:].removeprefix("=")
+            equals = "=" if value else ""
+        else:
+            raise SbatchError(f"sbatch: unrecognized option '{word}'")
+        if name in _FLAGS:
+            options[name] = value or "yes"
+        else:
+            options[name] = value if equals else next(rest, "")
+    return options
+
+
+def _request(options: dict[str, str], default: Partition) -> BatchRequest:
+    taken = dict(options)
+
+    def text(name: str, otherwise: str = "") -> str:
+        return taken.pop(name, otherwise)
+
+    def count(name: str) -> int | None:
+        value = taken.pop(name, None)
+        if value is None:
+            return None
+        if not value.isdigit() or int(value) < 1:
+            raise SbatchError(f'sbatch: error: Invalid numeric value "{value}" for --{name}.')
+        return int(value)
+
+    nodes, tasks, per_node = count("nodes"), count("ntasks"), count("ntasks-per-node")
+    cpus = count("cpus-per-task") or 1
+    nodes = nodes or 1
+    tasks = tasks or nodes * (per_node or 1)
+    per_node = per_node or -(-tasks // nodes)
+    gpus = text("gpus-per-node", "0").rpartition(":")[2]
+    request = BatchRequest(
+        partition=text("partition", default.name),
+        time_s=0,
+        nodes=nodes,
+        tasks=tasks,
+        tasks_per_node=per_node,
+        cpus_per_task=cpus,
+        gpus=int(gpus) if gpus.isdigit() else -1,
+        name=text("job-name", "sbatch"),
+        output=text("output", "slurm-%j.out"),
+        error=text("error") or None,
+        chdir=text("chdir") or None,
+        account=options.get("account", ""),
+        comment=options.get("comment", ""),
+        constraint=options.get("constraint", ""),
+        qos=options.get("qos", ""),
+    )
+    if "time" in taken:
+        request = replace(request, time_s=parse_time(taken.pop("time")))
+    if "mem" in taken:
+        request = replace(request, memory_mib=parse_memory(taken.pop("mem"), "mem"))
+    elif "mem-per-cpu" in taken:
+        each = parse_memory(taken.pop("mem-per-cpu"), "mem-per-cpu")
+        request = replace(request, memory_mib=(each or 0) * per_node * cpus or None)
+    for name in taken:
+        if name not in _IGNORED | _FLAGS:
+            raise SbatchError(f"sbatch: unrecognized option '--{name}'")
+    return request
+
+
+def parse_time(text: str) -> int:
+    """Seconds of a walltime: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
+
+    Slurm rounds up to minutes; the sandbox keeps the seconds, so that a test need not wait.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise SbatchError("sbatch: error: Invalid --time specification")
+    parts = [int(part) for part in match["rest"].split(":")]
+    if match["days"]:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        return int(match["days"]) * 86400 + hours * 3600 + minutes * 60 + seconds
+    if len(parts) == 3:
+        return parts[0] * 3600 + parts[1] * 60 + parts[2]
+    return parts[0] * 60 + (parts[1] if len(parts) == 2 else 0)
+
+
+def parse_memory(text: str, option: str) -> int | None:
+    """MiB of a memory size, None for 0, which Slurm takes as all of the node's."""
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise SbatchError(f"sbatch: error: Invalid --{option} specification")
+    mib = int(match["number"]) * _PER_MIB[match["unit"].lower()]
+    return max(1, round(mib)) if mib else None
+
+
+def _checked(request: BatchRequest, partitions: Sequence[Partition]) -> BatchRequest:
+    partition = next((p for p in partitions if p.name == request.partition), None)
+    if partition is None:
+        raise SbatchError(
+            f"sbatch: error: invalid partition specified: {request.partition}\n"
+            f"{_REFUSED}Invalid partition name specified"
+        )
+    if request.time_s > partition.max_time:
+        raise SbatchError(
+            f"{_REFUSED}Requested time limit is invalid (missing or exceeds some limit)"
+        )
+    if request.nodes > partition.nodes:
+        raise SbatchError(f"{_REFUSED}Node count specification invalid")
+    if (
+        request.tasks_per_node * request.cpus_per_task > partition.cpus
+        or not 0 <= request.gpus <= partition.gpus
+    ):
+        raise SbatchError(f"{_REFUSED}Requested node configuration is not available")
+    if (request.memory_mib or 0) > partition.memory_mib:
+        raise SbatchError(
+            "sbatch: error: Memory specification can not be satisfied\n"
+            f"{_REFUSED}Requested node configuration is not available"
+        )
+    return replace(request, time_s=request.time_s or partition.default_time)

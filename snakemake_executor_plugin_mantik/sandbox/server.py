@@ -1,0 +1,245 @@
+"""A running sandbox: sites, HTTP server, backend configs."""
+
+import asyncio
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from snakemake_executor_plugin_mantik.sandbox.answers import empty
+from snakemake_executor_plugin_mantik.sandbox.faults import (
+    Action,
+    Fault,
+    FaultMiddleware,
+    Faults,
+    Protocol,
+)
+from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
+
+_METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE"]
+_START_TIMEOUT = 30.0
+"""Seconds to wait for the server's thread to start or to do something."""
+
+_GOODBYE = 1
+"""Seconds that open requests have when the sandbox stops."""
+
+_HEADER = """\
+# Written by `smk-mantik sandbox`: a site on this machine.
+UnicoreApiUrl: {url}
+Resources:
+  Queue: batch
+Site:
+  Scheduler: slurm
+"""
+
+T = TypeVar("T")
+
+
+class Sandbox:
+    """Sites on this machine behind one HTTP server on loopback.
+
+    A context manager: everything runs in a thread of its own inside `with`; afterwards no process
+    of any job is left.
+
+    Attributes:
+        directory: where everything lies: a directory per site, and `NAME.yaml`, its config.
+        faults: the failures that are to happen.
+        token: what the control endpoints below `/sandbox/` want as a bearer token.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        sites: Sequence[SiteOption] = (SiteOption("hpc1"),),
+        settings: Settings | None = None,
+    ) -> None:
+        """Prepare a sandbox in `directory`, which is made if it is not there."""
+        self.directory = directory
+        self.options = tuple(sites)
+        self.settings = settings or Settings()
+        self.faults = Faults()
+        self.token = secrets.token_urlsafe(24)
+        self._sites: dict[str, UnicoreSite] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._port = 0
+
+    # --- what a user of it needs ---------------------------------------------------------------
+
+    def site(self, name: str) -> UnicoreSite:
+        """The site of that name; use it inside the loop only, by `call`."""
+        return self._sites[name]
+
+    def url(self, name: str) -> str:
+        """The site's API URL, `http://127.0.0.1:PORT/NAME/rest/core`."""
+        return self._sites[name].url
+
+    def credentials(self, name: str) -> tuple[str, str]:
+        """User name and password at a site."""
+        access = self._sites[name].access
+        return access.username, access.password
+
+    def config_path(self, name: str) -> Path:
+        """The site's backend config."""
+        return self.directory / f"{name}.yaml"
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that lead the executor to the sandbox."""
+        found = {
+            "MANTIK_SANDBOX_DIR": str(self.directory),
+            "MANTIK_COMPUTE_BUDGET_ACCOUNT": "sandbox",
+        }
+        for option in self.options:
+            username, password = self.credentials(option.name)
+            found[f"MANTIK_{option.variable}_USERNAME"] = username
+            found[f"MANTIK_{option.variable}_PASSWORD"] = password
+        return found
+
+    def record(self, name: str) -> dict[str, Any]:
+        """What the site was asked and what it ran: `requests`, `jobs`, `runs`."""
+        site = self._sites[name]
+        return self.call(lambda: site.record.as_json(site.jobs.values(), site.scheduler))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the sandbox's loop, from another thread, and return its result."""
+
+        async def run() -> T:
+            return function()
+
+        return self._wait(run())
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_TIMEOUT)
+
+    # --- running -------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        listener = self._listen()
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listener, ready)), name="sandbox", daemon=True
+        )
+        self._thread.start()
+        if not ready.wait(_START_TIMEOUT):
+            raise TimeoutError("the sandbox did not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join()
+
+    def _listen(self) -> socket.socket:
+        """Find a port, make the sites, write their configs."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory = self.directory.resolve()
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._port = listener.getsockname()[1]
+        for option in self.options:
+            site = UnicoreSite(option.name, self.directory / option.name, self.settings)
+            site.url = f"http://127.0.0.1:{self._port}/{option.name}/rest/core"
+            self._sites[option.name] = site
+            self.config_path(option.name).write_text(_HEADER.format(url=site.url))
+        return listener
+
+    async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        config = uvicorn.Config(
+            FaultMiddleware(self._application(ready), self.faults, self._special),
+            http=Protocol,
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=_GOODBYE,
+        )
+        self._server = uvicorn.Server(config)
+        await self._server.serve(sockets=[listener])
+        listener.close()
+
+    def _application(self, ready: threading.Event) -> Starlette:
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            for site in self._sites.values():
+                site.start()
+            ready.set()
+            try:
+                yield
+            finally:
+                await asyncio.gather(*(site.stop() for site in self._sites.values()))
+
+        return Starlette(
+            routes=[
+                Route("/sandbox/faults", self._control_faults, methods=["GET", "POST", "DELETE"]),
+                Route("/sandbox/record", self._control_record, methods=["GET"]),
+                Route("/{site}/{path:path}", self._site_request, methods=_METHODS),
+                Route("/{path:path}", _no_service, methods=_METHODS),
+            ],
+            lifespan=lifespan,
+        )
+
+    async def _site_request(self, request: Request) -> Response:
+        site = self._sites.get(request.path_params["site"])
+        return await site.handle(request) if site else await _no_service(request)
+
+    def _special(self, action: Action, path: str) -> None:
+        site = self._sites.get(path.lstrip("/").partition("/")[0])
+        if site is None:
+            return
+        match action:
+            case "expire_sessions":
+                site.access.expire_sessions()
+            case "forget_job":
+                site.forget_next += 1
+            case "repeat_job":
+                site.repeat_next += 1
+
+    # --- control -------------------------------------------------------------------------------
+
+    def _may_control(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "")
+        return secrets.compare_digest(given.encode(), f"Bearer {self.token}".encode())
+
+    async def _control_faults(self, request: Request) -> Response:
+        """POST adds a fault (JSON of `Fault`'s attributes), GET lists them, DELETE clears them."""
+        if not self._may_control(request):
+            return empty(403)
+        if request.method == "DELETE":
+            self.faults.clear()
+        elif request.method == "POST":
+            asked = await request.json()
+            known = {attribute.name for attribute in fields(Fault)}
+            if not isinstance(asked, dict) or "action" not in asked or asked.keys() - known:
+                return JSONResponse({"allowed": sorted(known)}, status_code=400)
+            self.faults.add(Fault(**asked))
+        return JSONResponse([asdict(fault) for fault in self.faults.faults])
+
+    async def _control_record(self, request: Request) -> Response:
+        """The record of every site by name."""
+        if not self._may_control(request):
+            return empty(403)
+        return JSONResponse(
+            {
+                name: site.record.as_json(site.jobs.values(), site.scheduler)
+                for name, site in self._sites.items()
+            }
+        )
+
+
+async def _no_service(request: Request) -> Response:
+    return Response("<html><body>No service was found.</body></html>", 404, media_type="text/html")

@@ -1,0 +1,135 @@
+"""What can be set about a sandbox; all times are in seconds."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from snakemake_executor_plugin_mantik.errors import UserError
+
+APIS = ("unicore",)
+"""The APIs that a site of the sandbox can speak."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition of the pretended cluster; requests beyond it are refused as sbatch refuses them.
+
+    The pretended nodes are larger than this machine: a job is charged at most all its slots, so
+    that a workflow with the requests of the real site runs here unchanged.
+
+    Attributes:
+        name: its name, the UNICORE queue.
+        max_time: longest walltime.
+        default_time: walltime of a job that asks for none.
+        nodes: number of nodes.
+        cpus: CPUs of each node.
+        memory_mib: memory of each node in MiB.
+        gpus: GPUs of each node.
+    """
+
+    name: str
+    max_time: int = 24 * 3600
+    default_time: int = 3600
+    nodes: int = 8
+    cpus: int = 128
+    memory_mib: int = 512 * 1024
+    gpus: int = 4
+
+
+PARTITIONS = (Partition("batch"), Partition("devel", max_time=2 * 3600, nodes=2))
+"""The partitions of every site; the first is the default one."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How slow the sandbox is; the real values are those measured at a real UNICORE with Slurm.
+
+    Attributes:
+        processing: between accepting a job and looking at its description; real: 0.1 to 1.
+        status_interval: how often the job status follows the scheduler; real: 10 to 60.
+        death_lag: how long a job without an exit-code file keeps its old status; real: 134.
+        resubmit_delay: between two of the four attempts to submit to the scheduler; real: 10.
+        kill_wait: between TERM and KILL when a job is ended; Slurm's KillWait, real: 30.
+        memory_interval: how often the memory of running jobs is looked at; Slurm: 30.
+        lifetime: how long a job and its directory are kept; real: 1 to 30 days.
+        session_lifetime: of a security session; real: 8 hours.
+    """
+
+    processing: float = 0.02
+    status_interval: float = 0.5
+    death_lag: float = 3.0
+    resubmit_delay: float = 0.5
+    kill_wait: float = 5.0
+    memory_interval: float = 0.5
+    lifetime: float = 30 * 24 * 3600.0
+    session_lifetime: float = 8 * 3600.0
+
+
+def machine_slots() -> int:
+    """The CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set about a sandbox.
+
+    Attributes:
+        timing: how slow it is.
+        slots: CPUs that the jobs of one site share.
+        partitions: the queues, the first is the default.
+        environment: variables that every job finds, over the minimal ones.
+    """
+
+    timing: Timing = Timing()
+    slots: int = field(default_factory=machine_slots)
+    partitions: tuple[Partition, ...] = PARTITIONS
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiteOption:
+    """One site of the sandbox.
+
+    Attributes:
+        name: its name in the workflow, in URLs and in the name of its backend config.
+        api: which REST API it speaks.
+    """
+
+    name: str
+    api: str = "unicore"
+
+    @classmethod
+    def parse(cls, text: str) -> "SiteOption":
+        """Read `NAME=API` as `--site` takes it.
+
+        Raises:
+            UserError: if the text is not of that form, or the API is not there (yet).
+        """
+        name, _, api = text.partition("=")
+        api = api or "unicore"
+        where = f"--site {text}"
+        if not name or not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+            raise UserError(
+                "the site has no usable name",
+                where=where,
+                do="Give a name of letters, digits, - and _, as in --site hpc1=unicore",
+            )
+        if api == "firecrest":
+            raise UserError(
+                "the sandbox does not speak firecREST yet",
+                where=where,
+                do=f"Use --site {name}=unicore",
+            )
+        if api not in APIS:
+            raise UserError(
+                f"there is no API {api!r}", where=where, do=f"Use one of: {', '.join(APIS)}"
+            )
+        return cls(name, api)
+
+    @property
+    def variable(self) -> str:
+        """The site's name as it appears in environment variables."""
+        return self.name.upper().replace("-", "_")

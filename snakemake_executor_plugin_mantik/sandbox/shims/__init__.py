@@ -1,0 +1,45 @@
+"""Stand-ins for what jobs expect at a site and this machine lacks: `srun` and `module`.
+
+The shims come last on the search path and only where nothing of that name is there. Modules are
+files below `modules/` named as `NAME/VERSION`; loading one reads it into the shell.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_STANDARD_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_MODULE_INITS = (
+    "/etc/profile.d/modules.sh",
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/z00_lmod.sh",
+    "/usr/share/lmod/lmod/init/bash",
+    "/usr/share/modules/init/bash",
+)
+
+
+@cache
+def _module_init() -> str | None:
+    """The file that defines `module` on this machine, None where there is none."""
+    if home := os.environ.get("MODULESHOME"):
+        return str(Path(home) / "init" / "bash")
+    return next((init for init in _MODULE_INITS if Path(init).exists()), None)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """`variables` with the search path of this process and the shims that are needed.
+
+    Programs are found as the one who started the sandbox finds them: a virtual environment that is
+    active there serves the jobs too.
+    """
+    path = os.environ.get("PATH") or _STANDARD_PATH
+    found = dict(variables)
+    found["PATH"] = path if shutil.which("srun", path=path) else f"{path}:{_HERE / 'bin'}"
+    own = _module_init()
+    found["BASH_ENV"] = own or str(_HERE / "module.sh")
+    if own is None:
+        found["MANTIK_SANDBOX_MODULES"] = str(_HERE / "modules")
+    return found

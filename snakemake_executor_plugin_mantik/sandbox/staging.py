@@ -1,0 +1,65 @@
+"""Imports and exports of UNICORE jobs: inline data, files of this machine, storages of this site."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from snakemake_executor_plugin_mantik.sandbox.description import Export, Import
+
+_SCRIPT_MODE = 0o600
+
+
+class StagingError(Exception):
+    """Why a file could not be staged, in the server's words."""
+
+
+def stage_in(item: Import, directory: Path, local_path: Callable[[str], Path | None]) -> None:
+    """Bring one file into a job's directory; `local_path` finds the file behind a storage URL.
+
+    Raises:
+        StagingError: if it cannot be done and the import says that it must.
+    """
+    target = directory / item.target.lstrip("/")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if item.data is not None or item.source.startswith("inline:"):
+            target.write_text(item.data or "")
+            target.chmod(_SCRIPT_MODE)
+        else:
+            shutil.copyfile(_path(item.source, local_path), target)
+        if len(item.permissions) >= 3:
+            owner = sum(
+                bit for bit, c in zip((4, 2, 1), item.permissions, strict=False) if c != "-"
+            )
+            target.chmod(owner << 6)
+    except (OSError, StagingError) as error:
+        if item.must_succeed:
+            raise StagingError(
+                f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {error}"
+            ) from error
+
+
+def stage_out(item: Export, directory: Path, local_path: Callable[[str], Path | None]) -> None:
+    """Copy one file of a job's directory to where the export says.
+
+    Raises:
+        StagingError: if it cannot be done.
+    """
+    try:
+        target = _path(item.target, local_path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(directory / item.source.lstrip("/"), target)
+    except (OSError, StagingError) as error:
+        raise StagingError(
+            f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {error}"
+        ) from error
+
+
+def _path(url: str, local_path: Callable[[str], Path | None]) -> Path:
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if (path := local_path(url)) is not None:
+        return path
+    raise StagingError(f"the sandbox does not transfer {parts.scheme or 'plain'} URLs")

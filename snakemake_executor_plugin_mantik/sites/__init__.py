@@ -1,1 +1,40 @@
-"""The sites: one protocol, an adapter per API, credentials. Knows no Snakemake."""
+"""HPC sites behind REST APIs: the protocol they share, their credentials, and one adapter each."""
+
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.credentials import Credential
+
+
+def make_site(
+    loaded: LoadedConfig, credential: Credential, workspace_name: str, *, project: Path
+) -> Site:
+    """The site that a backend config describes; nothing is sent before it is opened.
+
+    Args:
+        loaded: the backend config.
+        credential: from `credentials.find_credentials`.
+        workspace_name: name of the workspace's directory, where its path is not configured.
+        project: the project folder; the CA file is relative to it.
+
+    Raises:
+        UserError: if the site's API is not supported, or its URL or CA file cannot be used.
+    """
+    if loaded.config.api != "unicore":
+        raise UserError(
+            "sites behind firecREST are not supported yet",
+            where=str(loaded.path),
+            do="Use a site with UnicoreApiUrl",
+        )
+    from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+
+    return UnicoreSite(
+        loaded.name,
+        loaded.config.api_url,
+        credential,
+        workspace_name=workspace_name,
+        settings=loaded.config.site,
+        base=project,
+    )

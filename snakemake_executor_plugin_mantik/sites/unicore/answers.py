@@ -1,0 +1,180 @@
+"""What a UNICORE server's answers mean: HTTP statuses and error texts to `SiteError`s.
+
+UNICORE answers nearly every failure with 500 and a text (RESTRendererBase.handleError), so some
+texts have to be told apart: they stand in one table, and a test holds answers of a real server
+against it.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import httpx
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
+
+SESSION_EXPIRED = 432
+"""UNICORE's own status: the security session is unknown; pyunicore repeats without it."""
+
+_LONGEST_TEXT = 400
+"""Characters of a server's text that go into an error."""
+
+_CHECK_CREDENTIALS = (
+    "Check the credentials of this site; they are read from the environment or the keyring"
+)
+
+
+class Meaning(Enum):
+    """What an error answer says about the act."""
+
+    UNKNOWN = SiteUnreachable
+    LATER = SiteBusy
+    CREDENTIALS = SiteUnauthorized
+    MISSING = SiteNotFound
+    NO = SiteRejected
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A text in an error answer, and its meaning.
+
+    Attributes:
+        text: regular expression, searched for without regard to case.
+        meaning: what it says.
+        do: what the user may do.
+    """
+
+    text: str
+    meaning: Meaning
+    do: str = ""
+
+
+ERROR_TEXTS = (
+    # Texts of a server whose TSI (its arm on the login node) is away: it may be back soon.
+    Pattern(r"TSIUnavailableException|TSI (is )?(currently )?unavailable", Meaning.UNKNOWN),
+    # A server that was just restarted answers so to submissions some of which it has carried out.
+    Pattern(r"ResourceUnknownException", Meaning.UNKNOWN),
+    # container.services.maxInstancesPerUser: nothing was made.
+    Pattern(r"Limit of <?\d+>? instances", Meaning.LATER),
+    Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.LATER),
+    Pattern(r"No space left|Disk quota exceeded", Meaning.NO, "Make room at the site"),
+    Pattern(r"file exists!|Is a directory|is not a directory|Not a directory", Meaning.NO),
+    Pattern(
+        r"Permission denied|Operation not permitted|Read-only file system|Access denied",
+        Meaning.NO,
+        "Check the permissions of your account at the site",
+    ),
+    Pattern(r"JSONException", Meaning.NO),
+    Pattern(r"Illegal permissions string|URISyntaxException", Meaning.NO),
+)
+"""Texts of `errorMessage`; the first that fits counts."""
+
+_BY_STATUS = {
+    401: Meaning.CREDENTIALS,
+    403: Meaning.CREDENTIALS,
+    404: Meaning.MISSING,
+    407: Meaning.UNKNOWN,
+    408: Meaning.UNKNOWN,
+    410: Meaning.MISSING,
+    423: Meaning.LATER,
+    425: Meaning.LATER,
+    429: Meaning.LATER,
+    501: Meaning.NO,
+    505: Meaning.NO,
+}
+
+
+def error_of(response: httpx.Response, site: str) -> SiteError | None:
+    """The error that the fully read `response` stands for, None if it is none.
+
+    An answer that is not the server's own (a web page, of a proxy or a login portal) proves
+    nothing, whatever its status. A session that expired is left to pyunicore.
+    """
+    if response.status_code == SESSION_EXPIRED:
+        return None
+    if _is_web_page(response):
+        return _error(
+            Meaning.UNKNOWN,
+            response,
+            site,
+            "a web page instead of an answer of UNICORE",
+            "Check UnicoreApiUrl and the network (proxy, VPN, a login page)",
+        )
+    if response.status_code < 300:
+        return None
+    if response.status_code < 400:
+        target = response.headers.get("Location", "elsewhere")
+        return _error(
+            Meaning.UNKNOWN, response, site, f"a redirect to {target}", "Check UnicoreApiUrl"
+        )
+    text = _text_of(response)
+    meaning, do = _meaning(response, text)
+    return _error(meaning, response, site, text, do)
+
+
+def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
+    status = response.status_code
+    for pattern in ERROR_TEXTS:
+        if status >= 400 and re.search(pattern.text, text, re.IGNORECASE):
+            return pattern.meaning, pattern.do
+    if status == 404 and text and not _is_json(response):
+        # "No service was found." while a server starts: no word about the file or the job.
+        return Meaning.UNKNOWN, ""
+    if status == 503:
+        own = _is_json(response) or "Retry-After" in response.headers
+        return (Meaning.LATER if own else Meaning.UNKNOWN), ""
+    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
+    return meaning, _CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
+
+
+def _error(
+    meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
+) -> SiteError:
+    request = response.request
+    what = f"{request.method} {request.url.path} was answered with {response.status_code}"
+    what = f"{what}: {text}" if text else what
+    where = f"site {site}"
+    status = response.status_code
+    if meaning is Meaning.LATER:
+        wait = retry_after(response.headers.get("Retry-After"))
+        return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
+    kind: type[SiteError] = meaning.value
+    return kind(what, where=where, do=do, status=status)
+
+
+def retry_after(header: str | None) -> float | None:
+    """The seconds that a Retry-After header asks to wait; None for none or for a date."""
+    if header is None or not re.fullmatch(r"\d{1,9}", header.strip()):
+        return None
+    return float(header)
+
+
+def _is_web_page(response: httpx.Response) -> bool:
+    """Whether the body is HTML; downloads have another content type, whatever is in the file."""
+    return str(response.headers.get("Content-Type", "")).startswith("text/html")
+
+
+def _is_json(response: httpx.Response) -> bool:
+    return "json" in response.headers.get("Content-Type", "")
+
+
+def _text_of(response: httpx.Response) -> str:
+    """The server's own words on one line, shortened."""
+    text = response.text
+    if _is_json(response):
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict):
+            text = str(answer.get("errorMessage", text))
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

@@ -1,0 +1,295 @@
+"""The connection to a UNICORE server: pooled, verified, counted, with typed errors.
+
+pyunicore's `Transport` makes the requests (credentials, security sessions); this module gives it
+one HTTP client for all of them and adds what it lacks: errors with a meaning, checked downloads
+that keep the session, a limit on requests at the same time, repetition of what may be repeated.
+"""
+
+import asyncio
+import ipaddress
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import certifi
+import httpx
+import stamina
+from pyunicore.aio.client import Transport
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteError,
+    SiteUnauthorized,
+    SiteUnreachable,
+    UserError,
+)
+from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
+
+REPEAT_ATTEMPTS: Final = 4
+"""How often an idempotent request is made at most before its error is told."""
+REPEAT_S: Final = 30.0
+"""How long the attempts of an idempotent request may take together, seconds."""
+REPEAT_FIRST_S: Final = 0.2
+"""Wait before the first repetition, seconds; doubled for each further one."""
+REPEAT_LONGEST_S: Final = 5.0
+"""Longest wait between two attempts, seconds."""
+CONNECT_S: Final = 30.0
+"""How long a connection may take to be made, seconds."""
+IDLE_S: Final = 20.0
+"""How long an idle connection is kept; shorter than servers' own limit, so that none is reused in
+the moment in which the server closes it."""
+
+_T = TypeVar("_T")
+_JSON: Final = {"Accept": "application/json"}
+_BYTES: Final = {"Accept": "application/octet-stream", "Accept-Encoding": "identity"}
+
+
+class Connection:
+    """Requests to one UNICORE server, as one user.
+
+    Attributes:
+        requests: how many requests were made, by kind, repetitions included.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        url: str,
+        credential: Credential,
+        *,
+        ca_file: Path | None,
+        proxy: str | None,
+        timeout_s: float,
+        concurrent_requests: int,
+    ) -> None:
+        self.base = checked_url(url, site)
+        self.requests: Counter[str] = Counter()
+        self._site = site
+        self._credential = credential
+        loopback = _is_loopback(httpx.URL(self.base).host)
+        # Uploads and downloads have places of their own: they must not keep small requests waiting.
+        self._places = {
+            "small": asyncio.Semaphore(concurrent_requests),
+            "bulk": asyncio.Semaphore(concurrent_requests),
+        }
+        self._client = httpx.AsyncClient(
+            verify=_tls(ca_file, site),
+            proxy=proxy,
+            trust_env=not loopback,
+            follow_redirects=False,
+            limits=httpx.Limits(
+                max_connections=2 * concurrent_requests,
+                max_keepalive_connections=concurrent_requests,
+                keepalive_expiry=IDLE_S,
+            ),
+            event_hooks={"request": [self._count], "response": [self._check]},
+        )
+        self._transport = Transport(
+            credential,
+            verify=True,
+            timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+            client=self._client,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def get(
+        self, kind: str, path: str, params: Mapping[str, str | int] | None = None
+    ) -> dict[str, Any]:
+        """A resource's properties; repeated when that may help."""
+        return await self.repeat(lambda: self._get_once(kind, path, params))
+
+    async def _get_once(
+        self, kind: str, path: str, params: Mapping[str, str | int] | None
+    ) -> dict[str, Any]:
+        response = await self.once(kind, "GET", path, headers=_JSON, params=dict(params or {}))
+        return self.json_of(response)
+
+    async def ask(self, kind: str, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """Make an idempotent request; repeated when that may help."""
+        return await self.repeat(lambda: self.once(kind, method, path, **arguments))
+
+    async def once(
+        self, kind: str, method: str, path: str, *, bulk: bool = False, **arguments: Any
+    ) -> httpx.Response:
+        """Make one request, and return its answer, which is no error.
+
+        Args:
+            kind: what it counts as in `requests`.
+            method: GET, PUT, POST or DELETE.
+            path: below the base URL, percent-encoded.
+            bulk: whether it carries a file's contents.
+            arguments: of httpx (json, content, params, headers).
+        """
+        send = getattr(self._client, method.lower())
+        async with self._places["bulk" if bulk else "small"]:
+            return await self._run(send, kind, path, **arguments)
+
+    @asynccontextmanager
+    async def download(self, path: str, offset: int) -> AsyncIterator[httpx.Response]:
+        """The answer that brings a file's bytes from `offset` on, to be read in the context.
+
+        The request is repeated when that may help; reading the answer is not.
+        """
+        headers = {**_BYTES, "Range": f"bytes={offset}-"} if offset else _BYTES
+        async with self._places["bulk"]:
+            response = await self.repeat(
+                lambda: self._run(self._send_streaming, "download", path, headers=dict(headers))
+            )
+            try:
+                with self._told(path):
+                    yield response
+            finally:
+                await response.aclose()
+
+    async def repeat(self, act: Callable[[], Awaitable[_T]]) -> _T:
+        """Do `act`, and again a few times if the site is busy or cannot be reached."""
+        async for attempt in stamina.retry_context(
+            on=_worth_repeating,
+            attempts=REPEAT_ATTEMPTS,
+            timeout=REPEAT_S,
+            wait_initial=REPEAT_FIRST_S,
+            wait_max=REPEAT_LONGEST_S,
+            wait_jitter=REPEAT_FIRST_S,
+        ):
+            with attempt:
+                return await act()
+        raise AssertionError("stamina makes one attempt at least")
+
+    def json_of(self, response: httpx.Response) -> dict[str, Any]:
+        """The JSON object in `response`.
+
+        Raises:
+            SiteUnreachable: if there is none; then it is not UNICORE that answered, or not whole.
+        """
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self.nonsense(response.request.url.path)
+        return answer
+
+    def nonsense(self, path: str) -> SiteUnreachable:
+        """The error for an answer that cannot be what UNICORE says."""
+        return SiteUnreachable(
+            f"{path} was answered with something that UNICORE does not say",
+            where=f"site {self._site}",
+            do="Check UnicoreApiUrl, which ends with /rest/core",
+        )
+
+    async def _run(
+        self, send: Callable[..., Awaitable[httpx.Response]], kind: str, path: str, **arguments: Any
+    ) -> httpx.Response:
+        with self._told(path):
+            await self._credential.renew()
+            response: httpx.Response = await self._transport.run_method(
+                send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
+            )
+            return response
+
+    async def _send_streaming(
+        self, *, url: str, headers: dict[str, str], **arguments: Any
+    ) -> httpx.Response:
+        """Like `AsyncClient.get`, but the body is left to be read by the caller."""
+        request = self._client.build_request("GET", url, headers=headers, **arguments)
+        response = await self._client.send(request, stream=True)
+        if response.status_code == SESSION_EXPIRED:
+            await response.aclose()  # pyunicore makes the request again and drops this answer
+        return response
+
+    async def _count(self, request: httpx.Request) -> None:
+        self.requests[request.extensions.get("kind", "other")] += 1
+
+    async def _check(self, response: httpx.Response) -> None:
+        if response.status_code >= 300:
+            await response.aread()
+        if error := error_of(response, self._site):
+            raise error
+
+    @contextmanager
+    def _told(self, path: str) -> Iterator[None]:
+        """Turn what the HTTP client raises into site errors."""
+        where = f"site {self._site}"
+        try:
+            yield
+        except httpx.HTTPError as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            do = "Check UnicoreApiUrl and the network"
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                do = "Name the certificate of the site's authority with CAFile"
+            what = f"no answer from {self.base}{path}: {reason}"
+            raise SiteUnreachable(what, where=where, do=do) from error
+        except httpx.InvalidURL as error:
+            raise SiteUnreachable(f"{error}", where=where, do="Check UnicoreApiUrl") from error
+
+
+def checked_url(url: str, site: str) -> str:
+    """The base URL without a slash at its end; plain HTTP only on this machine.
+
+    Raises:
+        UserError: if credentials would travel readably, or the URL holds more than an address.
+    """
+    parsed = httpx.URL(url)
+    where = f"site {site}, UnicoreApiUrl"
+    if parsed.scheme not in ("https", "http") or not parsed.host:
+        raise UserError(f"{url!r} is no https:// address", where=where, do="Give the full URL")
+    if parsed.scheme == "http" and not _is_loopback(parsed.host):
+        raise UserError(
+            "plain http would show the credentials to the network", where=where, do="Use https://"
+        )
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        raise UserError(
+            "a user name, a query or a fragment has no place in the URL",
+            where=where,
+            do="Credentials come from the environment or the keyring",
+        )
+    return url.rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(ca_file: Path | None, site: str) -> ssl.SSLContext:
+    """Certificates are always checked: against the system's, certifi's, and `ca_file`."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(
+                f"{ca_file} cannot be used: {error}",
+                where=f"site {site}, CAFile",
+                do="Name a file with certificates in PEM form",
+            ) from error
+    return context
+
+
+def _worth_repeating(error: Exception) -> bool | float:
+    if isinstance(error, SiteBusy):
+        if error.retry_after is None:
+            return True
+        return error.retry_after if error.retry_after < REPEAT_S else False
+    return isinstance(error, SiteUnreachable)
+
+
+def not_authorized(site: str, what: str) -> SiteError:
+    """The error for credentials that UNICORE lets in without giving them anything."""
+    return SiteUnauthorized(
+        what,
+        where=f"site {site}",
+        do="Check the credentials, and that this account may use the site",
+    )

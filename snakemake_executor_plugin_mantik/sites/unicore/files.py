@@ -1,0 +1,171 @@
+"""Files of the workspace through UNICORE's storage API."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteNotFound,
+    SiteRejected,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.base import Entry
+from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
+from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
+
+LISTING_LIMIT: Final = 10_000
+"""Entries that a server gives in one answer (its SMS_LS_LIMIT)."""
+CHUNK_BYTES: Final = 1 << 20
+"""Size of the pieces that files are read in, here and on their way down."""
+
+_PRIVATE_FILE: Final = "rw-------"
+_PRIVATE_DIRECTORY: Final = "rwx------"
+_OCTETS: Final = {"Content-Type": "application/octet-stream"}
+
+
+class Files:
+    """The workspace's files."""
+
+    def __init__(self, connection: Connection, paths: StoragePaths, site: str) -> None:
+        self._connection = connection
+        self._paths = paths
+        self._site = site
+
+    async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
+        """See `Site.put`; a private file is made empty, closed to others, and then filled."""
+        if private:
+            await self._upload(path, b"")
+            await self._protect(path, _PRIVATE_FILE)
+        await self._upload(path, content)
+
+    async def _upload(self, path: str, content: bytes | Path) -> None:
+        url = self._paths.url(path)
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        headers = {**_OCTETS, "Content-Length": str(size)}
+        body = content if isinstance(content, bytes) else _Reread(content)
+        await self._connection.repeat(
+            lambda: self._connection.once(
+                "upload", "PUT", url, bulk=True, content=body, headers=dict(headers)
+            )
+        )
+
+    async def _protect(self, path: str, permissions: str) -> None:
+        answer = await self._connection.ask(
+            "chmod", "PUT", self._paths.url(path), json={"unixPermissions": permissions}
+        )
+        said = self._connection.json_of(answer).get("permissions")
+        if said != "OK":
+            raise SiteRejected(
+                f"{path} could not be closed to others: {said}", where=f"site {self._site}"
+            )
+
+    async def make_workspace(self) -> None:
+        """Make the workspace's directory, closed to others, unless it is there."""
+        if await self.stat(".") is None:
+            await self.make_directory(".")
+            await self._protect(".", _PRIVATE_DIRECTORY)
+
+    async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
+        """See `Site.get`.
+
+        A server may loop for ever if it is asked for bytes behind a file's end, so the size is
+        looked up where `offset` is not 0.
+        """
+        if offset:
+            entry = await self.stat(path)
+            if entry is None:
+                raise SiteNotFound(f"there is no file {path}", where=f"site {self._site}")
+            if offset > entry.size:
+                raise SiteRejected(
+                    f"{path} has {entry.size} bytes, less than {offset}",
+                    where=f"site {self._site}",
+                )
+            if offset == entry.size:
+                return
+        async with self._connection.download(self._paths.url(path), offset) as response:
+            if response.status_code != (206 if offset else 200):
+                raise SiteUnreachable(
+                    f"{path} came with status {response.status_code}, not from byte {offset} on",
+                    where=f"site {self._site}",
+                    status=response.status_code,
+                )
+            async for chunk in response.aiter_raw(CHUNK_BYTES):
+                yield chunk
+
+    async def list(self, path: str) -> dict[str, Entry]:
+        """See `Site.list`; page by page where the server does not tell all entries at once."""
+        entries: dict[str, Entry] = {}
+        while True:
+            page = await self._page(path, len(entries))
+            known = len(entries)
+            entries.update(page)
+            if len(page) < LISTING_LIMIT or len(entries) == known:
+                return entries
+
+    async def _page(self, path: str, offset: int) -> dict[str, Entry]:
+        url = self._paths.url(path)
+        params = {"offset": offset, "num": LISTING_LIMIT}
+        answer = await self._connection.get("list", url, params)
+        if answer.get("isDirectory") is False:
+            raise SiteNotFound(f"{path} is no directory", where=f"site {self._site}")
+        content = answer.get("content")
+        if not isinstance(content, dict):
+            raise self._connection.nonsense(url)
+        return {name: self._entry(name, found) for name, found in _named(content)}
+
+    async def stat(self, path: str) -> Entry | None:
+        """See `Site.stat`."""
+        try:
+            # A directory answers with what is in it: one entry is enough here.
+            answer = await self._connection.get("stat", self._paths.url(path), {"num": 1})
+        except SiteNotFound:
+            return None
+        return self._entry(path.rsplit("/", 1)[-1], answer)
+
+    def _entry(self, name: str, found: Any) -> Entry:
+        try:
+            directory = bool(found["isDirectory"])
+            size = 0 if directory else int(found["size"])
+            return Entry(name, size, directory, parse_time(found["lastAccessed"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._connection.nonsense(name) from error
+
+    async def make_directory(self, path: str) -> None:
+        """See `Site.make_directory`."""
+        await self._connection.ask("mkdir", "POST", self._paths.url(path), json={})
+
+    async def remove(self, path: str) -> None:
+        """See `Site.remove`; servers differ in whether a missing entry is an error (500) or not."""
+        try:
+            await self._connection.repeat(lambda: self._remove(path))
+        except SiteNotFound:
+            return
+
+    async def _remove(self, path: str) -> None:
+        try:
+            await self._connection.once("remove", "DELETE", self._paths.url(path))
+        except SiteUnreachable as error:
+            if error.status is None or await self.stat(path) is not None:
+                raise
+
+
+class _Reread:
+    """A file's contents as often as they are asked for: a repeated request sends them again."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        opened = await asyncio.to_thread(self._file.open, "rb")
+        try:
+            while chunk := await asyncio.to_thread(opened.read, CHUNK_BYTES):
+                yield chunk
+        finally:
+            opened.close()
+
+
+def _named(content: dict[str, Any]) -> list[tuple[str, Any]]:
+    """A listing's entries by bare name; UNICORE gives paths, those of directories end in a slash."""
+    return [(path.rstrip("/").rsplit("/", 1)[-1], found) for path, found in content.items()]

@@ -1,0 +1,200 @@
+"""Jobs through UNICORE's job API."""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+)
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.sites.unicore import states
+from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
+
+PAGE: Final = 200
+"""Jobs that one answer lists; servers give no more by default."""
+STDERR_BYTES: Final = 16_384
+"""How much of a job's standard error is read to explain its end."""
+
+_TAG: Final = re.compile(r"[A-Za-z0-9-]+")
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """The user's jobs at a server."""
+
+    def __init__(self, connection: Connection, site: str, submissions_per_second: float) -> None:
+        self._connection = connection
+        self._site = site
+        self._pace = _Pace(1 / submissions_per_second)
+        self.clock = 0.0
+        """Seconds to add to this machine's clock for the server's."""
+
+    async def submit(self, description: dict[str, Any]) -> str:
+        """Send a job description: one request, never repeated."""
+        for tag in description.get("Tags", ()):
+            self._check_tag(tag)
+        await self._pace.wait()
+        response = await self._connection.once("submit", "POST", "/jobs", json=description)
+        job_id = response.headers.get("Location", "").rstrip("/").rsplit("/", 1)[-1]
+        if response.status_code != 201 or not job_id:
+            raise self._connection.nonsense("/jobs")
+        return str(job_id)
+
+    async def find(self, tag: str) -> list[str]:
+        """See `Site.find`."""
+        self._check_tag(tag)
+        found: list[str] = []
+        while True:
+            params: dict[str, str | int] = {"tags": tag, "num": PAGE, "offset": len(found)}
+            answer = await self._connection.get("find", "/jobs", params)
+            urls = answer.get("jobs")
+            if not isinstance(urls, list):
+                raise self._connection.nonsense("/jobs")
+            found += [str(url).rstrip("/").rsplit("/", 1)[-1] for url in urls]
+            if len(urls) < PAGE:
+                return list(dict.fromkeys(found))
+
+    async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        """See `Site.states`; UNICORE has no bulk status: a small request for each job."""
+        answers = await asyncio.gather(*map(self._state, ids), return_exceptions=True)
+        found: dict[str, JobState] = {}
+        failed: list[SiteError] = []
+        for job_id, answer in zip(ids, answers, strict=True):
+            if isinstance(answer, JobState):
+                found[job_id] = answer
+            elif isinstance(answer, SiteUnauthorized) or not isinstance(answer, SiteError):
+                raise answer
+            else:
+                found[job_id] = JobState(Phase.UNKNOWN, detail=answer.what)
+                failed.append(answer)
+        if failed and len(failed) == len(found):
+            raise failed[0]
+        return found
+
+    async def _state(self, job_id: str) -> JobState:
+        try:
+            fields = {"fields": states.STATUS_FIELDS}
+            return states.state_of(await self._connection.get("status", _url(job_id), fields))
+        except SiteNotFound:
+            return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
+
+    async def explain(self, job_id: str) -> JobState:
+        """See `Site.explain`; asks for the log and, without an exit code, the scheduler's words."""
+        try:
+            fields = {"fields": states.EXPLAIN_FIELDS}
+            answer = await self._connection.get("explain", _url(job_id), fields)
+        except SiteNotFound:
+            return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
+        state = states.state_of(answer)
+        if state.phase is not Phase.ENDED or state.reason is Reason.SUCCESS:
+            return state
+        log = answer.get("log")
+        said = states.rejection(log if isinstance(log, list) else [])
+        if said and not state.scheduler_id:
+            return _replace(state, Reason.REJECTED, said)
+        if state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
+            return state
+        details = await self._details(job_id)
+        stderr = await self._stderr(job_id)
+        reason = states.reason_of_details(details, stderr)
+        if reason is None:
+            return state
+        return _replace(state, reason, states.detail_of(details) or state.detail)
+
+    async def _details(self, job_id: str) -> dict[str, str]:
+        try:
+            answer = await self._connection.get("explain", f"{_url(job_id)}/details")
+        except SiteNotFound:
+            return {}
+        return states.slurm_details(answer)
+
+    async def _stderr(self, job_id: str) -> str:
+        """The job's standard error, or its beginning; empty if it cannot be read."""
+        path = f"/storages/{quote(job_id, safe='')}-uspace/files/stderr"
+        text = b""
+        try:
+            async with self._connection.download(path, 0) as response:
+                async for chunk in response.aiter_raw(STDERR_BYTES):
+                    text += chunk
+                    if len(text) >= STDERR_BYTES:
+                        break
+        except SiteError as error:
+            _log.debug("standard error of job %s cannot be read: %s", job_id, error)
+        return text.decode(errors="replace")
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        """See `Site.cancel`."""
+        await self._each(ids, lambda job: self._post(f"{_url(job)}/actions/abort"))
+
+    async def _post(self, path: str) -> None:
+        await self._connection.ask("cancel", "POST", path, json={})
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """See `Site.forget`."""
+        await self._each(ids, lambda job: self._connection.ask("forget", "DELETE", _url(job)))
+
+    async def extend(self, ids: Sequence[str], seconds: float) -> None:
+        """See `Site.extend`; a time that the server has set later than that is left alone."""
+        until = time.time() + self.clock + seconds
+        await self._each(ids, lambda job: self._extend(job, until))
+
+    async def _extend(self, job_id: str, until: float) -> None:
+        answer = await self._connection.get("extend", _url(job_id), {"fields": "terminationTime"})
+        try:
+            if parse_time(str(answer.get("terminationTime"))) >= until:
+                return
+        except ValueError:
+            pass  # a form that we do not know: set it
+        wanted = {"terminationTime": format_time(until)}
+        response = await self._connection.ask("extend", "PUT", _url(job_id), json=wanted)
+        said = self._connection.json_of(response).get("terminationTime")
+        if said != "OK":  # the status is 200 all the same
+            raise SiteRejected(
+                f"the time that job {job_id} is kept could not be extended: {said}",
+                where=f"site {self._site}",
+            )
+
+    async def _each(self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]) -> None:
+        """Do `act` for all jobs at once; missing jobs are fine; the first error is told."""
+        answers = await asyncio.gather(*map(act, ids), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, SiteNotFound):
+                raise answer
+
+    def _check_tag(self, tag: str) -> None:
+        """`_` and `%` would be wildcards, a blank or a comma would make two tags."""
+        if not _TAG.fullmatch(tag):
+            raise SiteRejected(f"{tag!r} cannot be a tag", where=f"site {self._site}")
+
+
+class _Pace:
+    """Lets one pass every `interval` seconds."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        now = time.monotonic()
+        turn = max(now, self._next)
+        self._next = turn + self._interval
+        if turn > now:
+            await asyncio.sleep(turn - now)
+
+
+def _url(job_id: str) -> str:
+    return f"/jobs/{quote(job_id, safe='')}"
+
+
+def _replace(state: JobState, reason: Reason, detail: str) -> JobState:
+    return JobState(state.phase, reason, detail, state.exit_code, state.scheduler_id, state.queue)

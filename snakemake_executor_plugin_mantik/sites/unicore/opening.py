@@ -1,0 +1,226 @@
+"""Opening a site: who we are there, where the workspace lies, what the queues allow."""
+
+import asyncio
+import posixpath
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits
+from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection, not_authorized
+from snakemake_executor_plugin_mantik.sites.unicore.paths import place
+
+OURS: Final = "mantik"
+"""Directory in a storage that holds the workspaces that we make."""
+MOST_STORAGES: Final = 200
+"""How many storages are looked at to find the workspace's."""
+
+_PREFERRED: Final = ("scratch", "work", "project", "home")
+_TIME: Final = "%Y-%m-%dT%H:%M:%S%z"
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the server says at its base URL.
+
+    Attributes:
+        server: product and version.
+        user: login name at the site, empty if the server does not say.
+        clock: seconds to add to this machine's clock for the server's.
+    """
+
+    server: str
+    user: str
+    clock: float
+
+
+@dataclass(frozen=True)
+class Queues:
+    """The queues' limits, and the names of the resources that each knows."""
+
+    limits: Mapping[str, QueueLimits] = field(default_factory=dict)
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+async def read_base(connection: Connection, site: str) -> Base:
+    """Ask the base URL who we are.
+
+    Raises:
+        SiteUnauthorized: if the credentials are not known: without any, the server lets everyone in
+            as `anonymous`, with an empty list of jobs.
+    """
+    answer = await connection.get("base", "")
+    try:
+        client, server = answer["client"], answer["server"]
+        role = client["role"]["selected"]
+        clock = parse_time(server["currentTime"]) - time.time()
+        user = client.get("xlogin", {}).get("UID", "")
+        version = server["version"]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise connection.nonsense("the base URL") from error
+    if role == "anonymous":
+        raise not_authorized(site, "the site does not know the user, who is anonymous there")
+    return Base(f"UNICORE/X {version}", str(user), clock)
+
+
+async def read_queues(connection: Connection) -> Queues:
+    """The limits of all queues; empty where a server does not tell them."""
+    urls = _urls(await connection.get("factories", "/factories"), "factories")
+    limits: dict[str, QueueLimits] = {}
+    known: dict[str, frozenset[str]] = {}
+    paths = [f"/factories/{_last(url)}" for url in urls]
+    for answer in await asyncio.gather(
+        *(connection.get("factories", path, {"fields": "resources"}) for path in paths)
+    ):
+        resources = answer.get("resources")
+        for queue, ranges in (resources if isinstance(resources, dict) else {}).items():
+            if isinstance(ranges, dict):
+                limits[queue] = queue_limits(ranges)
+                known[queue] = frozenset(ranges)
+    return Queues(limits, known)
+
+
+def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
+    """A queue's ranges as UNICORE gives them: `1-8`, memory in bytes."""
+    memory = _range(ranges.get("MemoryPerNode"))
+    return QueueLimits(
+        runtime_s=_range(ranges.get("Runtime")),
+        nodes=_range(ranges.get("Nodes")),
+        memory_mib_per_node=memory and (-(-memory[0] // _MIB), memory[1] // _MIB),
+        gpus_per_node=_range(ranges.get("GPUsPerNode")),
+    )
+
+
+async def find_workspace(
+    connection: Connection, site: str, *, name: str, workspace: str | None, storage: str | None
+) -> tuple[str, str, str]:
+    """The workspace's storage, its path in it, and its absolute path.
+
+    Args:
+        connection: to the server.
+        site: the site's name, for errors.
+        name: of the workspace, where its path is not given.
+        workspace: its path as configured: absolute, or relative to the storage.
+        storage: name of the storage as configured.
+
+    Raises:
+        SiteRejected: if no storage holds the workspace.
+    """
+    relative = workspace or f"{OURS}/{name}"
+    if storage is not None and not relative.startswith("/"):
+        found, mount = await _named_storage(connection, site, storage)
+        return found, _within(relative, site), posixpath.join(mount, relative)
+    mounts = await _mounts(connection)
+    if storage is not None:
+        wanted = _named(storage, list(mounts))
+        mounts = {wanted: mounts[wanted]} if wanted is not None else {}
+    if relative.startswith("/"):
+        located = place(mounts, relative)
+        if located is None or not located[1]:
+            raise _no_storage(f"no storage holds the workspace {relative}", site, mounts)
+        return *located, relative
+    preferred = _preferred(mounts)
+    if preferred is None:
+        raise _no_storage("there is no storage for the workspace", site, mounts)
+    return preferred, _within(relative, site), posixpath.join(mounts[preferred], relative)
+
+
+async def _named_storage(connection: Connection, site: str, name: str) -> tuple[str, str]:
+    """A storage by its name: one request if the name is its id, as it is for shared ones."""
+    try:
+        answer = await _storage(connection, name)
+    except SiteNotFound:
+        mounts = await _mounts(connection)
+        found = _named(name, list(mounts))
+        if found is None:
+            raise _no_storage(f"there is no storage {name!r}", site, mounts) from None
+        return found, mounts[found]
+    return name, _mount(connection, answer)
+
+
+async def _mounts(connection: Connection) -> dict[str, str]:
+    """The mount points of the storages that can be used."""
+    answer = await connection.get("storages", "/storages", {"num": MOST_STORAGES})
+    names = [_last(url) for url in _urls(answer, "storages")]
+    answers = await asyncio.gather(*(_storage(connection, name) for name in names))
+    return {
+        name: _mount(connection, found)
+        for name, found in zip(names, answers, strict=True)
+        if str(found.get("mountPoint", "")).startswith("/")
+    }
+
+
+async def _storage(connection: Connection, name: str) -> dict[str, Any]:
+    fields = {"fields": "mountPoint,resourceStatus"}
+    return await connection.get("storages", f"/storages/{quote(name, safe='')}", fields)
+
+
+def _mount(connection: Connection, answer: Mapping[str, Any]) -> str:
+    mount = answer.get("mountPoint")
+    if not isinstance(mount, str) or not mount.startswith("/"):
+        raise connection.nonsense("a storage")
+    return mount
+
+
+def _named(name: str, storages: list[str]) -> str | None:
+    """The storage of that name; ids of private storages have a prefix before it."""
+    wanted = name.lower()
+    exact = [storage for storage in storages if storage.lower() == wanted]
+    private = [storage for storage in storages if storage.lower().endswith(f"-{wanted}")]
+    return next(iter(exact + private), None)
+
+
+def _preferred(mounts: Mapping[str, str]) -> str | None:
+    """Scratch before work, project and home; then whatever there is."""
+    for word in _PREFERRED:
+        for storage in sorted(mounts):
+            if word in storage.lower():
+                return storage
+    return min(mounts, default=None)
+
+
+def _within(path: str, site: str) -> str:
+    normal = posixpath.normpath(path)
+    if normal.startswith("..") or normal == ".":
+        raise SiteRejected(f"the workspace {path!r} lies outside of its storage", where=site)
+    return normal
+
+
+def _no_storage(what: str, site: str, mounts: Mapping[str, str]) -> SiteRejected:
+    there = ", ".join(f"{name} ({mount})" for name, mount in sorted(mounts.items())) or "none"
+    return SiteRejected(
+        f"{what}; storages there: {there}",
+        where=f"site {site}",
+        do="Set Storage or Workspace in the backend config to one of these",
+    )
+
+
+def _urls(answer: Mapping[str, Any], key: str) -> list[str]:
+    urls = answer.get(key)
+    return [str(url) for url in urls] if isinstance(urls, list) else []
+
+
+def _last(url: str) -> str:
+    """The id at the end of a URL. Only it is used: the server may know itself by another host."""
+    return url.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _range(value: object) -> tuple[int, int] | None:
+    match = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", str(value))
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch of a UNICORE date (`2026-11-24T09:05:54+0000`)."""
+    return datetime.strptime(text, _TIME).timestamp()
+
+
+def format_time(seconds: float) -> str:
+    """A date in the only form that UNICORE takes with a time zone."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime(_TIME)

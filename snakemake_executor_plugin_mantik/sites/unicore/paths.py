@@ -1,0 +1,69 @@
+"""Paths of the workspace as UNICORE's storages take them."""
+
+import posixpath
+import re
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+
+_REFUSED = re.compile(r"[%'\\$\x00-\x1f\x7f]")
+"""Characters that UNICORE cannot carry (measured): `%`, backslash, newline and tab are refused,
+a name with a single quote can be written and not read, `$HOME` and `$USER` are replaced."""
+
+
+def carries(path: str) -> bool:
+    """Whether UNICORE can carry `path`, which is relative to the workspace."""
+    parts = path.split("/")
+    return not _REFUSED.search(path) and not {"", ".", ".."} & set(parts)
+
+
+class StoragePaths:
+    """Paths below a directory of a storage, as paths of URLs.
+
+    Attributes:
+        root: the directory, relative to the storage's mount point.
+    """
+
+    def __init__(self, site: str, storage: str, root: str) -> None:
+        self._site = site
+        self.root = root
+        self._files = f"/storages/{quote(storage, safe='')}/files"
+
+    def url(self, path: str) -> str:
+        """The URL path of `path`; `.` is the workspace itself.
+
+        Raises:
+            SiteRejected: if UNICORE cannot carry the path.
+        """
+        if path in (".", ""):
+            return f"{self._files}/{quote(self.root)}"
+        if not carries(path):
+            raise SiteRejected(
+                f"UNICORE cannot carry the path {path!r}",
+                where=f"site {self._site}",
+                do="Use names without % ' $ backslash and control characters",
+            )
+        return f"{self._files}/{quote(f'{self.root}/{path}')}"
+
+
+def place(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:
+    """The storage that holds the absolute path `workspace`, and the path relative to its mount.
+
+    Args:
+        mounts: absolute mount points by storage.
+        workspace: absolute path.
+
+    Returns:
+        None if no storage holds it; with several the one mounted deepest.
+    """
+    workspace = posixpath.normpath(workspace)
+    found = None
+    deepest = -1
+    for storage, mount in mounts.items():
+        root = posixpath.normpath(mount)
+        below = workspace if root == "/" else workspace.removeprefix(root)
+        inside = root == "/" or (workspace.startswith(root) and below[:1] == "/")
+        if inside and len(root) > deepest:
+            found, deepest = (storage, below.strip("/")), len(root)
+    return found

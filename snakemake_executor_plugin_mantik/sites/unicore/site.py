@@ -1,0 +1,181 @@
+"""A site behind UNICORE: the Site protocol, put together from connection, jobs and files."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, SiteFacts, Submission
+from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.description import job_description
+from snakemake_executor_plugin_mantik.sites.unicore.files import LISTING_LIMIT, Files
+from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
+from snakemake_executor_plugin_mantik.sites.unicore.opening import (
+    Queues,
+    find_workspace,
+    read_base,
+    read_queues,
+)
+from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, carries
+
+
+class Settings(Protocol):
+    """What a UNICORE site is told by the backend config (`config.settings.SiteSettings`)."""
+
+    @property
+    def scheduler(self) -> Literal["slurm", "none"]: ...  # noqa: D102
+    @property
+    def workspace(self) -> str | None: ...  # noqa: D102
+    @property
+    def storage(self) -> str | None: ...  # noqa: D102
+    @property
+    def ca_file(self) -> str | None: ...  # noqa: D102
+    @property
+    def proxy(self) -> str | None: ...  # noqa: D102
+    @property
+    def timeout_s(self) -> int: ...  # noqa: D102
+    @property
+    def concurrent_requests(self) -> int: ...  # noqa: D102
+    @property
+    def submissions_per_second(self) -> float: ...  # noqa: D102
+
+
+class UnicoreSite:
+    """One workspace behind one UNICORE server; implements `Site`.
+
+    Attributes:
+        name: the site's name.
+        requests: how many HTTP requests were made so far, by kind.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        credentials: Credential,
+        *,
+        workspace_name: str,
+        settings: Settings,
+        base: Path | None = None,
+    ) -> None:
+        """Prepare a site; nothing is sent before `open`.
+
+        Args:
+            name: the site's name, for messages.
+            url: base of the REST API, ends with /rest/core.
+            credentials: who the user is.
+            workspace_name: name of the workspace's directory, where its path is not configured.
+            settings: the site's settings.
+            base: directory that a relative CA file is relative to, by default the current one.
+
+        Raises:
+            UserError: for a URL or a CA file that cannot be used.
+        """
+        if "/" in workspace_name or not carries(workspace_name):
+            raise SiteRejected(f"{workspace_name!r} cannot be a workspace's name", where=name)
+        self.name = name
+        self._settings = settings
+        self._workspace_name = workspace_name
+        self._connection = Connection(
+            name,
+            url,
+            credentials,
+            ca_file=(base or Path()) / settings.ca_file if settings.ca_file else None,
+            proxy=settings.proxy,
+            timeout_s=settings.timeout_s,
+            concurrent_requests=settings.concurrent_requests,
+        )
+        self._jobs = Jobs(self._connection, name, settings.submissions_per_second)
+        self._opened_files: Files | None = None
+        self._queues = Queues()
+
+    @property
+    def requests(self) -> Counter[str]:
+        """How many HTTP requests were made so far, by kind."""
+        return self._connection.requests
+
+    @property
+    def _files(self) -> Files:
+        if self._opened_files is None:
+            raise RuntimeError(f"site {self.name} was not opened")
+        return self._opened_files
+
+    async def open(self) -> SiteFacts:
+        """See `Site.open`. Six requests with the storage's name, some more without."""
+        base = await read_base(self._connection, self.name)
+        self._jobs.clock = base.clock
+        self._queues, (storage, root, workspace) = await asyncio.gather(
+            read_queues(self._connection),
+            find_workspace(
+                self._connection,
+                self.name,
+                name=self._workspace_name,
+                workspace=self._settings.workspace,
+                storage=self._settings.storage,
+            ),
+        )
+        paths = StoragePaths(self.name, storage, root)
+        self._opened_files = Files(self._connection, paths, self.name)
+        await self._opened_files.make_workspace()
+        return SiteFacts(workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT)
+
+    async def close(self) -> None:
+        """See `Site.close`."""
+        await self._connection.close()
+
+    async def submit(self, submission: Submission) -> str:
+        """See `Site.submit`."""
+        known = self._queues.known.get(submission.resources.queue or "", frozenset())
+        description = job_description(submission, self._settings.scheduler, known)
+        return await self._jobs.submit(description)
+
+    async def find(self, tag: str) -> list[str]:
+        """See `Site.find`."""
+        return await self._jobs.find(tag)
+
+    async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        """See `Site.states`."""
+        return await self._jobs.states(ids)
+
+    async def explain(self, job_id: str) -> JobState:
+        """See `Site.explain`."""
+        return await self._jobs.explain(job_id)
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        """See `Site.cancel`."""
+        await self._jobs.cancel(ids)
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """See `Site.forget`."""
+        await self._jobs.forget(ids)
+
+    async def extend(self, ids: Sequence[str], seconds: float) -> None:
+        """See `Site.extend`."""
+        await self._jobs.extend(ids, seconds)
+
+    async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
+        """See `Site.put`."""
+        await self._files.put(path, content, private=private)
+
+    def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """See `Site.get`."""
+        return self._files.get(path, offset)
+
+    async def list(self, path: str) -> dict[str, Entry]:
+        """See `Site.list`."""
+        return await self._files.list(path)
+
+    async def stat(self, path: str) -> Entry | None:
+        """See `Site.stat`."""
+        return await self._files.stat(path)
+
+    async def make_directory(self, path: str) -> None:
+        """See `Site.make_directory`."""
+        await self._files.make_directory(path)
+
+    async def remove(self, path: str) -> None:
+        """See `Site.remove`."""
+        await self._files.remove(path)

@@ -1,0 +1,144 @@
+"""What UNICORE and the batch system behind it say of a job, in our words: pure functions.
+
+A job that wrote no exit code is just FAILED for UNICORE: time limit, memory, node failure and
+cancellation look the same. The batch system's own details, and the texts that Slurm leaves in the
+job's standard error, tell them apart; each text here was seen on a real server.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyunicore.aio.client import JobStatus
+
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+
+STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
+"""What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
+EXPLAIN_FIELDS: Final = f"{STATUS_FIELDS},log"
+
+_LONGEST_DETAIL: Final = 500
+
+_PHASES: Final = {
+    JobStatus.READY.value: Phase.WAITING,
+    JobStatus.STAGINGIN.value: Phase.WAITING,
+    JobStatus.QUEUED.value: Phase.WAITING,
+    JobStatus.RUNNING.value: Phase.RUNNING,
+    JobStatus.STAGINGOUT.value: Phase.RUNNING,
+    JobStatus.SUCCESSFUL.value: Phase.ENDED,
+    JobStatus.FAILED.value: Phase.ENDED,
+    JobStatus.UNDEFINED.value: Phase.UNKNOWN,
+}
+
+STATUS_TEXTS: Final = (
+    (r"Job aborted", Reason.CANCELLED),
+    (r"Could not submit job", Reason.REJECTED),
+    (r"Resource request <.*> is out of range|Resource <.*> is not available", Reason.REJECTED),
+    (r"No conversion for unit|NumberFormatException", Reason.REJECTED),
+    (r"Staging in failed|Stage-out failed", Reason.LAUNCH_FAILURE),
+    (r"Pre-command\(s\) failed|Post-command\(s\) failed", Reason.LAUNCH_FAILURE),
+    (r"User application exited with non-zero exit code", Reason.EXIT_CODE),
+)
+"""Texts of `statusMessage` of a FAILED job."""
+
+SLURM_STATES: Final = {
+    "TIMEOUT": Reason.TIME_LIMIT,
+    "DEADLINE": Reason.TIME_LIMIT,
+    "OUT_OF_MEMORY": Reason.OUT_OF_MEMORY,
+    "NODE_FAIL": Reason.NODE_FAILURE,
+    "BOOT_FAIL": Reason.NODE_FAILURE,
+    "PREEMPTED": Reason.PREEMPTED,
+    "CANCELLED": Reason.CANCELLED,
+    "REVOKED": Reason.CANCELLED,
+}
+"""`JobState` of Slurm, for jobs without an exit code of their own."""
+
+MEMORY_TEXTS: Final = re.compile(
+    r"exceeded (job |step )?memory limit|oom[-_]kill|OOM Killed|Out Of Memory|out-of-memory",
+    re.IGNORECASE,
+)
+"""What slurmstepd writes into a job's standard error when it or the kernel killed it."""
+
+_REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
+_UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
+
+
+def state_of(properties: Mapping[str, Any]) -> JobState:
+    """The state that a job's properties (`STATUS_FIELDS`) tell."""
+    phase = _PHASES.get(str(properties.get("status")), Phase.UNKNOWN)
+    message = _one_line(str(properties.get("statusMessage") or ""))
+    code = _number(properties.get("exitCode"))
+    return JobState(
+        phase,
+        _reason(str(properties.get("status")), message, code) if phase is Phase.ENDED else None,
+        detail=message,
+        exit_code=code,
+        scheduler_id=_known(properties.get("batchSystemID")),
+        queue=_known(properties.get("queue")),
+    )
+
+
+def rejection(log: list[Any]) -> str:
+    """The scheduler's own words if the job's log says that it refused the job, else empty."""
+    for line in reversed(log):
+        text = _UNICORE_DATE.sub("", str(line))
+        if match := _REJECTION.search(text):
+            return _one_line(match["text"])
+    return ""
+
+
+def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
+    """`JobState`, `Reason` and `ExitCode` out of a job's /details, as far as they are in it.
+
+    They are entries of the JSON, or `Name=value` in a text in it, depending on the server.
+    """
+    text = json.dumps(details)
+    found = {}
+    for name in ("JobState", "Reason", "ExitCode"):
+        if match := re.search(rf'\b{name}"?\s*[=:]\s*"?(?P<value>[\w:+-]+)', text):
+            found[name] = match["value"]
+    return found
+
+
+def reason_of_details(details: Mapping[str, str], stderr: str) -> Reason | None:
+    """Why Slurm ended a job that gave no exit code; None if it does not say."""
+    if MEMORY_TEXTS.search(stderr):
+        return Reason.OUT_OF_MEMORY
+    if reason := SLURM_STATES.get(details.get("JobState", "")):
+        return reason
+    if details.get("Reason") == "JobLaunchFailure":
+        return Reason.LAUNCH_FAILURE
+    return None
+
+
+def detail_of(details: Mapping[str, str]) -> str:
+    """Slurm's details on one line."""
+    return ", ".join(f"{name}={value}" for name, value in details.items())
+
+
+def _reason(status: str, message: str, code: int | None) -> Reason:
+    if status == JobStatus.SUCCESSFUL.value:
+        return Reason.SUCCESS
+    for text, reason in STATUS_TEXTS:
+        if re.search(text, message):
+            return reason
+    return Reason.EXIT_CODE if code else Reason.UNKNOWN
+
+
+def _number(value: object) -> int | None:
+    """The exit code, which UNICORE gives as a text."""
+    try:
+        return int(str(value))
+    except ValueError:
+        return None
+
+
+def _known(value: object) -> str:
+    text = str(value or "")
+    return "" if text == "N/A" else text
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_DETAIL else f"{text[:_LONGEST_DETAIL]}…"

@@ -1,0 +1,3 @@
+"""Fixtures that several rooms' tests share."""
+
+pytest_plugins = ["tests.support.unicorex"]

@@ -1,0 +1,231 @@
+"""A real UNICORE/X server on loopback, for tests: users, roles, queues, two storages.
+
+It runs in embedded mode: jobs are processes of the server's own user, started at once. Its jars
+come through Maven into `.cache/unicorex` of the checkout, once; each pytest worker has a server of
+its own (2 s to start, 220 MB). Without Java or Maven the tests are skipped, in CI they fail.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+import pytest
+
+DATA = Path(__file__).parent / "unicorex"
+CACHE = Path(__file__).parents[2] / ".cache" / "unicorex"
+
+USER = "demo"
+PASSWORD = "pässwörd:1"
+"""Not ASCII, with a colon: both are allowed in a password and break naive clients."""
+KEY_USER = "keyuser"
+
+FETCH_S = 300.0
+"""How long Maven may take to bring the jars, seconds."""
+START_S = 60.0
+"""How long the server may take until it answers, seconds."""
+STOP_S = 10.0
+"""How long the server may take to end before it is killed, seconds."""
+
+_SALT = "salt"
+_STORE_PASSWORD = "the12345"
+_JARS_DONE = ".complete"
+
+
+@dataclass
+class UnicoreX:
+    """A server that runs.
+
+    Attributes:
+        directory: holds all of its files; `scratch` and `work` are its storages.
+        url: base of its REST API.
+        ca_file: the certificate that its clients must trust.
+        key_file: private SSH key of the user KEY_USER.
+    """
+
+    directory: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}/rest/core"
+
+    @property
+    def ca_file(self) -> Path:
+        return self.directory / "server.pem"
+
+    @property
+    def key_file(self) -> Path:
+        return self.directory / "id_key"
+
+    def stop(self) -> None:
+        """End the server; a test may do so to see what its clients say then."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start(directory: Path) -> UnicoreX:
+    """Start a server in the empty `directory` and wait until it answers."""
+    jars = _jars()
+    port = _free_port()
+    _write_configuration(directory, port)
+    with (directory / "console.log").open("wb") as console:
+        process = subprocess.Popen(
+            [
+                "java",
+                "-Xmx512m",
+                "-Dlog4j.configurationFile=file:log4j.xml",
+                "-cp",
+                f"{jars}/*",
+                "eu.unicore.uas.UAS",
+                "main.config",
+            ],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+        )
+    server = UnicoreX(directory, port, process)
+    try:
+        _wait_until_it_answers(server)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+@pytest.fixture(scope="session")
+def unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnicoreX]:
+    """The worker's UNICORE/X server; tests keep apart by workspaces of their own."""
+    _require_java()
+    server = start(tmp_path_factory.mktemp("unicorex"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def unicorex_to_stop(tmp_path: Path) -> Iterator[UnicoreX]:
+    """A server for one test that stops it."""
+    _require_java()
+    server = start(tmp_path)
+    yield server
+    server.stop()
+
+
+def _require_java() -> None:
+    missing = [tool for tool in ("java", "keytool", "mvn", "ssh-keygen") if not shutil.which(tool)]
+    if not missing:
+        return
+    reason = f"the real UNICORE/X server needs {', '.join(missing)}: install Java 17 and Maven"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _jars() -> Path:
+    """The directory of the server's jars, brought by Maven when the pom is new."""
+    pom = DATA / "pom.xml"
+    jars = CACHE / hashlib.sha256(pom.read_bytes()).hexdigest()[:12]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (jars / _JARS_DONE).exists():
+            return jars
+        subprocess.run(
+            [
+                "mvn",
+                "--batch-mode",
+                "--quiet",
+                "--file",
+                str(pom),
+                "dependency:copy-dependencies",
+                f"-DoutputDirectory={jars}",
+                "-DincludeScope=runtime",
+            ],
+            check=True,
+            timeout=FETCH_S,
+        )
+        (jars / _JARS_DONE).touch()
+    return jars
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _write_configuration(directory: Path, port: int) -> None:
+    for name in ("scratch", "work", "jobs", "data"):
+        (directory / name).mkdir()
+    for name in ("idb.json", "log4j.xml"):
+        shutil.copy(DATA / name, directory)
+    (directory / "main.config").write_text(
+        Template((DATA / "main.config").read_text()).substitute(
+            PORT=port, DIRECTORY=directory, STORE_PASSWORD=_STORE_PASSWORD
+        )
+    )
+    digest = hashlib.md5((_SALT + PASSWORD).encode()).hexdigest()
+    (directory / "users.txt").write_text(f"{USER}:{digest}:{_SALT}:CN={USER}\n")
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / "id_key"], check=True
+    )
+    public = (directory / "id_key.pub").read_text().strip()
+    (directory / "ssh-users.txt").write_text(f"{KEY_USER}:{public}:CN={KEY_USER}\n")
+    role = {"role": "user", "xlogin": ["root"], "group": ["root"]}
+    (directory / "roles.json").write_text(
+        json.dumps({f"CN={user}": role for user in (USER, KEY_USER)})
+    )
+    _make_certificate(directory)
+
+
+def _make_certificate(directory: Path) -> None:
+    store = ["-keystore", "server.p12", "-storetype", "PKCS12", "-storepass", _STORE_PASSWORD]
+    for words in (
+        "-genkeypair -alias server -keyalg RSA -keysize 2048 -dname CN=localhost -validity 30 "
+        "-ext SAN=dns:localhost,ip:127.0.0.1 -ext BasicConstraints:critical=ca:true",
+        "-exportcert -alias server -rfc -file server.pem",
+    ):
+        subprocess.run(
+            ["keytool", *words.split(), *store],
+            cwd=directory,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+
+
+def _wait_until_it_answers(server: UnicoreX) -> None:
+    context = ssl.create_default_context(cafile=str(server.ca_file))
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(server.url, context=context, timeout=5):
+                return
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403):
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    log = (server.directory / "console.log").read_text(errors="replace")
+    raise RuntimeError(f"UNICORE/X does not answer at {server.url}; it said:\n{log[-4000:]}")

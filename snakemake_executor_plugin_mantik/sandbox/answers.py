@@ -17,6 +17,12 @@ def failure(status: int, message: str) -> Response:
     return JSONResponse({"errorMessage": message, "status": status}, status_code=status)
 
 
+def no_service() -> Response:
+    """What the server answers to URLs that belong to no service, and to all while it starts."""
+    page = "<html><body>No service was found.</body></html>"
+    return Response(page, 404, media_type="text/html")
+
+
 def date(when: float) -> str:
     """A time as the server writes it, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(when))

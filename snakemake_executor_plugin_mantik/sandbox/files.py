@@ -93,7 +93,9 @@ class Files:
         self._root = root
         self._url = url
 
-    async def handle(self, request: Request, raw_path: str) -> Response:
+    async def handle(  # noqa: PLR0911 - one return per kind of request
+        self, request: Request, raw_path: str
+    ) -> Response:
         """Answer a request for `raw_path`, the still encoded path below `files`."""
         try:
             path = decode_path(raw_path)
@@ -141,7 +143,7 @@ class Files:
 
     @staticmethod
     def _list(path: str, local: Path, offset: int, number: int) -> dict[str, Any]:
-        content = {}
+        content: dict[str, Any] = {}
         base = "" if path == "/" else path
         with os.scandir(local) as entries:
             for index, entry in enumerate(entries):

@@ -1,22 +1,25 @@
 """A running sandbox: sites, HTTP server, backend configs."""
 
 import asyncio
+import fcntl
 import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snakemake_executor_plugin_mantik.sandbox.answers import empty
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.sandbox.answers import empty, no_service
 from snakemake_executor_plugin_mantik.sandbox.faults import (
     Action,
     Fault,
@@ -27,14 +30,13 @@ from snakemake_executor_plugin_mantik.sandbox.faults import (
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption
 from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 
-_METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE"]
 _START_TIMEOUT = 30.0
 """Seconds to wait for the server's thread to start or to do something."""
 
 _GOODBYE = 1
 """Seconds that open requests have when the sandbox stops."""
 
-_HEADER = """\
+_CONFIG = """\
 # Written by `smk-mantik sandbox`: a site on this machine.
 UnicoreApiUrl: {url}
 Resources:
@@ -141,18 +143,29 @@ class Sandbox:
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._thread.join()
+            self._lock.close()
 
     def _listen(self) -> socket.socket:
         """Find a port, make the sites, write their configs."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory = self.directory.resolve()
+        self._lock = (self.directory / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise UserError(
+                "another sandbox runs in this directory",
+                where=str(self.directory),
+                do="End it, or set MANTIK_SANDBOX_DIR to another directory",
+            ) from error
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._port = listener.getsockname()[1]
         for option in self.options:
             site = UnicoreSite(option.name, self.directory / option.name, self.settings)
             site.url = f"http://127.0.0.1:{self._port}/{option.name}/rest/core"
             self._sites[option.name] = site
-            self.config_path(option.name).write_text(_HEADER.format(url=site.url))
+            self.config_path(option.name).write_text(_CONFIG.format(url=site.url))
         return listener
 
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
@@ -172,7 +185,7 @@ class Sandbox:
         await self._server.serve(sockets=[listener])
         listener.close()
 
-    def _application(self, ready: threading.Event) -> Starlette:
+    def _application(self, ready: threading.Event) -> ASGIApp:
         @asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
             for site in self._sites.values():
@@ -183,19 +196,28 @@ class Sandbox:
             finally:
                 await asyncio.gather(*(site.stop() for site in self._sites.values()))
 
-        return Starlette(
+        control = Starlette(
             routes=[
                 Route("/sandbox/faults", self._control_faults, methods=["GET", "POST", "DELETE"]),
                 Route("/sandbox/record", self._control_record, methods=["GET"]),
-                Route("/{site}/{path:path}", self._site_request, methods=_METHODS),
-                Route("/{path:path}", _no_service, methods=_METHODS),
             ],
             lifespan=lifespan,
         )
 
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            # Sites are not routed by starlette: it cannot route names with a newline.
+            if scope["type"] != "http" or scope["path"].startswith("/sandbox/"):
+                await control(scope, receive, send)
+                return
+            with suppress(ClientDisconnect):
+                response = await self._site_request(Request(scope, receive))
+                await response(scope, receive, send)
+
+        return application
+
     async def _site_request(self, request: Request) -> Response:
-        site = self._sites.get(request.path_params["site"])
-        return await site.handle(request) if site else await _no_service(request)
+        site = self._sites.get(request.url.path.lstrip("/").partition("/")[0])
+        return await site.handle(request) if site else no_service()
 
     def _special(self, action: Action, path: str) -> None:
         site = self._sites.get(path.lstrip("/").partition("/")[0])
@@ -239,7 +261,3 @@ class Sandbox:
                 for name, site in self._sites.items()
             }
         )
-
-
-async def _no_service(request: Request) -> Response:
-    return Response("<html><body>No service was found.</body></html>", 404, media_type="text/html")

@@ -1,4 +1,4 @@
-"""Imports and exports of UNICORE jobs: inline data, files of this machine, storages of this site."""
+"""Imports and exports of UNICORE jobs: inline data, local files, storages of this site."""
 
 import shutil
 from collections.abc import Callable

@@ -25,6 +25,7 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
     empty,
     failure,
     links,
+    no_service,
     page,
     selected,
 )
@@ -115,9 +116,7 @@ class UnicoreSite:
         raw = request.scope["raw_path"].decode("ascii").partition("?")[0]
         path = raw.removeprefix(f"/{self.name}/rest/core")
         if path == raw or (path and not path.startswith("/")):
-            return Response(
-                "<html><body>No service was found.</body></html>", 404, media_type="text/html"
-            )
+            return no_service()
         self.record.note(request.method, raw)
         try:
             session = self.access.check(request.headers)
@@ -129,7 +128,7 @@ class UnicoreSite:
         response.headers[f"{SESSION_HEADER}-lifetime"] = str(left)
         return response
 
-    async def _route(
+    async def _route(  # noqa: PLR0911 - one return per resource
         self, request: Request, session: Session, parts: list[str], path: str
     ) -> Response:
         kind, name, sub = [*parts, "", "", ""][:3]
@@ -260,7 +259,9 @@ class UnicoreSite:
         root = self._root(storage) if found else None
         return root / decode_path(path).lstrip("/") if root else None
 
-    async def _storage(self, request: Request, name: str, sub: str, rest: str) -> Response:
+    async def _storage(  # noqa: PLR0911 - one return per resource
+        self, request: Request, name: str, sub: str, rest: str
+    ) -> Response:
         root = self._root(name)
         if root is None:
             return empty(404)

@@ -176,7 +176,7 @@ def _number(rule: Mapping[str, object], name: str, lowest: int = 0) -> int | Non
     if isinstance(value, str):
         number = int(value) if re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value) else None
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        number = int(value) if float(value).is_integer() else None
+        number = int(value) if isinstance(value, int) or value.is_integer() else None
     if number is None:
         unit = {"runtime": " of minutes", "mem_mb": " of MB", "mem_mb_per_cpu": " of MB"}
         raise _refuse(name, value, f"has to be a whole number{unit.get(name, '')}", "Correct it")

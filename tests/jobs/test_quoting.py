@@ -1,0 +1,207 @@
+"""What a user writes reaches the process as it is written."""
+
+import shlex
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Environment, JobSpec
+from tests.support.trial import NASTY, Trial
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+SHOW_ENV = "cat /proc/self/environ"
+
+STAND_IN = """#!/bin/bash
+printf '%s\\n' "$@" | sed 's/^/word: /'
+echo "cwd: $APPTAINER_CWD, $APPTAINER_PWD"
+echo "bind: $APPTAINER_BIND"
+while [ "$1" != --run ] && [ $# -gt 0 ]; do case $1 in *.sif) shift; break ;; esac; shift; done
+exec "$@"
+"""
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(TEXTS, min_size=1, max_size=30))
+def test_a_process_sees_the_value_that_was_written(values: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial(Path(folder))
+        variables = {f"_T{number}": value for number, value in enumerate(values)}
+        spec = trial.spec(SHOW_ENV, environment=Environment(variables=variables))
+        ended = trial.run(spec)
+        assert ended.returned == 0
+        log = (trial.workspace / spec.paths.log).read_bytes()
+        seen = dict(item.partition(b"=")[::2] for item in log.split(b"\0") if item)
+        assert {name: seen[name.encode()].decode() for name in variables} == variables
+
+
+def test_the_environments_variables_win_over_the_rules(trial: Trial) -> None:
+    spec = trial.spec(
+        "echo $A $B $C",
+        variables={"A": "rule", "B": "rule"},
+        environment=Environment(variables={"B": "config", "C": "config"}),
+    )
+    assert trial.run(spec).log == "rule config config\n"
+
+
+def test_names_of_the_script_itself_are_the_users_too(trial: Trial) -> None:
+    names = ("code", "line", "path", "unique", "owner", "i", "IFS", "POSIXLY_CORRECT", "TZ")
+    variables = dict.fromkeys(names, "mine")
+    spec = trial.spec('echo "$code $line $path $i"', environment=Environment(variables=variables))
+    assert trial.run(spec).log == "mine mine mine mine\n"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"environment": Environment(variables={"A-B": "x"})},
+        {"environment": Environment(variables={"A": "x\0y"})},
+        {"environment": Environment(variables={"A": "x" * 131_072})},
+        {"variables": {"x;touch bad;": "x"}},
+        {"secrets": ("a b",)},
+        {"command": "echo \0"},
+    ],
+)
+def test_what_no_script_can_carry_is_refused(trial: Trial, values: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        render(trial.spec(**{"command": ":", **values}))  # type: ignore[arg-type]
+
+
+HOSTILE = "$(touch bad) `touch bad`; touch bad & touch bad | 'x' \"y\" \\ \n touch bad"
+
+
+def test_hostile_texts_do_no_harm(trial: Trial) -> None:
+    spec = trial.spec(
+        ":",
+        name=f"name\ntouch bad\n{HOSTILE}",
+        shell="bash",
+        environment=Environment(variables={"A": HOSTILE}),
+    )
+    assert trial.run(spec).returned == 0
+    assert not (trial.workspace / "bad").exists()
+    assert not (trial.start_folder / "bad").exists()
+
+
+def rendered(environment: Environment, command: str = "python main.py 1") -> str:
+    spec = JobSpec(
+        paths=TryPaths(0, "0b5e5b3e-0000-4000-8000-000000000001"),
+        workspace="/p/scratch/me/flow",
+        name="train",
+        command=command,
+        environment=environment,
+    )
+    return render(spec)
+
+
+def test_texts_that_a_reader_looks_for() -> None:
+    options = ("--nv", "-B", "/scratch:/scratch")
+    script = rendered(Environment(apptainer=Apptainer("/i/x.sif", options)))
+    wanted = "srun apptainer run --nv -B /scratch:/scratch /i/x.sif bash -c 'python main.py 1'\n"
+    assert wanted in script
+    script = rendered(Environment(apptainer=Apptainer("env/t.sif", ("-B", "$DATA_DIR:/data"))))
+    assert "srun apptainer run -B $DATA_DIR:/data env/t.sif bash" in script
+    assert "source /p/venvs/ml/bin/activate" in rendered(Environment(python="/p/venvs/ml"))
+    assert "module load A B" in rendered(Environment(modules=("A", "B")))
+
+
+def test_a_plain_job_has_nothing_of_what_it_does_not_use() -> None:
+    script = rendered(Environment())
+    for text in ("srun", "source ", "module load", "apptainer"):
+        assert text not in script
+    assert "bash -c 'python main.py 1'" in script
+
+
+def test_the_users_texts_come_in_the_order_in_which_they_run() -> None:
+    script = rendered(
+        Environment(
+            modules=("A",),
+            before_on_compute=("echo c1", "echo c2"),
+            after_on_compute=("echo c3", "echo c4"),
+        )
+    )
+    at = 0
+    for text in ("module load", "echo c1", "echo c2", "python main.py 1", "echo c3", "echo c4"):
+        at = script.index(text, at)
+
+
+def test_apptainer_gets_its_words(trial: Trial) -> None:
+    trial.program("apptainer", STAND_IN)
+    trial.write("env/it's.sif")
+    options = (
+        "--nv",
+        "-B",
+        "$DATA:/data",
+        "${DATA}x",
+        "$DATA",
+        "*",
+        HOSTILE,
+        "$(touch bad)",
+        "a b",
+        "'q'",
+        "$1$$",
+        "",
+    )
+    spec = trial.spec(
+        "pwd; exit 3",
+        environment=Environment(
+            apptainer=Apptainer("env/it's.sif", options), variables={"DATA": "/p/da ta * $(x)"}
+        ),
+    )
+    ended = trial.run(spec)
+    data = "/p/da ta * $(x)"
+    words = ["run", "--nv", "-B", f"{data}:/data", f"{data}x", data, "*"]
+    words += [*HOSTILE.split("\n"), "$(touch bad)", "a b", "'q'", "$1$$", ""]
+    words += ["env/it's.sif", "bash", "-c", "pwd; exit 3"]
+    lines = [f"word: {word}" for word in words]
+    assert ended.log.split("cwd: ")[0].splitlines() == lines
+    assert ended.returned == 3
+    assert not (trial.workspace / "bad").exists()
+
+
+def test_apptainer_finds_the_workspace(trial: Trial) -> None:
+    trial.program("apptainer", STAND_IN)
+    trial.write("x.sif")
+    environment = Environment(apptainer=Apptainer("x.sif"))
+    ended = trial.run(trial.spec("pwd", environment=environment), env={"APPTAINER_BIND": "/data"})
+    place = trial.workspace
+    assert f"cwd: {place}, {place}\nbind: /data,{place}\n{place}\n" in ended.log
+    own = Environment(apptainer=Apptainer("x.sif", ("--cwd", "/data")))
+    assert "cwd: , \n" in trial.run(trial.spec(environment=own)).log
+
+
+def test_apptainer_runs_a_long_command_too(trial: Trial) -> None:
+    trial.program("apptainer", STAND_IN)
+    trial.write("x.sif")
+    environment = Environment(apptainer=Apptainer("x.sif"))
+    ended = trial.run(trial.spec("#" * 150_000 + "\necho end", environment=environment))
+    assert ended.log.endswith("end\n")
+
+
+def test_apptainer_is_started_by_srun_in_an_allocation(trial: Trial) -> None:
+    trial.program("apptainer", STAND_IN)
+    trial.program("srun", '#!/bin/sh\necho "srun starts $1"; exec "$@"\n')
+    trial.write("x.sif")
+    spec = trial.spec("echo hi", environment=Environment(apptainer=Apptainer("x.sif")))
+    ended = trial.run(spec, env={"SLURM_JOB_ID": "4"})
+    assert ended.log.startswith("srun starts apptainer\n")
+    assert "srun starts" not in trial.run(trial.spec(environment=spec.environment)).log
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_missing_image_or_apptainer_is_told(trial: Trial, there: bool) -> None:
+    if there:
+        trial.program("apptainer", STAND_IN)
+    environment = Environment(apptainer=Apptainer(f"{NASTY}.sif"))
+    ended = trial.run(trial.spec(environment=environment))
+    assert ended.sure.failed_step == "image"
+    assert ("there is no image" if there else "no Apptainer on this node") in ended.log
+
+
+def test_quoted_commands_stay_readable() -> None:
+    command = "python train.py --out 'a b'"
+    assert shlex.quote(command) in rendered(Environment(), command)

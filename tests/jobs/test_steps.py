@@ -1,0 +1,271 @@
+"""What happens around the command: steps by name, hooks in their order, the code that counts."""
+
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.script import STEPS
+from snakemake_executor_plugin_mantik.jobs.spec import (
+    Environment,
+    InputFile,
+    JobSpec,
+    OutputFile,
+)
+from tests.support.trial import NASTY, QUICK, Trial, wait_until
+
+CLEAN = ("echo cleaned > after",)
+
+
+@pytest.mark.parametrize("code", [0, 1, 5, 126, 137, 255])
+def test_the_code_is_the_commands(trial: Trial, code: int) -> None:
+    ended = trial.run(trial.spec(f"exit {code}", environment=Environment(after_on_compute=CLEAN)))
+    assert ended.returned == ended.sure.exit_code == code
+    assert ended.sure.failed_step == ""
+    assert (trial.workspace / "after").exists()
+
+
+def test_a_command_on_the_login_node_follows_also_after_a_failure(trial: Trial) -> None:
+    ended = trial.run(trial.spec("exit 5", environment=Environment(after_on_login=("true",))))
+    assert ended.returned == 0
+    assert ended.sure.exit_code == 5
+
+
+def test_hooks_run_in_order_and_share_a_shell(trial: Trial) -> None:
+    environment = Environment(
+        before_on_compute=("export A=1; echo c1", "cd /; B='two words'; echo c2 $A"),
+        after_on_compute=("cd /tmp; echo c3 $A $B", "echo c4 $PWD"),
+    )
+    ended = trial.run(trial.spec('echo main $A "$PWD"; exit 4', environment=environment))
+    workspace = str(trial.workspace)
+    lines = ended.log.replace(workspace, "WORKSPACE").splitlines()
+    assert lines == ["c1", "c2 1", "main 1 WORKSPACE", "c3 1 two words", "c4 /tmp"]
+    assert ended.returned == 4
+
+
+@pytest.mark.parametrize("hook", ["exit 9", "exit 0", "false", "trap 'echo mine' EXIT; exit 9"])
+def test_a_failing_hook_keeps_the_others_and_the_code(trial: Trial, hook: str) -> None:
+    environment = Environment(after_on_compute=("touch one", hook, "touch two"))
+    ended = trial.run(trial.spec("exit 4", environment=environment))
+    assert ended.returned == ended.sure.exit_code == 4
+    assert (trial.workspace / "one").exists()
+    if "trap" not in hook:
+        assert (trial.workspace / "two").exists()
+    if hook == "false":
+        assert "a command after the job failed with 1" in ended.log
+
+
+@pytest.mark.parametrize(
+    ("hook", "code"),
+    [
+        ("exit 5", 5),
+        ("exit 0", 1),
+        ("false", 1),
+        ("(exit 6)", 6),
+        ("syntax error (", 1),
+        ("set -e; false; touch not-reached", 1),
+        ("set -u; echo $not_there; touch not-reached", 1),
+        ("exec true", 1),
+        ("kill -KILL $BASHPID", 137),
+        ("trap : EXIT; exit 8", 8),
+    ],
+)
+def test_a_failing_command_before_the_job(trial: Trial, hook: str, code: int) -> None:
+    environment = Environment(before_on_compute=(hook,), after_on_compute=CLEAN)
+    ended = trial.run(trial.spec("touch not-reached", environment=environment))
+    assert ended.returned == ended.sure.exit_code
+    assert ended.returned == code or (code == 1 and ended.returned)
+    assert ended.sure.failed_step == "before"
+    assert not (trial.workspace / "not-reached").exists()
+    assert (trial.workspace / "after").read_text() == "cleaned\n"
+
+
+def test_options_that_a_hook_sets_do_no_harm(trial: Trial) -> None:
+    environment = Environment(
+        before_on_compute=("set -euo pipefail -f -C; IFS=,; trap 'echo err' ERR",),
+        after_on_compute=CLEAN,
+    )
+    trial.write("after", "old")
+    ended = trial.run(trial.spec("exit 3", environment=environment))
+    assert ended.returned == ended.sure.exit_code == 3
+    assert ended.sure.failed_step == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "values"),
+    [
+        ("secrets", {"secrets": ("TOKEN",)}),
+        ("bundles", {"bundles": ("not-there",)}),
+        ("bundles", {"inline": b"no tar at all"}),
+        ("inputs", {"inputs": (InputFile("not there", 3),)}),
+        ("outputs", {"outputs": (OutputFile("file/below"),)}),
+        ("modules", {"environment": Environment(modules=("GCC",))}),
+        ("variables", {"environment": Environment(variables={"UID": "7"})}),
+        ("python", {"environment": Environment(python="venv")}),
+    ],
+)
+def test_a_failing_step_is_named(trial: Trial, step: str, values: dict[str, object]) -> None:
+    assert step in STEPS
+    trial.write("file")
+    ended = trial.run(trial.spec("touch not-reached", **values))
+    assert ended.sure.failed_step == step
+    assert ended.returned == ended.sure.exit_code > 0
+    assert not (trial.workspace / "not-reached").exists()
+    assert f"its step '{step}' failed" in ended.log
+
+
+def test_modules_are_loaded_before_the_variables_are_set(trial: Trial) -> None:
+    init = trial.start_folder / "init.sh"
+    init.write_text('module() { echo "module $*, $A, $P"; M=1; A=changed; P=/of/module:$P; }\n')
+    environment = Environment(
+        modules=("Stages/2025", "it's; echo bad"),
+        variables={"A": "ours", "P": "/my/path"},
+        before_on_compute=("echo $M $A $P",),
+    )
+    ended = trial.run(trial.spec(environment=environment), env={"BASH_ENV": str(init)})
+    assert ended.log.splitlines() == [
+        "module load Stages/2025 it's; echo bad, ours, /my/path",
+        "1 ours /of/module:/my/path",
+    ]
+
+
+def test_modules_come_from_a_usual_place(trial: Trial) -> None:
+    trial.write("lmod/init/bash", 'module() { echo "lmod $*"; }\n')
+    spec = trial.spec(environment=Environment(modules=("A", "B")))
+    ended = trial.run(spec, env={"LMOD_PKG": str(trial.workspace / "lmod")})
+    assert ended.log == "lmod load A B\n"
+
+
+def test_a_module_that_fails_is_told(trial: Trial) -> None:
+    init = trial.start_folder / "init.sh"
+    init.write_text("module() { return 1; }\n")
+    spec = trial.spec("touch not-reached", environment=Environment(modules=("`touch bad`",)))
+    ended = trial.run(spec, env={"BASH_ENV": str(init)})
+    assert ended.sure.failed_step == "modules"
+    assert "not all modules could be loaded: `touch bad`" in ended.log
+    assert not (trial.workspace / "bad").exists()
+
+
+def test_a_virtual_environment_is_activated(trial: Trial) -> None:
+    trial.write(f"venvs/{NASTY}/bin/activate", "VIRTUAL_ENV=here; export VIRTUAL_ENV\n")
+    spec = trial.spec("echo $VIRTUAL_ENV", environment=Environment(python=f"venvs/{NASTY}"))
+    assert trial.run(spec).log == "here\n"
+
+
+def test_secrets_are_read_and_removed(trial: Trial) -> None:
+    spec = trial.spec('echo "$TOKEN" | tr a-z A-Z', secrets=("TOKEN",))
+    secrets = trial.write(spec.paths.secrets, "TOKEN='it'\\''s $x'\n")
+    ended = trial.run(spec)
+    assert ended.log == "IT'S $X\n"
+    assert not secrets.exists()
+
+
+def test_a_secret_that_is_not_set_is_told(trial: Trial) -> None:
+    spec = trial.spec(secrets=("TOKEN", "OTHER"))
+    secrets = trial.write(spec.paths.secrets, "TOKEN=x\n")
+    ended = trial.run(spec)
+    assert ended.sure.failed_step == "secrets"
+    assert "OTHER" in ended.log
+    assert not secrets.exists()
+
+
+def test_missing_and_different_inputs_are_told(trial: Trial) -> None:
+    trial.write("right", "abc")
+    trial.write(f"short {NASTY}", "ab")
+    trial.write("folder/x")
+    inputs = (
+        InputFile("right", 3),
+        InputFile(f"short {NASTY}", 3),
+        InputFile(f"not there {NASTY}"),
+        InputFile("folder", directory=True),
+        InputFile("right", directory=True),
+        InputFile("folder", 5),
+        InputFile("right"),
+    )
+    ended = trial.run(trial.spec("touch not-reached", inputs=inputs))
+    assert ended.sure.failed_step == "inputs"
+    missing = {f"short {NASTY}", f"not there {NASTY}", "right", "folder"}
+    assert set(ended.sure.missing_inputs) == missing
+    assert not (trial.workspace / "not-reached").exists()
+
+
+def test_two_thousand_inputs(trial: Trial) -> None:
+    inputs = []
+    for number in range(1999):
+        trial.write(f"in/{number}", "x" * (number % 7))
+        inputs.append(InputFile(f"in/{number}", number % 7))
+    assert trial.run(trial.spec(inputs=tuple(inputs))).returned == 0
+    inputs[1500] = InputFile("in/1500", 9)
+    assert trial.run(trial.spec(inputs=tuple(inputs))).sure.missing_inputs == ("in/1500",)
+
+
+def test_a_late_input_is_waited_for(trial: Trial) -> None:
+    spec = trial.spec("cat late", inputs=(InputFile("late", 5),))
+    spec = replace(spec, limits=replace(QUICK, visible_s=20))
+    process = trial.start(spec)
+    wait_until((trial.workspace / spec.paths.log).exists)
+    trial.write("late", "12345")
+    assert trial.end(spec, process).log == "12345"
+
+
+def test_old_outputs_are_removed_and_directories_made(trial: Trial) -> None:
+    for path in ("plain", "kept", "log.txt", "tree/old", "touched", f"{NASTY}/deep"):
+        trial.write(path, "old")
+    (trial.workspace / "dangling").symlink_to("nowhere")
+    outputs = (
+        OutputFile("plain"),
+        OutputFile("kept", keep=True),
+        OutputFile("log.txt", "log"),
+        OutputFile("tree", directory=True),
+        OutputFile("touched", "touched"),
+        OutputFile(f"{NASTY}/deep"),
+        OutputFile("dangling"),
+        OutputFile("-new folder/a/out"),
+        OutputFile("-rf"),
+    )
+    command = 'for f in *; do [ "$f" = .mantik ] || find "./$f" -printf "%p\\0"; done'
+    ended = trial.run(trial.spec(command, outputs=outputs))
+    seen = set(ended.log.split("\0"))
+    assert seen == {f"./{NASTY}", "./-new folder", "./-new folder/a", "./kept", ""}
+    assert (trial.workspace / "kept").read_text() == "old"
+
+
+def test_files_have_the_users_umask(trial: Trial) -> None:
+    spec = trial.spec("umask; mkdir d; touch d/f")
+    old = os.umask(0o027)
+    try:
+        ended = trial.run(spec)
+    finally:
+        os.umask(old)
+    assert ended.log == "0027\n"
+    ours = stat.S_IMODE((trial.workspace / spec.paths.work).stat().st_mode)
+    assert ours == 0o700
+
+
+def test_temporary_files_go_where_the_node_says(trial: Trial) -> None:
+    place = trial.write("tmp/x").parent
+    spec = trial.spec(
+        'echo "$TMPDIR|$TMP|$TEMPDIR|$TEMP"', environment=Environment(variables={"TMP": "mine"})
+    )
+    ended = trial.run(spec, env={"TMPDIR": str(place)})
+    assert ended.log == f"{place}|mine|{place}|{place}\n"
+    spec = trial.spec("echo $TMPDIR")
+    assert trial.run(spec, env={"TMPDIR": "/not/there"}).log == "/tmp\n"
+
+
+def test_a_command_reads_nothing_from_the_scheduler(trial: Trial) -> None:
+    assert trial.run(trial.spec("cat; readlink /proc/self/fd/0")).log == "/dev/null\n"
+
+
+def test_another_shell(trial: Trial) -> None:
+    spec: JobSpec = trial.spec('readlink "/proc/$$/exe"', shell="sh")
+    assert "bash" not in trial.run(spec).log
+
+
+@pytest.mark.parametrize("size", [99_999, 100_001, 140_000, 2_000_000])
+def test_a_command_of_any_length(trial: Trial, size: int) -> None:
+    tail = "\necho end 'of it'; exit 3"
+    ended = trial.run(trial.spec("#" * (size - len(tail)) + tail))
+    assert ended.log == "end of it\n"
+    assert ended.returned == 3

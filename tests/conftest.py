@@ -1,3 +1,3 @@
 """Fixtures that several rooms' tests share."""
 
-pytest_plugins = ["tests.support.unicorex"]
+pytest_plugins = ["tests.support.sandbox", "tests.support.unicorex", "tests.support.benches"]

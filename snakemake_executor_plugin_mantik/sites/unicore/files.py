@@ -133,8 +133,17 @@ class Files:
             raise self._connection.nonsense(name) from error
 
     async def make_directory(self, path: str) -> None:
-        """See `Site.make_directory`."""
-        await self._connection.ask("mkdir", "POST", self._paths.url(path), json={})
+        """See `Site.make_directory`.
+
+        With a blank or the like in the name a server makes the directory and then fails to tell
+        its URL (500, URISyntaxException): what counts is what is there.
+        """
+        try:
+            await self._connection.ask("mkdir", "POST", self._paths.url(path), json={})
+        except SiteRejected:
+            entry = await self.stat(path)
+            if entry is None or not entry.directory:
+                raise
 
     async def remove(self, path: str) -> None:
         """See `Site.remove`; servers differ in whether a missing entry is an error (500) or not."""
@@ -167,5 +176,5 @@ class _Reread:
 
 
 def _named(content: dict[str, Any]) -> list[tuple[str, Any]]:
-    """A listing's entries by bare name; UNICORE gives paths, those of directories end in a slash."""
+    """A listing's entries by bare name; UNICORE gives paths, and directories end in a slash."""
     return [(path.rstrip("/").rsplit("/", 1)[-1], found) for path, found in content.items()]

@@ -1,0 +1,95 @@
+"""Sites for the contract suite: each bench makes sites that share one workspace of one server.
+
+A new kind of site joins the suite with a fixture that yields a `Bench`, and its name in `BENCHES`.
+"""
+
+import asyncio
+import socket
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.credentials import Credential, Password
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.unicorex import PASSWORD, USER, UnicoreX
+
+BENCHES = ["unicorex_bench"]
+"""Fixtures that the contract suite runs with."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Makes sites of one kind.
+
+    Attributes:
+        site: a new object for the bench's server and workspace.
+        stranger: one whose credentials the server does not take.
+        away: one whose server is not there.
+    """
+
+    site: Callable[[], Site]
+    stranger: Callable[[], Site]
+    away: Callable[[], Site]
+
+    def run(self, scenario: Callable[[Site], Awaitable[_T]]) -> _T:
+        """The result of `scenario` with a site that is open."""
+        return self.run_opened(lambda site, _: scenario(site))
+
+    def run_opened(self, scenario: Callable[[Site, SiteFacts], Awaitable[_T]]) -> _T:
+        """Like `run`, for scenarios that want the facts too."""
+
+        async def with_site() -> _T:
+            site = self.site()
+            try:
+                return await scenario(site, await site.open())
+            finally:
+                await site.close()
+
+        return asyncio.run(with_site())
+
+
+def unicore_site(
+    server: UnicoreX,
+    workspace: str,
+    *,
+    url: str | None = None,
+    credential: Credential | None = None,
+    scheduler: Literal["slurm", "none"] = "slurm",
+    **settings: object,
+) -> UnicoreSite:
+    """A site of the test server; further `settings` by their names in the backend config."""
+    return UnicoreSite(
+        "unicorex",
+        url or server.url,
+        credential or Password(USER, PASSWORD),
+        workspace_name=workspace,
+        settings=SiteSettings.model_validate(
+            {"CAFile": str(server.ca_file), "Scheduler": scheduler, **settings}
+        ),
+    )
+
+
+@pytest.fixture
+def unicorex_bench(unicorex: UnicoreX) -> Bench:
+    workspace = f"ws-{uuid.uuid4()}"
+    nobody = f"https://localhost:{closed_port()}/rest/core"
+    return Bench(
+        site=lambda: unicore_site(unicorex, workspace),
+        stranger=lambda: unicore_site(unicorex, workspace, credential=Password(USER, "wrong")),
+        away=lambda: unicore_site(unicorex, workspace, url=nobody),
+    )
+
+
+def closed_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

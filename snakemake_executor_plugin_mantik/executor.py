@@ -38,34 +38,37 @@ class Executor(RemoteExecutor):
         """
         self._finished: dict[int, Outcome] = {}
         self._uncommitted: dict[int, Outcome] = {}
+        if any(not job.is_local for job in self.dag.needrun_jobs()):
+            self._start()
+
+    def _start(self) -> "Run":
         # Imported here: Snakemake imports this module for every one of its commands.
         from snakemake_executor_plugin_mantik.startup import start
 
         try:
             self._run = start(self.workflow, self.dag, self.logger)
         except MantikError as error:
-            self._stop_waiting()
+            with self.lock:
+                self.wait = False
             raise WorkflowError(str(error)) from None
-
-    def _stop_waiting(self) -> None:
-        with self.lock:
-            self.wait = False
+        return self._run
 
     def run_job(self, job: Job) -> None:
         """Hand a job to the engine; its old outputs are removed first, as Snakemake does locally.
 
         A job that cannot be run is reported as failed, with the reason.
         """
-        assert self._run is not None
+        # A local checkpoint may have led to the first job that is not local.
+        run = self._run or self._start()
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:
-            request = self._run.request(job, self.envvars())
+            request = run.request(job, self.envvars())
             self.workflow.async_run(self._prepare(job))
         except MantikError as error:
             self._refuse(job, str(error))
         else:
-            self._run.engine.submit(request)
+            run.engine.submit(request)
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""

@@ -193,9 +193,18 @@ class Journal:
         found = row.fetchone()
         return (found["url"], found["workspace"]) if found else None
 
-    def set_site(self, site: str, url: str, workspace: str) -> None:
-        """Note which workspace the records of `site` are about; a new one empties its manifest."""
+    def set_site(self, site: str, url: str, workspace: str) -> list[TryRecord]:
+        """Note which workspace the records of `site` are about.
+
+        If the name meant another workspace before, nothing is known of the new one, and the tries
+        that were open at the old one are left to themselves; they are returned, to be told.
+        """
         known = self.site_workspace(site)
+        left: list[TryRecord] = []
+        if known is not None and known != (url, workspace):
+            left = [record for record in self.all_open_tries() if record.site == site]
+        for record in left:
+            self.abandoned(record.id, f"left at {known[0] if known else url}")
         with self._write() as db:
             if known is not None and known != (url, workspace):
                 db.execute("DELETE FROM remote_files WHERE site = ?", (site,))
@@ -205,6 +214,7 @@ class Journal:
                 " DO UPDATE SET url = excluded.url, workspace = excluded.workspace",
                 (site, url, workspace),
             )
+        return left
 
     def retire_buckets(self, site: str) -> list[int]:
         """Close all buckets of `site` that may still lie there, and return their numbers.

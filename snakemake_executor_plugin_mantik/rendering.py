@@ -8,6 +8,7 @@ suffix and name belong to the command. A value that is still to be determined is
 
 import difflib
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from snakemake.common.tbdstring import TBDString
 from snakemake.io import is_flagged
 from snakemake.iocontainers import ResourceList
-from snakemake.resources import DefaultResources
+from snakemake.resources import Resources
 from snakemake.settings.types import DeploymentMethod
 from snakemake.shell import shell
 
@@ -44,7 +45,6 @@ _RULE_NAMES = frozenset(
 )
 """Names in a command that mean the job's own things and no global of the workflow."""
 
-_SIZES = ("mem", "disk")
 _PLACEHOLDER = "$TMPDIR"
 
 
@@ -123,7 +123,7 @@ def _tmpdir(job: Job) -> str:
     """The rule's own temporary directory, or the placeholder for the node's."""
     declared = job.rule.resources.get("tmpdir")
     raw = getattr(declared, "raw", declared)
-    if raw is None or raw == DefaultResources.DEFAULTS["bare"]["tmpdir"]:
+    if raw is None or raw == Resources.DEFAULTS["bare"]["tmpdir"]:
         return _PLACEHOLDER
     expanded = job.rule.expand_resources(job.wildcards_dict, job.input, job.attempt)
     return str(expanded.tmpdir)
@@ -140,12 +140,22 @@ def given_resources(job: Job) -> dict[str, object]:
         for name, value in job.resources.items()
         if not name.startswith("_") and name not in ("tmpdir", "shell_exec")
     }
-    for size in _SIZES:
-        declared = job.rule.resources.get(f"{size}_mb", job.rule.resources.get(size))
-        if getattr(declared, "raw", None) == DefaultResources.DEFAULTS["full"][size]:
+    for size, default in Resources.DEFAULTS["full"].items():
+        if _expression(job.rule.resources.get(f"{size}_mb")) == default:
             for name in (size, f"{size}_mb", f"{size}_mib"):
                 given.pop(name, None)
     return given
+
+
+def _expression(resource: Any) -> object:
+    """The expression that a resource was declared with, if it came from an option or a default.
+
+    Snakemake does not keep it for sizes, but the function that it makes of the expression does.
+    """
+    evaluator = getattr(resource, "_evaluator", None)
+    if evaluator is None:
+        return None
+    return inspect.getclosurevars(inspect.unwrap(evaluator)).nonlocals.get("value")
 
 
 def site_of(rule: str, resources: dict[str, object], sites: Mapping[str, object]) -> str:

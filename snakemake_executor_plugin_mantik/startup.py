@@ -106,7 +106,10 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
     sites = {
-        name: (make_site(config, credentials[name], workspace_name(workdir)), planners[name])
+        name: (
+            make_site(config, credentials[name], workspace_name(workdir), project=workdir),
+            planners[name],
+        )
         for name, config in configs.items()
     }
     engine = Engine(
@@ -164,7 +167,7 @@ def _check_jobs(
         raise UserError(
             "nothing was sent: " + "\n  ".join(["these resources cannot be had:", *mistakes])
         )
-    return list(used) or list(planners)[:1]
+    return list(used)
 
 
 def _tell_expiry(

@@ -1,1 +1,37 @@
-"""TODO"""
+"""The command `smk-mantik`."""
+
+import sys
+
+import typer
+
+from snakemake_executor_plugin_mantik.errors import MantikError
+
+FAILED = 2
+"""Exit code after a mistake that was told."""
+
+
+def main() -> None:
+    """Run the command; what goes wrong is told in words, never as a traceback."""
+    try:
+        _app()()
+    except MantikError as error:
+        typer.echo(f"smk-mantik: {error}", err=True)
+        sys.exit(FAILED)
+
+
+def _app() -> typer.Typer:
+    from snakemake_executor_plugin_mantik.cli import sandbox
+    from snakemake_executor_plugin_mantik.cli.init import init
+    from snakemake_executor_plugin_mantik.cli.jobs import jobs
+
+    app = typer.Typer(
+        name="smk-mantik",
+        help="Run Snakemake rules as jobs at HPC sites behind REST APIs.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.command()(init)
+    app.command()(jobs)
+    app.add_typer(sandbox.app, name="sandbox")
+    return app

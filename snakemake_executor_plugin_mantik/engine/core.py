@@ -159,7 +159,12 @@ class Engine:
                 do="Check the URL and the network, then start again; nothing was sent",
             ) from None
         url = planner.config.unicore_api_url or ""
-        self._journal.set_site(name, url, facts.workspace)
+        left = self._journal.set_site(name, url, facts.workspace)
+        if left:
+            self._tell(
+                f"Site {name} is another server or workspace than in the last run: what that run"
+                f" left there is not taken up ({', '.join(record.name for record in left)})."
+            )
         work = SiteWork(
             site, facts, planner, self._journal,
             workdir=self._workdir, state=self._state, tell=self._tell,

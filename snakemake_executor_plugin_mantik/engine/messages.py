@@ -26,7 +26,7 @@ _STEP_ADVICE = {
 def duration(seconds: float) -> str:
     """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"

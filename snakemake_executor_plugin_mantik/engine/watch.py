@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -163,12 +164,11 @@ class Watcher:
                 self._patience.failed(error)
             else:
                 self._patience.answered()
-            pause = asyncio.create_task(self._wake.wait())
             # A new try is worth an early look, but never more often than the shortest interval.
             await asyncio.sleep(self._settings.poll_min_s)
-            rest = self.interval() - self._settings.poll_min_s
-            await asyncio.wait([pause], timeout=max(0.0, rest))
-            pause.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.interval() - self._settings.poll_min_s):
+                    await self._wake.wait()
 
     async def cycle(self) -> None:
         """One look: list the open buckets, then ask about what is overdue.

@@ -1,6 +1,7 @@
 """All work at one site: the life of a job from the request to its outcome."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,10 +169,10 @@ class SiteWork:
         """The job's outcome from its try's end; None if it is to be tried again at once."""
         record = life.record
         where = f"{request.site}, {', '.join(life.ids) or record.id}"
-        path = self._logs / request.rule / f"{record.id}.log"
+        path = self._log_path(request, record)
         if end.kind is EndKind.SCHEDULER:
             log = await self._fetcher.log(record, None, path)
-            words = messages.stopped(end.state, where, log, path if log else None)
+            words = messages.stopped(end.state, where, log, self._shown(path))
             return self._failed(request, life, words, path if log else None, None)
         marker = await self._fetcher.marker(record, end)
         if marker.missing_inputs and life.staged is not None:
@@ -196,7 +197,7 @@ class SiteWork:
             return self._succeeded(request, life, marker, fetched.files, path)
         limit = self.planner.resources(request.resources, request.threads).runtime_s
         timed_out = limit is not None and _ran(marker) >= limit - max(60, 0.02 * limit)
-        words = messages.failed(marker, where, log, path, timed_out)
+        words = messages.failed(marker, where, log, self._shown(path), timed_out)
         return self._failed(request, life, words, path, marker)
 
     def _succeeded(
@@ -211,7 +212,7 @@ class SiteWork:
         self.stager.made(files)
         log = path if path.exists() else None
         self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
-        self._tell(messages.finished(request.name, request.site, waited, ran, log))
+        self._tell(messages.finished(request.name, request.site, waited, ran, self._shown(path)))
         return Outcome(request.number, life.record.id, True, log=log, site_job=_join(life.ids))
 
     def _failed(
@@ -235,6 +236,16 @@ class SiteWork:
         return Outcome(
             request.number, "" if keep else life.record.id, False, words, log, _join(life.ids)
         )
+
+    def _log_path(self, request: JobRequest, record: TryRecord) -> Path:
+        readable = re.sub(r"[^\w=.,+-]+", "_", request.name)[:100]
+        return self._logs / f"{readable}.{record.id[:8]}.log"
+
+    def _shown(self, path: Path) -> Path | None:
+        """A log's path as the user reads it; None if there is none."""
+        if not path.exists():
+            return None
+        return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
 
     def _times(self, life: _Life, marker: Marker) -> tuple[float, float]:
         """Seconds waited and run. Both clocks are used only against themselves."""

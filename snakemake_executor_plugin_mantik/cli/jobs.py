@@ -1,0 +1,54 @@
+"""`smk-mantik jobs`: what a workflow has sent to its sites, and what became of it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
+
+_SHOWN = {
+    TryState.PLANNED: "planned",
+    TryState.SUBMITTING: "submitting",
+    TryState.SUBMITTED: "queued or running",
+    TryState.ENDED: "ended, not taken over yet",
+    TryState.ABANDONED: "given up",
+}
+
+
+def jobs(
+    directory: Annotated[
+        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
+    ] = Path(),
+    every: Annotated[
+        bool, typer.Option("--all", help="Also what later tries of the same jobs have replaced.")
+    ] = False,
+) -> None:
+    """Show the jobs of the workflow in a directory: site, id there, waiting and running time."""
+    records = history(directory / ".snakemake" / "mantik")
+    if not every:
+        records = list({record.job: record for record in records}.values())
+    Console().print(table(records))
+
+
+def table(records: list[TryRecord]) -> Table:
+    """A table of tries, a line each, in the order of their making."""
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("job", "site", "queue", "id at the site", "waited", "ran", "outcome"):
+        shown.add_column(title, justify="right" if title in ("waited", "ran") else "left")
+    for record in records:
+        times = [duration(t) if t is not None else "" for t in (record.waited, record.ran)]
+        ids = ", ".join(record.site_jobs)
+        # As text: names and outcomes are the user's and the site's, not markup.
+        cells = [record.name, record.site, record.queue, ids, *times, outcome(record)]
+        shown.add_row(*(Text(cell) for cell in cells))
+    return shown
+
+
+def outcome(record: TryRecord) -> str:
+    """What became of a try, in a word or a line."""
+    return record.outcome or _SHOWN.get(record.state, record.state.value)

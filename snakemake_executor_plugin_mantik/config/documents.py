@@ -152,14 +152,7 @@ def _read_yaml(text: str) -> Any:
         raise DocumentError(f"is not well-formed YAML: {problem}") from None
     except DocumentError:
         raise
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        AssertionError,
-        RecursionError,
-    ) as e:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         # The parser's own slips over broken documents: an escape beyond Unicode, for one.
         raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None
 

@@ -5,12 +5,13 @@ one that matches decides, `!` takes back, and nothing below an excluded director
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, RegexPattern
 
 from snakemake_executor_plugin_mantik.config.values import (
     any_text,
@@ -19,6 +20,8 @@ from snakemake_executor_plugin_mantik.config.values import (
     unfit,
     written,
 )
+
+T = TypeVar("T")
 
 NEVER_SENT: Final = (".git/", ".snakemake/", ".mantik/")
 """Excluded before all other patterns: no job needs them. `!.git/` takes one back."""
@@ -48,17 +51,69 @@ def _pattern(value: object) -> str:
         raise ValueError(f"has a line break in it, found {describe(text)}")
     if ".." in positive.split("/"):
         raise ValueError(f"leaves the project folder, found {describe(text)}")
+    if "***" in text or "//" in text:
+        raise ValueError(f"has *** or // in it, which say nothing clear; found {text!r}")
     if text.startswith("#"):
         raise ValueError(
             f"is a comment in .gitignore; write \\# at its start, found {describe(text)}"
         )
     try:
-        GitIgnoreSpec.from_lines([text])
+        _compiled(text)
     except ValueError as error:
         raise ValueError(
             f"is no pattern that git knows ({error}), found {describe(text)}"
         ) from None
     return text
+
+
+class _Rule:
+    """One pattern, asked about one entry itself and not about the directories above it.
+
+    pathspec's expressions also match whatever lies below a directory that matches, which is right
+    for a pattern alone and wrong between patterns: after `*` and `!data/` git enters `data` and
+    still ignores what is in it. The group `ps_d` is pathspec's mark of such a match.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        text = _stripped(pattern)
+        self.only_directories = text.endswith("/")
+        if text.endswith("/**/"):  # git: the directories in it; pathspec: itself as well
+            text += "*/"
+        self.excludes, expression = _compiled(text)
+        # DOTALL: the names of files may hold line breaks.
+        ended = f"(?:{expression})\\Z" if "ps_d" in expression else expression
+        self._match = _quiet(lambda: re.compile(ended, re.DOTALL)).search
+
+    def speaks_of(self, path: str, *, is_dir: bool) -> bool:
+        if self.only_directories:
+            return is_dir and bool(self._match(f"{path}/"))
+        return bool(self._match(path))
+
+
+def _stripped(pattern: str) -> str:
+    """The pattern without the blanks at its end that git leaves out too."""
+    stripped = pattern.rstrip(" ")
+    return f"{stripped} " if stripped.endswith("\\") and stripped != pattern else stripped
+
+
+def _compiled(pattern: str) -> tuple[bool, str]:
+    """Whether the pattern excludes, and pathspec's expression for it.
+
+    Raises:
+        ValueError: it is none that git knows.
+    """
+    compiled = next(iter(_quiet(lambda: GitIgnoreSpec.from_lines([pattern])).patterns), None)
+    if not isinstance(compiled, RegexPattern) or compiled.regex is None:
+        return False, "(?!)"
+    # In git no set matches a slash, `[!a]` neither.
+    return bool(compiled.include), str(compiled.regex.pattern).replace("[^", "[^/")
+
+
+def _quiet(compile_: Callable[[], T]) -> T:
+    """What `compile_` returns, without Python's word on sets like `[[a]`, which are git's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return compile_()
 
 
 class Exclude:
@@ -67,15 +122,19 @@ class Exclude:
     def __init__(self, patterns: Sequence[str], *, before: Sequence[str] = NEVER_SENT) -> None:
         """Take `patterns` that `read_patterns` let through, `before` put in front of them."""
         self.patterns = tuple(patterns)
-        self._spec = GitIgnoreSpec.from_lines([*before, *patterns])
-        self._directory_excluded = lru_cache(maxsize=65536)(self._directory_excluded_uncached)
+        # The last one that speaks of an entry decides.
+        self._rules = [_Rule(pattern) for pattern in reversed((*before, *patterns))]
+        self._seen: dict[str, bool] = {}
 
     def matches(self, path: str, *, is_dir: bool = False) -> bool:
         """Whether `path` is excluded, by itself or with a directory that it lies in."""
         parent = path.rpartition("/")[0]
-        if parent and self._directory_excluded(parent):
-            return True
-        return self._says(f"{path}/" if is_dir else path)
+        if parent:
+            if parent not in self._seen:
+                self._seen[parent] = self.matches(parent, is_dir=True)
+            if self._seen[parent]:
+                return True
+        return self._says(path, is_dir=is_dir)
 
     def walk(self, root: Path) -> Iterator[str]:
         """The files below `root` that remain, sorted, as paths relative to it.
@@ -94,13 +153,11 @@ class Exclude:
         for entry in ordered:
             path = f"{directory}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
-                if not self._says(f"{path}/"):
+                if not self._says(path, is_dir=True):
                     yield from self._walk(root, f"{path}/")
-            elif entry.is_file() and not self._says(path):
+            elif entry.is_file() and not self._says(path, is_dir=False):
                 yield path
 
-    def _says(self, path: str) -> bool:
-        return bool(self._spec.match_file(path))
-
-    def _directory_excluded_uncached(self, path: str) -> bool:
-        return self.matches(path, is_dir=True)
+    def _says(self, path: str, *, is_dir: bool) -> bool:
+        rules = (rule for rule in self._rules if rule.speaks_of(path, is_dir=is_dir))
+        return next((rule.excludes for rule in rules), False)

@@ -3,7 +3,6 @@
 Either `valid` and then facts, or one line `KEY: part of the message` per mistake: no more, no less.
 """
 
-from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -65,5 +64,7 @@ def holds(config: BackendConfig, fact: str) -> None:
         assert config.environment.apptainer is not None
         assert list(config.environment.apptainer.options) == rest.split("|")
     else:
-        value = reduce(getattr, kind.split("."), config)
+        value: object = config
+        for field in kind.split("."):
+            value = getattr(value, field)
         assert str(value) == rest.removeprefix("= ")

@@ -1,0 +1,130 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.environment import (
+    environment_of,
+    image_upload,
+    resources_of,
+    script_limits,
+)
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Resources, ScriptLimits
+
+
+def config(**parts: Any) -> BackendConfig:
+    return BackendConfig.model_validate(
+        {"UnicoreApiUrl": "https://u.org", "Resources": {"Queue": "q"}, **parts}
+    )
+
+
+def image(path: str, kind: str = "local") -> BackendConfig:
+    return config(Environment={"Apptainer": {"Path": path, "Type": kind, "Options": "--nv"}})
+
+
+def test_an_image_keeps_its_place_in_the_project() -> None:
+    made = image("env/./train.sif")
+    assert environment_of(made).apptainer == Apptainer("env/train.sif", ("--nv",))
+    assert image_upload(made, Path("/home/p")) == (
+        Path("/home/p/env/train.sif"),
+        "env/train.sif",
+    )
+
+
+def test_a_remote_image_is_not_sent() -> None:
+    made = image("/p/train.sif", "remote")
+    assert environment_of(made).apptainer == Apptainer("/p/train.sif", ("--nv",))
+    assert image_upload(made, Path("/home/p")) is None
+    assert image_upload(config(), Path("/home/p")) is None
+
+
+@pytest.mark.parametrize("path", ["../shared/train.sif", "/abs/train.sif", "a/../../train.sif"])
+def test_an_image_of_another_folder_gets_a_place_of_ours(path: str) -> None:
+    upload = image_upload(image(path), Path("/home/p"))
+    assert upload is not None
+    assert upload[0] == Path("/home/p") / path
+    assert upload[1].startswith(".mantik/images/")
+    assert upload[1].endswith("/train.sif")
+    assert ".." not in upload[1]
+    made = environment_of(image(path)).apptainer
+    assert made is not None
+    assert made.image == upload[1]
+
+
+def test_two_images_of_one_name_do_not_meet() -> None:
+    one, two = (image_upload(image(path), Path("/p")) for path in ("../a/i.sif", "../b/i.sif"))
+    assert one is not None
+    assert two is not None
+    assert one[1] != two[1]
+
+
+def test_srun_takes_the_cpus_that_the_job_has() -> None:
+    plain = {"Queue": "q", "CPUsPerNode": 8}
+    assert environment_of(config()).variables == {}
+    assert environment_of(config(Resources=plain)).variables == {"SRUN_CPUS_PER_TASK": "8"}
+    assert environment_of(config(Resources=plain), 3).variables == {"SRUN_CPUS_PER_TASK": "3"}
+    own = config(Resources=plain, Environment={"Variables": {"SRUN_CPUS_PER_TASK": 2, "A": 1}})
+    assert environment_of(own, 3).variables == {"SRUN_CPUS_PER_TASK": "2", "A": "1"}
+
+
+def test_resources_ask_for_one_task_per_node() -> None:
+    asked = {
+        "Queue": "q",
+        "Runtime": "1h",
+        "Nodes": 2,
+        "TotalCPUs": 96,
+        "CPUsPerNode": 48,
+        "GPUsPerNode": 4,
+        "MemoryPerNode": "64G",
+        "Reservation": "r",
+        "NodeConstraints": "gpu&a100",
+        "QoS": "high",
+    }
+    assert resources_of(config(Resources=asked)) == Resources(
+        queue="q",
+        runtime_s=3600,
+        nodes=2,
+        tasks=None,
+        cpus_per_task=48,
+        total_cpus=96,
+        gpus_per_node=4,
+        memory_mib_per_node=65536,
+        reservation="r",
+        constraint="gpu&a100",
+        qos="high",
+    )
+
+
+def test_the_settings_defaults_are_the_script_s() -> None:
+    assert script_limits(config()) == ScriptLimits()
+    site = {"Heartbeat": "5s", "TermGrace": "9s", "MarkerLimit": "1K", "LogTail": 7}
+    assert script_limits(config(Site={**site, "ArchiveFileLimit": "2K"})) == ScriptLimits(
+        heartbeat_s=5, grace_s=9, marker_bytes=1024, archive_file_bytes=2048, log_tail_bytes=7
+    )
+
+
+def test_hooks_and_modules_are_handed_on() -> None:
+    made = environment_of(
+        config(
+            Environment={
+                "Python": "venv/",
+                "Modules": ["a/1"],
+                "PreRunCommandOnLoginNode": "one",
+                "PreRunCommandOnComputeNode": ["two"],
+                "PostRunCommandOnComputeNode": "three",
+                "PostRunCommandOnLoginNode": ["four\n"],
+            }
+        )
+    )
+    assert (made.python, made.modules) == ("venv", ("a/1",))
+    assert made.before_on_login == ("one",)
+    assert made.before_on_compute == ("two",)
+    assert made.after_on_compute == ("three",)
+    assert made.after_on_login == ("four",)
+
+
+def test_a_config_is_a_value() -> None:
+    made = config()
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(made, "resources", made.resources)  # noqa: B010 - mypy knows it is wrong

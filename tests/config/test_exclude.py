@@ -1,0 +1,136 @@
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, read_patterns
+
+FILES = [
+    "MLproject",
+    "data.csv",
+    "notes .txt",
+    "data/data.csv",
+    "data/deep/data.csv",
+    "data/deep/p.png",
+    "cache/x",
+    "src/cache/y",
+    "src/cache/keep/z.py",
+    "weird '\"#%ü\nname",
+    "#hash",
+    "!bang",
+    ".hidden",
+    "a*b",
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("project")
+    for name in FILES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    subprocess.run(["git", "init", "-q", "--template="], cwd=root, check=True)
+    return root
+
+
+def git_keeps(project: Path, patterns: list[str]) -> set[str]:
+    """The files that git does not ignore with `patterns` in a .gitignore at the top."""
+    # In .git/info/exclude they mean the same as in a .gitignore at the top, which stays out of it.
+    exclude = project / ".git" / "info" / "exclude"
+    exclude.parent.mkdir(exist_ok=True)
+    exclude.write_text("".join(f"{pattern}\n" for pattern in patterns))
+    asked = subprocess.run(
+        ["git", "-c", "core.excludesFile=/dev/null", "ls-files", "-zo", "--exclude-standard"],
+        cwd=project,
+        capture_output=True,
+        check=True,
+    )
+    return set(filter(None, asked.stdout.decode().split("\0")))
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        [],
+        ["data.csv"],
+        ["*.csv"],
+        ["**/*.png"],
+        ["data/data.csv"],
+        ["data/*"],
+        ["data/**"],
+        ["data/**/data.csv"],
+        ["cache"],
+        ["cache/"],
+        ["src/cache/"],
+        ["src/cache/*", "!src/cache/keep/"],
+        ["src/cache/", "!src/cache/keep/z.py"],
+        ["*", "!data/", "!data/data.csv"],
+        ["*", "!MLproject"],
+        ["*", "!*/", "!*.py"],
+        ["data/**", "!data/data.csv"],
+        ["data/**/", "!data/deep"],
+        ["\\#hash", "\\!bang"],
+        [".*"],
+        ["a\\*b"],
+        ["[dM]*"],
+        ["notes\\ .txt"],
+        ["notes .txt "],
+    ],
+)
+def test_git_says_the_same(project: Path, patterns: list[str]) -> None:
+    assert read_patterns(patterns) == tuple(patterns)
+    exclude = Exclude(patterns)
+    wanted = git_keeps(project, patterns)
+    assert {name for name in exclude.walk(project) if not name.startswith(".git/")} == wanted
+    assert {name for name in FILES if not exclude.matches(name)} == wanted
+
+
+PIECES = ["*", "**", "**/", "?", "/", "!", "data", "cache", "src", "deep", "x", ".csv", "p.png", "[a-d]", "[!a]", "[", "]", "\\", "keep", "a"] + [" "]
+PATTERN = st.lists(
+    st.sampled_from(PIECES),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PATTERN, min_size=1, max_size=4))
+def test_git_says_the_same_of_any_patterns(project: Path, patterns: list[str]) -> None:
+    try:
+        read_patterns(patterns)
+    except (ValueError, ValidationError):
+        return
+    if any(re.search(r"[^/!]\*\*.*/|/.*\*\*[^/]", each) for each in patterns):
+        return  # git's manual calls such stars plain ones, git itself does not
+    exclude = Exclude(patterns)
+    wanted = git_keeps(project, patterns)
+    assert {name for name in exclude.walk(project) if not name.startswith(".git/")} == wanted
+    assert {name for name in FILES if not exclude.matches(name)} == wanted
+
+
+def test_our_own_folders_stay_unless_taken_back(tmp_path: Path) -> None:
+    for name in (".git/config", ".snakemake/log/a", ".mantik/journal", "sub/.snakemake/x", "a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert list(Exclude([]).walk(tmp_path)) == ["a"]
+    assert list(Exclude(["!.git/"]).walk(tmp_path)) == [".git/config", "a"]
+    assert list(Exclude(["a"], before=[]).walk(tmp_path))[-1] == "sub/.snakemake/x"
+
+
+def test_excluded_folders_are_not_entered_and_links_to_folders_neither(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "x").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "closed").rename(tmp_path / "shut")
+    (tmp_path / "shut").chmod(0)
+    try:
+        assert list(Exclude(["shut/"]).walk(tmp_path)) == ["file", "link"]
+    finally:
+        (tmp_path / "shut").chmod(0o755)

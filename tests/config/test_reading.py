@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.reading import read_all, read_backend_config
+from snakemake_executor_plugin_mantik.errors import ConfigError
+
+GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: q}\n"
+IMAGE = f"{GOOD}Environment: {{Apptainer: {{Path: ../img.sif}}}}\n"
+
+
+def messages(error: ConfigError) -> list[tuple[str, str, str]]:
+    return [(each.file, each.key, each.message) for each in error.mistakes]
+
+
+def test_names_are_given_or_the_file_s_own(tmp_path: Path) -> None:
+    (tmp_path / "juwels.yaml").write_text(GOOD)
+    (tmp_path / "a=b.json").write_text(
+        '{"UnicoreApiUrl": "https://x.org/rest/core", "Resources": {"Queue": "j"}}'
+    )
+    loaded = read_all(["juwels.yaml", "big=juwels.yaml", "alps-2=./a=b.json"], tmp_path)
+    assert list(loaded) == ["juwels", "big", "alps-2"]
+    assert loaded["alps-2"].config.resources.queue == "j"
+    assert loaded["big"].path == tmp_path / "juwels.yaml"
+    assert loaded["big"].name == "big"
+    assert loaded["big"].config == loaded["juwels"].config
+
+
+def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("Resources: {}\n")
+    (tmp_path / "b.json").write_text("{")
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "2.yaml").write_text(GOOD)
+    (tmp_path / "max.yaml").write_text(GOOD)
+    (tmp_path / "x.toml").write_text(GOOD)
+    (tmp_path / "folder.yaml").mkdir()
+    specs = ["a.yaml", "b.json", "good.yaml", "good=2.yaml", "2.yaml", "max.yaml", "x.toml"]
+    specs += ["no.yaml", "folder.yaml", "~nobody-of-this-name/x.yaml", "", "y=", "a b=good.yaml"]
+    with pytest.raises(ConfigError) as caught:
+        read_all(specs, tmp_path)
+    said = [f"{file}|{key}|{message}" for file, key, message in messages(caught.value)]
+    for file, key, part in [
+        ("a.yaml", "UnicoreApiUrl", "either"),
+        ("a.yaml", "Resources.Queue", "missing"),
+        ("b.json", "", "line 1"),
+        ("2.yaml", "", "is named good, as is good.yaml"),
+        ("2.yaml", "", "'2' cannot be the name"),
+        ("max.yaml", "", "Snakemake"),
+        ("x.toml", "", "'.toml' is not supported"),
+        ("no.yaml", "", "no such file"),
+        ("folder.yaml", "", "directory"),
+        ("good.yaml", "", "'a b' cannot be the name"),
+    ]:
+        assert any(line.startswith(f"{file}|{key}|") and part in line for line in said), said
+    assert str(caught.value).startswith("Nothing was sent: ")
+
+
+def test_the_image_is_looked_for_only_if_asked(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "site.yaml").write_text(IMAGE)
+    with pytest.raises(ConfigError, match="not found"):
+        read_all(["site.yaml"], project)
+    assert read_all(["site.yaml"], project, check_files=False)
+    assert read_backend_config(project / "site.yaml")[1] == []
+    (tmp_path / "img.sif").write_text("")
+    assert read_all(["site.yaml"], project)
+
+
+def test_a_folder_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(IMAGE.replace("../img", "img"))
+    (tmp_path / "img.sif").mkdir()
+    with pytest.raises(ConfigError, match="not found"):
+        read_all(["site.yaml"], tmp_path)
+
+
+def test_an_unreadable_file_is_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.symlink_to(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_backend_config(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_backend_config(tmp_path / "nul\0.yaml")
+
+
+def test_json_and_yaml_mean_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("\ufeff" + GOOD)
+    (tmp_path / "a.json").write_text(
+        '{"UnicoreApiUrl": "https://hpc.example.org/rest/core", "Resources": {"Queue": "q"}}'
+    )
+    assert read_backend_config(tmp_path / "a.yaml") == read_backend_config(tmp_path / "a.json")

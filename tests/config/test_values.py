@@ -1,0 +1,64 @@
+import os
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snakemake_executor_plugin_mantik.config.values import split_words
+
+
+def bash(line: str) -> list[str]:
+    """The arguments that bash makes of `line`."""
+    done = subprocess.run(
+        ["bash", "-c", f"shopt -s expand_aliases; printf '%s\\0' x {line}"],
+        capture_output=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], "DATA": "/p/data", "HOME": "/h", "LC_ALL": "C.UTF-8"},
+    )
+    return done.stdout.decode().split("\0")[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("", []),
+        ("--nv -B /a:/b\n", ["--nv", "-B", "/a:/b"]),
+        ("-B $DATA:/data", ["-B", "/p/data:/data"]),
+        ("--nv\n  -B ${DATA}/x:/x\n", ["--nv", "-B", "/p/data/x:/x"]),
+        ("--env 'A=1 2'", ["--env", "A=1 2"]),
+        ('--env A="$DATA  x"', ["--env", "A=/p/data  x"]),
+        ("--env A='$DATA'", ["--env", "A=$DATA"]),
+        (r"--env A=\$DATA\ x", ["--env", "A=$DATA x"]),
+        (r'--env "a \" b"', ["--env", 'a " b']),
+        ("--bind a#b", ["--bind", "a#b"]),
+        ("--env ''", ["--env", ""]),
+        ("--env 'a;b|c&d'", ["--env", "a;b|c&d"]),
+    ],
+)
+def test_words_mean_to_bash_what_was_written(text: str, arguments: list[str]) -> None:
+    assert bash(" ".join(split_words(text))) == arguments
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text("ab\\ '\"$DATA/:=\t\n#", max_size=12))
+def test_splitting_is_bash_s_own(text: str) -> None:
+    try:
+        words = split_words(text)
+    except ValueError:
+        return
+    if "$$" in text:  # a number that differs each time
+        return
+    each = [argument for word in words for argument in bash(word)]
+    assert bash(" ".join(words)) == each
+    assert (
+        bash(text.replace("\n", " ") if not set(text) & set("'\"\\") else " ".join(words)) == each
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["a;b", "a|b", "a&", "$(x)", "`x`", "a>b", "# x", "'a", '"a', "a\\"]
+)
+def test_what_would_end_the_command_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="has a"):
+        split_words(text)

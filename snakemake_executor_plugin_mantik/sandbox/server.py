@@ -37,12 +37,18 @@ _GOODBYE = 1
 """Seconds that open requests have when the sandbox stops."""
 
 _CONFIG = """\
-# Written by `smk-mantik sandbox`: a site on this machine.
+# Written by `smk-mantik sandbox`: a site on this machine. The times are shorter than at a real one.
 UnicoreApiUrl: {url}
 Resources:
-  Queue: batch
+  Queue: {queue}
 Site:
   Scheduler: slurm
+  PollMin: 1s
+  PollMax: 5s
+  Heartbeat: 10s
+  TermGrace: 3s
+  MarkerGrace: 5s
+  UnknownWait: 20s
 """
 
 T = TypeVar("T")
@@ -165,7 +171,7 @@ class Sandbox:
             site = UnicoreSite(option.name, self.directory / option.name, self.settings)
             site.url = f"http://127.0.0.1:{self._port}/{option.name}/rest/core"
             self._sites[option.name] = site
-            self.config_path(option.name).write_text(_CONFIG.format(url=site.url))
+            self.config_path(option.name).write_text(_CONFIG.format(url=site.url, queue=self.settings.partitions[0].name))
         return listener
 
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:

@@ -1,0 +1,176 @@
+"""`smk-mantik sandbox`: a site on this machine, for a first try and for tests."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption, Timing
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+
+DIRECTORY = "MANTIK_SANDBOX_DIR"
+"""The variable that names the sandbox's directory; jobs' files stay there after the end."""
+
+app = typer.Typer(
+    name="sandbox", help="A site on this machine that runs jobs as local processes.",
+    no_args_is_help=True,
+)  # fmt: skip
+
+Sites = Annotated[
+    list[str],
+    typer.Option("--site", help="A site and its API, NAME=unicore; may be given several times."),
+]
+Slots = Annotated[
+    int | None, typer.Option(min=1, help="CPUs that jobs of a site share; default: all.")
+]
+StatusInterval = Annotated[
+    float, typer.Option(min=0.01, help="Seconds between two looks of the server at its jobs.")
+]
+DeathLag = Annotated[
+    float, typer.Option(min=0, help="Seconds that a killed job keeps its old status; real: 134.")
+]
+_DEFAULT_SITES = ["hpc1=unicore"]
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
+    site: Sites = _DEFAULT_SITES,
+    slots: Slots = None,
+    status_interval: StatusInterval = Timing.status_interval,
+    death_lag: DeathLag = Timing.death_lag,
+) -> None:
+    """Start a sandbox, run COMMAND with its credentials, stop it, return COMMAND's exit code.
+
+    COMMAND finds each site's backend config as $MANTIK_SANDBOX_DIR/NAME.yaml and the credentials
+    in its environment.
+    """
+    if shutil.which(command[0]) is None:
+        raise UserError(
+            f"there is no command {command[0]!r}",
+            where="smk-mantik sandbox run",
+            do="Check the name after --",
+        )
+    with _sandbox(site, slots, status_interval, death_lag) as box:
+        code = _run(command, {**os.environ, **box.environment()})
+    raise typer.Exit(code)
+
+
+@app.command()
+def up(
+    site: Sites = _DEFAULT_SITES,
+    slots: Slots = None,
+    status_interval: StatusInterval = Timing.status_interval,
+    death_lag: DeathLag = Timing.death_lag,
+) -> None:
+    """Start a sandbox and keep it until Ctrl-C; prints the variables for another terminal."""
+    over = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        over.set()
+
+    with _sandbox(site, slots, status_interval, death_lag) as box:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+        for name, value in box.environment().items():
+            typer.echo(f"export {name}={shlex.quote(value)}")
+        typer.echo(f"export MANTIK_SANDBOX_TOKEN={shlex.quote(box.token)}")
+        configs = ", ".join(str(box.config_path(option.name)) for option in box.options)
+        typer.echo(f"# Backend configs: {configs}. Ctrl-C ends the sandbox and all its jobs.")
+        sys.stdout.flush()
+        over.wait()
+
+
+@contextmanager
+def _sandbox(
+    sites: Sequence[str], slots: int | None, status_interval: float, death_lag: float
+) -> Iterator["Sandbox"]:
+    """A running sandbox, in the directory that the environment names or in a temporary one."""
+    options = [SiteOption.parse(text) for text in sites]
+    if len({option.variable for option in options}) < len(options):
+        raise UserError(
+            "two sites have the same name", where="--site", do="Give each site a name of its own"
+        )
+    timing = Timing(status_interval=status_interval, death_lag=death_lag)
+    settings = Settings(timing=timing, slots=slots) if slots else Settings(timing=timing)
+    sandbox = _sandbox_class()
+    given = os.environ.get(DIRECTORY)
+    if given:
+        with sandbox(Path(given), options, settings) as box:
+            yield box
+        return
+    with tempfile.TemporaryDirectory(prefix="mantik-sandbox-", ignore_cleanup_errors=True) as made:
+        with sandbox(Path(made), options, settings) as box:
+            yield box
+
+
+def _sandbox_class() -> "type[Sandbox]":
+    """The class, imported late: the sandbox's libraries are an extra."""
+    try:
+        from snakemake_executor_plugin_mantik.sandbox.server import Sandbox  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "h11"):
+            raise
+        raise UserError(
+            f"the sandbox needs the package {error.name}, which is not installed",
+            where="smk-mantik sandbox",
+            do="Install it with: pip install 'snakemake-executor-plugin-mantik[sandbox]'",
+        ) from error
+    return Sandbox
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command, passing signals on; its exit code, 128 + n if signal n ended it."""
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGINT and _from_terminal():
+            return  # the terminal has sent it to the command, too
+        if child is None:
+            early.append(number)
+            return
+        with suppress(ProcessLookupError):
+            child.send_signal(number)
+
+    passed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in passed}
+    try:
+        child = subprocess.Popen(command, env=environment)
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _from_terminal() -> bool:
+    """Whether this process is in the foreground of a terminal, whose Ctrl-C reaches its group."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

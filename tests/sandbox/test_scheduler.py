@@ -1,0 +1,261 @@
+"""The scheduler with real processes."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox import processes
+from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
+
+SETTINGS = Settings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
+Test = Callable[[Scheduler], Awaitable[None]]
+
+
+def play(directory: Path, test: Test, settings: Settings = SETTINGS) -> None:
+    """Run a test with a scheduler whose jobs work in `directory`, and stop it afterwards."""
+
+    async def main() -> None:
+        scheduler = Scheduler(directory / "spool", settings, home=directory, user="somebody")
+        try:
+            async with asyncio.timeout(30):
+                await test(scheduler)
+        finally:
+            await scheduler.stop()
+
+    asyncio.run(main())
+
+
+def script(body: str, *options: str) -> str:
+    lines = "".join(f"#SBATCH {option}\n" for option in ("--output=out", *options))
+    return f"#!/bin/bash\n{lines}{body}\n"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def end(job: BatchJob) -> None:
+    await until(lambda: job.state.final)
+
+
+def alive(pid: int) -> bool:
+    return any(process.pid == pid for process in processes.processes())
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        good = scheduler.submit(script("echo hello"), tmp_path)
+        bad = scheduler.submit(script("exit 7"), tmp_path)
+        shot = scheduler.submit(script("kill -SEGV $$"), tmp_path)
+        await asyncio.gather(end(good), end(bad), end(shot))
+        assert (good.state, good.exit_text) == (State.COMPLETED, "0:0")
+        assert (bad.state, bad.exit_text) == (State.FAILED, "7:0")
+        assert (shot.state, shot.exit_text) == (State.FAILED, "0:11")
+        assert [job.starts for job in (good, bad, shot)] == [1, 1, 1]
+
+    play(tmp_path, test)
+
+
+def test_walltime_is_enforced_with_term_first(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        body = "trap 'echo caught > caught; exit 5' TERM; sleep 60 & wait"
+        job = scheduler.submit(script(body, "--time=0:01"), tmp_path)
+        await end(job)
+        assert (job.state, job.reason, job.exit_text) == (State.TIMEOUT, "TimeLimit", "5:0")
+        assert (tmp_path / "caught").exists()
+
+    play(tmp_path, test)
+
+
+def test_who_ignores_term_is_killed_after_the_kill_wait(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        body = "trap '' TERM; touch ready; while :; do sleep 0.1; done"
+        job = scheduler.submit(script(body), tmp_path)
+        await until((tmp_path / "ready").exists)
+        asked = time.monotonic()
+        scheduler.cancel(job.id)
+        await end(job)
+        assert time.monotonic() - asked >= SETTINGS.timing.kill_wait
+        assert (job.state, job.signal) == (State.CANCELLED, 9)
+
+    play(tmp_path, test)
+
+
+def test_cancel_ends_grandchildren_and_daemons(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        body = "(sleep 300 & echo $! > one; wait) & setsid -f sleep 301; touch ready; wait"
+        job = scheduler.submit(script(body), tmp_path)
+        await until(lambda: (tmp_path / "ready").exists() and (tmp_path / "one").exists())
+        mine = [p.pid for p in processes.marked(job.mark, processes.processes())]
+        assert len(mine) >= 4
+        scheduler.cancel(job.id)
+        await end(job)
+        assert not any(alive(pid) for pid in mine)
+
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("daemons are found by /proc only")
+    play(tmp_path, test)
+
+
+def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        job = scheduler.submit(script("sleep 300 & echo $! > left; disown"), tmp_path)
+        await end(job)
+        assert job.state is State.COMPLETED
+        assert not alive(int((tmp_path / "left").read_text()))
+
+    play(tmp_path, test)
+
+
+def test_memory_over_the_limit_is_killed(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        # The child, not the batch script, uses the memory.
+        hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
+        job = scheduler.submit(script(hog + "; true", "--mem=100M"), tmp_path)
+        modest = scheduler.submit(script("sleep 1", "--mem=100M"), tmp_path)
+        await asyncio.gather(end(job), end(modest))
+        assert (job.state, job.reason, job.signal) == (State.OUT_OF_MEMORY, "OutOfMemory", 9)
+        assert modest.state is State.COMPLETED
+
+    play(tmp_path, test)
+
+
+def test_first_come_first_served_and_what_fits_goes_ahead(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        wait = "while [ ! -e go ]; do sleep 0.02; done"
+        first = scheduler.submit(script(wait), tmp_path)
+        wide = scheduler.submit(script("true", "--cpus-per-task=2"), tmp_path)
+        third = scheduler.submit(script(wait), tmp_path)
+        fourth = scheduler.submit(script("true"), tmp_path)
+        await until(lambda: first.pid and third.pid)
+        states = [job.state for job in (first, wide, third, fourth)]
+        assert states == [State.RUNNING, State.PENDING, State.RUNNING, State.PENDING]
+        assert (wide.reason, fourth.reason) == ("Resources", "Resources")
+        (tmp_path / "go").touch()
+        await asyncio.gather(*(end(job) for job in (first, wide, third, fourth)))
+        assert wide.started is not None
+        assert wide.started >= max(first.ended or 0, third.ended or 0)
+
+    play(tmp_path, test)
+
+
+def test_slots_are_never_oversubscribed(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        most = 0
+
+        def look(_: BatchJob) -> None:
+            nonlocal most
+            running = sum(job.state is State.RUNNING for job in scheduler.jobs.values())
+            most = max(most, running)
+
+        scheduler.listen(look)
+        jobs = [scheduler.submit(script("sleep 0.05"), tmp_path) for _ in range(12)]
+        await asyncio.gather(*(end(job) for job in jobs))
+        assert most == 2
+
+    play(tmp_path, test)
+
+
+def test_more_cpus_than_the_machine_has_take_all_of_it(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        job = scheduler.submit(script("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64"), tmp_path)
+        await end(job)
+        assert (job.slots, (tmp_path / "out").read_text()) == (2, "64\n")
+
+    play(tmp_path, test)
+
+
+def test_a_job_waiting_is_cancelled_without_being_started(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        scheduler.submit(script("sleep 60", "--cpus-per-task=2"), tmp_path)
+        waiting = scheduler.submit(script("true"), tmp_path)
+        scheduler.cancel(waiting.id)
+        assert (waiting.state, waiting.starts) == (State.CANCELLED, 0)
+
+    play(tmp_path, test)
+
+
+def test_node_failure(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        job = scheduler.submit(script("trap 'touch trapped' TERM EXIT; sleep 60"), tmp_path)
+        await until(lambda: job.pid)
+        scheduler.fail_node(job.id)
+        await end(job)
+        assert (job.state, job.reason) == (State.NODE_FAIL, "NodeDown")
+        assert not (tmp_path / "trapped").exists()
+
+    play(tmp_path, test)
+
+
+def test_nothing_survives_stop(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    async def test(scheduler: Scheduler) -> None:
+        body = "trap '' TERM; sleep 300 & echo $! > a; touch ready; wait"
+        job = scheduler.submit(script(body), tmp_path)
+        await until((tmp_path / "ready").exists)
+        pids.extend([job.pid or 0, int((tmp_path / "a").read_text())])
+
+    play(tmp_path, test)
+    assert len(pids) == 2
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANTIK_HPC1_PASSWORD", "hush")
+    monkeypatch.setenv("SOME_TOKEN", "hush")
+
+    async def test(scheduler: Scheduler) -> None:
+        job = scheduler.submit(script("env"), tmp_path)
+        await end(job)
+        text = (tmp_path / "out").read_text()
+        assert "hush" not in text
+        assert f"HOME={tmp_path}\n" in text
+        assert f"SLURM_JOB_ID={job.id}\n" in text
+        assert "EXTRA=1\n" in text
+
+    play(tmp_path, test, replace(SETTINGS, environment={"EXTRA": "1"}))
+
+
+def test_modules_and_srun_are_there(tmp_path: Path) -> None:
+    body = """
+module load Sandbox/1.0 && echo "module $MANTIK_SANDBOX_MODULE"
+bash -c 'module load Sandbox && echo again'
+module load Nope/2 || echo "code $?"
+srun -n 3 bash -c 'echo "task $SLURM_PROCID"'
+srun echo once per node
+srun -n 99 true || echo "code $?"
+srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
+"""
+
+    async def test(scheduler: Scheduler) -> None:
+        options = ("--ntasks=2", "--cpus-per-task=2", "--error=err")
+        job = scheduler.submit(script("export SRUN_CPUS_PER_TASK=1" + body, *options), tmp_path)
+        await end(job)
+        lines = (tmp_path / "out").read_text().splitlines()
+        assert lines[:3] == ["module 1.0", "again", "code 1"]
+        assert sorted(lines[3:6]) == ["task 0", "task 1", "task 2"]
+        assert lines[6:] == ["once per node", "once per node", "code 1", "code 6"]
+        errors = (tmp_path / "err").read_text()
+        assert "The following module(s) are unknown" in errors
+        assert "More processors requested than permitted" in errors
+
+    if os.environ.get("MODULESHOME"):
+        pytest.skip("this machine has modules of its own")
+    play(tmp_path, test)
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    async def test(scheduler: Scheduler) -> None:
+        job = scheduler.submit(script("true"), tmp_path / "nowhere")
+        await end(job)
+        assert (job.state, job.exit_code) == (State.FAILED, 1)
+
+    play(tmp_path, test)

@@ -1,0 +1,108 @@
+"""A running sandbox for tests, and what is needed to talk to it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption, Timing
+
+FAST = Settings(
+    timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
+                  memory_interval=0.1),
+    slots=2,
+)  # fmt: skip
+"""A sandbox that loses no time."""
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """A running sandbox with one UNICORE site, `hpc1`; shared by all tests of a worker.
+
+    Leave faults as they were: `sandbox.faults.clear()`.
+    """
+    directory = tmp_path_factory.mktemp("sandbox")
+    with Sandbox(directory, [SiteOption("hpc1")], FAST) as box:
+        yield box
+
+
+@pytest.fixture
+def faulty(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """The sandbox, with its faults cleared afterwards."""
+    yield sandbox
+    sandbox.faults.clear()
+
+
+def wait_for(condition: Callable[[], T], deadline: float = 20.0) -> T:
+    """Call `condition` until it is true, and return what it returned."""
+    end = time.monotonic() + deadline
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {deadline} s in vain"
+        time.sleep(0.02)
+    return found
+
+
+class RestClient:
+    """Plain HTTP to one site of a sandbox, with its credentials."""
+
+    def __init__(self, box: Sandbox, name: str = "hpc1") -> None:
+        self.url = box.url(name)
+        self.http = httpx.Client(
+            auth=box.credentials(name), headers={"Accept": "application/json"}, timeout=30
+        )
+
+    def submit(self, description: dict[str, Any]) -> str:
+        """Submit a job and return its URL."""
+        answer = self.http.post(f"{self.url}/jobs", json=description)
+        assert answer.status_code == 201, answer.text
+        return answer.headers["Location"]
+
+    def job(self, url: str, **params: str) -> dict[str, Any]:
+        """What REST shows of a job."""
+        shown: dict[str, Any] = self.http.get(url, params=params).json()
+        return shown
+
+    def ended(self, url: str) -> dict[str, Any]:
+        """The job's properties once it has ended."""
+        wait_for(lambda: self.job(url, fields="status")["status"] in ("SUCCESSFUL", "FAILED"))
+        return self.job(url)
+
+    def text(self, job: str, name: str) -> str:
+        """The content of a file in a job's directory."""
+        answer = self.http.get(
+            f"{self.url}/storages/{job.rpartition('/')[2]}-uspace/files/{name}",
+            headers={"Accept": "application/octet-stream"},
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+
+@pytest.fixture
+def rest(sandbox: Sandbox) -> Iterator[RestClient]:
+    """A client of the sandbox's site."""
+    client = RestClient(sandbox)
+    with client.http:
+        yield client
+
+
+def raw_job(script: str, *options: str, **more: Any) -> dict[str, Any]:
+    """The description of a RAW job that runs a bash script with these `#SBATCH` options."""
+    lines = ["#!/bin/bash", "#SBATCH --output=stdout", "#SBATCH --error=stderr"]
+    lines += [f"#SBATCH {option}" for option in options]
+    return {
+        "Job type": "RAW",
+        "BSS file": "bss.sh",
+        "Executable": "/bin/bash",
+        "Arguments": ["job.sh"],
+        "Imports": [
+            {"From": "inline://dummy", "To": "bss.sh", "Data": "\n".join(lines) + "\n"},
+            {"From": "inline://dummy", "To": "job.sh", "Data": script},
+        ],
+        **more,
+    }

@@ -146,7 +146,9 @@ def test_a_late_signal_does_not_undo_a_success(trial: Trial) -> None:
 
 
 def test_a_warning_is_passed_on_and_ends_nothing(trial: Trial) -> None:
-    command = 'trap "touch warned" USR1; : > running; until [ -e warned ]; do sleep 0.05; done; exit 0'
+    command = (
+        'trap "touch warned" USR1; : > running; until [ -e warned ]; do sleep 0.05; done; exit 0'
+    )
     spec = trial.spec(command)
     process = trial.start(spec)
     wait_until((trial.workspace / "running").exists)

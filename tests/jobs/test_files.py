@@ -1,0 +1,305 @@
+"""Bundles come in whole, outputs are told of and travel as they should."""
+
+import hashlib
+import os
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_done
+from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile
+from tests.support.trial import NASTY, QUICK, Trial, packed
+
+ODD = [
+    NASTY,
+    "-rf",
+    "--",
+    "*",
+    "a b",
+    "new\nline\n",
+    " ",
+    "tab\t",
+    "back\\slash",
+    "é%20",
+    "\x01\x7f",
+]
+
+
+def by_path(marker: Marker) -> dict[str, OutputEntry]:
+    return {entry.path: entry for entry in marker.files}
+
+
+def small(marker: Marker) -> dict[str, bytes]:
+    return {entry.path: data for entry, data in marker.small_outputs()}
+
+
+def archived(trial: Trial, archive: str) -> dict[str, bytes]:
+    found = {}
+    with tarfile.open(trial.workspace / archive) as tar:
+        for member in tar:
+            data = tar.extractfile(member)
+            assert data is not None
+            found[member.name.removeprefix("./")] = data.read()
+    return found
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_bundle_with_odd_names_comes_in(trial: Trial, inline: bool) -> None:
+    content: dict[str, bytes | None] = {name: name.encode() for name in ODD}
+    content |= {f"deep/{name}/{name}": b"deep" for name in ODD}
+    content |= {"empty/folder": None, "empty": None}
+    bundle = packed(content, {"link": "nowhere", "deep/link": "../a b"})
+    spec = trial.spec(
+        "ls", inputs=tuple(InputFile(name, len(name.encode())) for name in ODD), inline=bundle
+    )
+    if not inline:
+        trial.upload("b-1", bundle)
+        spec = replace(spec, inline=b"", bundles=("b-1",))
+    trial.write("a b", "replaced")
+    ended = trial.run(spec)
+    assert ended.returned == 0, ended.log
+    for name in ODD:
+        assert (trial.workspace / name).read_bytes() == name.encode()
+        assert (trial.workspace / "deep" / name / name).read_bytes() == b"deep"
+    assert (trial.workspace / "empty/folder").is_dir()
+    assert (trial.workspace / "link").readlink() == Path("nowhere")
+    assert (trial.workspace / "deep/link").readlink() == Path("../a b")
+    assert (trial.workspace / bundle_done("b-1")).exists() != inline
+    assert not (trial.workspace / spec.paths.work / "unpack").exists()
+
+
+def test_a_bundle_is_unpacked_once(trial: Trial) -> None:
+    trial.upload("b", packed({"x": b"sent"}))
+    assert trial.run(trial.spec(bundles=("b",))).returned == 0
+    trial.write("x", "made later")
+    assert trial.run(trial.spec("cat x", bundles=("b",))).log == "made later"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 60, -9, -8, -1])
+def test_a_cut_bundle_fails_and_is_not_taken_for_done(trial: Trial, cut: int) -> None:
+    whole = packed({"x": os.urandom(50_000), "y": b"y"})
+    trial.upload("b", whole[:cut])
+    ended = trial.run(trial.spec(bundles=("b",)))
+    assert ended.sure.failed_step == "bundles"
+    assert not (trial.workspace / "x").exists()
+    trial.upload("b", whole)
+    assert trial.run(trial.spec("cat y", bundles=("b",))).log == "y"
+
+
+def test_many_jobs_unpack_one_bundle_at_once(trial: Trial) -> None:
+    files: dict[str, bytes | None] = {f"d{n % 7}/f{n}": b"x" * n for n in range(300)}
+    trial.upload("b", packed(files))
+    inputs = tuple(InputFile(name, len(data or b"")) for name, data in files.items())
+    check = "for f in d*/*; do [ $(stat -c %s $f) = ${f##*/f} ] || exit 1; done"
+    specs = [trial.spec(check, bundles=("b",), inputs=inputs) for _ in range(8)]
+    started = [trial.start(spec) for spec in specs]
+    ended = [trial.end(spec, process) for spec, process in zip(specs, started, strict=True)]
+    assert [(one.returned, one.log) for one in ended] == [(0, "")] * 8
+
+
+def test_a_bundle_does_not_follow_a_link_that_it_replaces(trial: Trial) -> None:
+    target = trial.write("elsewhere", "safe")
+    (trial.workspace / "x").symlink_to(target)
+    trial.upload("b", packed({"x": b"new"}))
+    assert trial.run(trial.spec(bundles=("b",))).returned == 0
+    assert target.read_text() == "safe"
+    assert not (trial.workspace / "x").is_symlink()
+
+
+def test_outputs_with_odd_names_travel(trial: Trial) -> None:
+    outputs = tuple(OutputFile(f"out/{name}") for name in ODD)
+    for name in ODD:
+        trial.write(f"made/{name}", f"content of {name}")
+    command = "cp -r made/. out"
+    limits = replace(QUICK, marker_bytes=0, archive_file_bytes=0)
+    for spec in (
+        trial.spec(command, outputs=outputs),
+        trial.spec(command, outputs=outputs, limits=limits),
+        trial.spec(command, outputs=(OutputFile("out", directory=True),)),
+    ):
+        ended = trial.run(spec)
+        assert ended.returned == 0
+        assert ended.sure.missing_outputs == ()
+        entries = by_path(ended.sure)
+        data = small(ended.sure)
+        if spec.limits is limits:
+            data = archived(trial, spec.paths.archive)
+            assert entries["out/a b"].place == entries["out/-rf"].place == "alone"
+            data |= {"out/" + n: (trial.workspace / "out" / n).read_bytes() for n in ODD}
+            assert {p for p, e in entries.items() if e.place == "alone"} == {
+                f"out/{name}" for name in ("-rf", "--", "*", "a b", " ")
+            }
+        for name in ODD:
+            text = f"content of {name}".encode()
+            entry = entries[f"out/{name}"]
+            assert (entry.type, entry.size) == ("f", len(text))
+            assert entry.sha256 == hashlib.sha256(text).hexdigest()
+            assert data[f"out/{name}"] == text
+
+
+def test_each_output_goes_where_it_fits(trial: Trial) -> None:
+    limits = replace(QUICK, marker_bytes=100, archive_file_bytes=1000)
+    names = ("tiny", "more", "middle", "large", "large'quoted")
+    spec = trial.spec(
+        'for n in 60:tiny 60:more 1000:middle 1001:large "1001:large\'quoted"; do'
+        ' head -c ${n%%:*} /dev/urandom > "${n#*:}"; done',
+        outputs=tuple(OutputFile(name) for name in names),
+        limits=limits,
+    )
+    marker = trial.run(spec).sure
+    entries = by_path(marker)
+    places = {name: entries[name].place for name in names}
+    assert places == {
+        "tiny": "marker",
+        "more": "archive",
+        "middle": "archive",
+        "large": "alone",
+        "large'quoted": "archive",
+    }
+    archive = trial.workspace / spec.paths.archive
+    assert marker.archive_size == archive.stat().st_size
+    assert marker.archive_sha256 == hashlib.sha256(archive.read_bytes()).hexdigest()
+    held = archived(trial, spec.paths.archive)
+    assert sorted(held) == ["large'quoted", "middle", "more"]
+    for name in names:
+        content = (trial.workspace / name).read_bytes()
+        assert entries[name].sha256 == hashlib.sha256(content).hexdigest()
+        assert (held | small(marker)).get(name, content) == content
+
+
+def test_a_directory_travels_with_all_that_is_in_it(trial: Trial) -> None:
+    command = (
+        "mkdir -p d/empty d/sub; echo a > d/a; echo b > d/sub/.b; ln -s ../a d/sub/link;"
+        " ln d/a d/h; chmod 750 d/a; mkfifo d/fifo"
+    )
+    spec = trial.spec(command, outputs=(OutputFile("d", directory=True),))
+    marker = trial.run(spec).sure
+    entries = by_path(marker)
+    kinds = {path: entry.type for path, entry in entries.items()}
+    assert kinds == {
+        "d": "d",
+        "d/a": "f",
+        "d/h": "f",
+        "d/empty": "d",
+        "d/sub": "d",
+        "d/sub/.b": "f",
+        "d/sub/link": "l",
+    }
+    assert entries["d/sub/link"].target == "../a"
+    assert entries["d/a"].mode == 0o750
+    assert entries["d"].place == entries["d/sub/link"].place == "none"
+    assert small(marker) == {"d/a": b"a\n", "d/h": b"a\n", "d/sub/.b": b"b\n"}
+
+
+def test_a_link_as_an_output_brings_what_it_points_to(trial: Trial) -> None:
+    limits = replace(QUICK, marker_bytes=3)
+    spec = trial.spec(
+        "echo abc > a; echo x > b; ln -s a la; ln -s b lb; ln -s nowhere lost",
+        outputs=(OutputFile("la"), OutputFile("lb"), OutputFile("lost")),
+        limits=limits,
+    )
+    marker = trial.run(spec).sure
+    assert {p: (e.type, e.size) for p, e in by_path(marker).items()} == {
+        "la": ("f", 4),
+        "lb": ("f", 2),
+    }
+    assert marker.missing_outputs == ("lost",)
+    assert small(marker) == {"lb": b"x\n"}
+    assert archived(trial, spec.paths.archive) == {"la": b"abc\n"}
+
+
+def test_missing_outputs_are_told_and_do_not_fail(trial: Trial) -> None:
+    outputs = (
+        OutputFile(f"not {NASTY}"),
+        OutputFile("there"),
+        OutputFile("t", "touched"),
+        OutputFile("l", "log"),
+    )
+    ended = trial.run(trial.spec("touch there", outputs=outputs))
+    assert ended.returned == 0
+    assert ended.sure.missing_outputs == (f"not {NASTY}",)
+    assert list(by_path(ended.sure)) == ["there"]
+
+
+def test_of_a_failed_job_only_logs_travel(trial: Trial) -> None:
+    outputs = (OutputFile("out"), OutputFile("logs/x", "log"), OutputFile("logs/y", "log"))
+    ended = trial.run(trial.spec("echo o > out; echo l > logs/x; exit 2", outputs=outputs))
+    assert small(ended.sure) == {"logs/x": b"l\n"}
+    assert ended.sure.missing_outputs == ()
+
+
+def test_the_end_of_the_log_travels(trial: Trial) -> None:
+    limits = replace(QUICK, log_tail_bytes=10)
+    ended = trial.run(trial.spec("seq 100000; echo the end >&2", limits=limits))
+    assert ended.sure.log == b"0\nthe end\n"
+    assert ended.sure.log_bytes == len(ended.log)
+    assert ended.sure.started is not None
+    assert ended.sure.ended is not None
+    assert ended.sure.started <= ended.sure.ended
+
+
+def test_thousands_of_outputs(trial: Trial) -> None:
+    command = "mkdir d; for ((i = 0; i < 1600; i++)); do echo $i > d/$i; done"
+    marker = trial.run(trial.spec(command, outputs=(OutputFile("d", directory=True),))).sure
+    entries = by_path(marker)
+    assert len(entries) == 1601
+    for number in (0, 499, 500, 501, 1000, 1599):
+        expected = hashlib.sha256(f"{number}\n".encode()).hexdigest()
+        assert entries[f"d/{number}"].sha256 == expected
+
+
+def test_an_unreadable_output_is_told_without_a_checksum(trial: Trial) -> None:
+    trial.program("sha256sum", "#!/bin/sh\nexit 1\n")
+    ended = trial.run(trial.spec("echo x > out", outputs=(OutputFile("out"),)))
+    assert [(entry.path, entry.sha256) for entry in ended.sure.files] == [("out", "")]
+
+
+def test_a_marker_that_has_no_room_holds_less(trial: Trial) -> None:
+    """A limit on the size of files stands for a quota."""
+    outputs = (OutputFile("out"),)
+    limits = replace(QUICK, marker_bytes=1 << 20)
+    spec = trial.spec("head -c 20000 /dev/urandom > out", outputs=outputs, limits=limits)
+    trial.program("tar", '#!/bin/bash\nulimit -f 4\nexec /bin/tar "$@"\n')
+    ended = trial.run(spec)
+    assert ended.returned == 0
+    assert [(entry.path, entry.place) for entry in ended.sure.files] == [("out", "alone")]
+    assert ended.sure.archive_size == 0
+    assert not (trial.workspace / spec.paths.archive).exists()
+    assert not ended.sure.bare
+
+
+def test_without_room_beside_the_archive_the_marker_is_lean(trial: Trial) -> None:
+    spec = trial.spec("head -c 20000 /dev/urandom > out", outputs=(OutputFile("out"),))
+    small = '[ "$1" = -cf ] || ulimit -f 4'
+    trial.program("tar", f'#!/bin/bash\n{small}\nexec /bin/tar "$@"\n')
+    ended = trial.run(spec)
+    assert [(entry.path, entry.place) for entry in ended.sure.files] == [("out", "archive")]
+    assert set(archived(trial, spec.paths.archive)) == {"out"}
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_marker_without_any_room_tells_the_code(trial: Trial, code: int) -> None:
+    trial.program("tar", "#!/bin/bash\nexit 2\n")
+    ended = trial.run(trial.spec(f"echo x > out; exit {code}", outputs=(OutputFile("out"),)))
+    assert ended.returned == code
+    assert ended.sure == Marker(exit_code=code, bare=True)
+
+
+def test_a_marker_of_meta_alone(trial: Trial) -> None:
+    trial.program("tail", "#!/bin/bash\nexit 1\n")
+    ended = trial.run(trial.spec("exit 4"))
+    assert ended.sure.bare
+    assert ended.sure.exit_code == 4
+    assert ended.sure.host
+    assert ended.sure.started
+
+
+def test_a_limit_on_the_size_of_files_ends_in_a_marker(trial: Trial) -> None:
+    script = 'ulimit -f 1; exec "$@"'
+    spec = trial.spec("echo x > out; head -c 100000 /dev/zero > big", outputs=(OutputFile("out"),))
+    ended = trial.end(spec, trial.start(spec, shell=("bash", "-c", script, "bash")))
+    assert ended.sure.exit_code != 0
+    assert ended.returned == ended.sure.exit_code

@@ -1,0 +1,76 @@
+"""Whole scripts, as they are sent. `MANTIK_GOLDEN=write` writes them anew: read the difference."""
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.spec import (
+    Apptainer,
+    Environment,
+    InputFile,
+    JobSpec,
+    OutputFile,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+PLAIN = JobSpec(
+    paths=TryPaths(12, "0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60"),
+    workspace="/p/scratch/me/flow",
+    name="evaluate: seed=1",
+    command="set -euo pipefail; python main.py 1 > 'results/it'\"'\"'s ü.txt'",
+    variables={"OMP_NUM_THREADS": "1"},
+    outputs=(OutputFile("results/it's ü.txt"),),
+)
+
+SCRIPTS = {
+    "plain": PLAIN,
+    "staged": replace(
+        PLAIN,
+        inputs=(InputFile("data.csv", 17), InputFile("a b", directory=True), InputFile("m.pt")),
+        outputs=(
+            OutputFile("model/-best.pt", keep=True),
+            OutputFile("plots", directory=True),
+            OutputFile("logs/train.txt", "log"),
+            OutputFile("done", "touched"),
+        ),
+        bundles=("b-17", "b-18"),
+        inline=bytes(range(256)),
+        secrets=("TOKEN", "KEY"),
+    ),
+    "apptainer": replace(
+        PLAIN,
+        environment=Environment(
+            apptainer=Apptainer("env/train.sif", ("--nv", "-B", "$DATA_DIR:/data")),
+            modules=("Stages/2025", "Apptainer"),
+            variables={"DATA_DIR": "/p/data", "QUOTE": "it's $HOME"},
+            before_on_compute=("echo c1", "echo c2"),
+            after_on_compute=("echo c3", "echo c4"),
+            before_on_login=("echo l1",),
+            after_on_login=("echo l2",),
+        ),
+    ),
+    "python": replace(PLAIN, environment=Environment(python="/p/venvs/ml")),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_as_they_were(name: str) -> None:
+    path, script = GOLDEN / f"{name}.sh", render(SCRIPTS[name])
+    if os.environ.get("MANTIK_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(script, encoding="utf-8")
+    assert script == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bash_takes_the_script(name: str) -> None:
+    done = subprocess.run(
+        ["bash", "-n"], input=render(SCRIPTS[name]).encode(), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,143 @@
+"""Only whole markers of the right try are believed."""
+
+import gzip
+import io
+import tarfile
+import uuid
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snakemake_executor_plugin_mantik.jobs import markers
+from snakemake_executor_plugin_mantik.jobs.markers import MarkerInvalid, read_marker
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from tests.support.trial import NASTY, Trial
+
+TRY = str(uuid.UUID(int=7))
+META = (
+    f"version=1\ntry={TRY}\nexit_code=0\nfailed_step=\nsignal=\nstarted=1.5\nended=2.5\nhost=n1\n"
+    "scheduler_job=4\nsite_job=5\nfiles=1\nlacking=0\narchive_size=0\narchive_sha256=\nlog_bytes=3\n"
+)
+RECORD = b"marker\0f\x002\x00644\0\0\0x\0"
+
+
+def made(members: list[tuple[str, bytes]], *extra: tarfile.TarInfo) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.GNU_FORMAT) as tar:
+        for info in extra:
+            tar.addfile(info)
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def marker(meta: str = META, files: bytes = RECORD, small: bytes = b"ab") -> bytes:
+    members = [("meta", meta.encode()), ("missing", b""), ("lacking", b""), ("files", files)]
+    return made([*members, ("log", b"log"), ("./x", small)])
+
+
+def read(content: bytes) -> markers.Marker:
+    return read_marker(content, try_id=TRY, exit_code=0)
+
+
+def test_a_whole_marker_is_read() -> None:
+    found = read(marker())
+    assert (found.started, found.ended, found.host) == (1.5, 2.5, "n1")
+    assert (found.scheduler_job, found.site_job, found.log, found.log_bytes) == (
+        "4",
+        "5",
+        b"log",
+        3,
+    )
+    assert [(entry.path, data) for entry, data in found.small_outputs()] == [("x", b"ab")]
+
+
+def test_no_cut_marker_is_believed(trial: Trial) -> None:
+    spec = trial.spec("echo log; echo x > out", outputs=(OutputFile("out"), OutputFile(NASTY)))
+    trial.run(spec)
+    whole = (trial.workspace / spec.paths.marker(0)).read_bytes()
+    assert read_marker(whole, try_id=spec.paths.try_id, exit_code=0).missing_outputs == (NASTY,)
+    for cut in range(1, len(whole)):
+        with pytest.raises(MarkerInvalid):
+            read_marker(whole[:cut], try_id=spec.paths.try_id, exit_code=0)
+    with pytest.raises(MarkerInvalid):
+        read_marker(whole + whole[:7], try_id=spec.paths.try_id, exit_code=0)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_no_damaged_marker_is_taken_for_another(at: int, change: int) -> None:
+    whole = bytearray(marker())
+    whole[at % len(whole)] ^= change
+    try:
+        found = read(bytes(whole))
+    except MarkerInvalid:
+        return
+    assert found == read(marker())  # the header of gzip holds bytes without meaning
+
+
+@pytest.mark.parametrize("content", [b"", b"owner=4711-n1-7\nsite_job=5\n"])
+def test_a_name_alone_is_a_marker(content: bytes) -> None:
+    found = read_marker(content, try_id=TRY, exit_code=9)
+    assert (found.exit_code, found.bare, found.files) == (9, True, ())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        marker(META.replace(TRY, str(uuid.UUID(int=8)))),
+        marker(META.replace("exit_code=0", "exit_code=1")),
+        marker(META.replace("version=1", "version=2")),
+        marker(META.replace("files=1", "files=2")),
+        marker(META.replace("files=1", "files=many")),
+        marker(META.replace("lacking=0", "lacking=1")),
+        marker(META.replace("started=1.5", "started=noon")),
+        marker(META.replace("log_bytes=3", "log_bytes=-3")),
+        marker(files=RECORD[:-1]),
+        marker(files=RECORD + b"x\0"),
+        marker(files=RECORD.replace(b"marker", b"nearby")),
+        marker(files=RECORD.replace(b"644", b"rwx")),
+        marker(files=RECORD.replace(b"\x002\0", b"\0-2\0")),
+        marker(files=RECORD.replace(b"\0f\0", b"\0d\0")),
+        marker(files=RECORD.replace(b"\0x\0", b"\0../../y\0")),
+        marker(small=b"abc"),
+        marker(files=RECORD.replace(b"644\0\0", b"644\0" + b"0" * 64 + b"\0")),
+        made([("log", b"")]),
+        made([]),
+        b"not gzip",
+        gzip.compress(b"not a tar" * 1000),
+        gzip.compress(b""),
+    ],
+)
+def test_what_does_not_fit_is_refused(content: bytes) -> None:
+    with pytest.raises(MarkerInvalid):
+        read(content)
+
+
+def test_hostile_members_do_no_harm() -> None:
+    link = tarfile.TarInfo("./x")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    hard = tarfile.TarInfo("./x")
+    hard.type, hard.linkname = tarfile.LNKTYPE, "/etc/passwd"
+    device = tarfile.TarInfo("meta")
+    device.type = tarfile.CHRTYPE
+    strange = [tarfile.TarInfo(name) for name in ("/etc/evil", "../evil", "a/../../evil")]
+    members = [("meta", META.encode()), ("missing", b""), ("lacking", b""), ("files", RECORD)]
+    content = made([*members, ("log", b"log"), ("./x", b"ab")], link, hard, device, *strange)
+    assert read(content) == read(marker())
+
+
+def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markers, "MARKER_LIMIT", 1 << 20)
+    with pytest.raises(MarkerInvalid, match="more than"):
+        read(gzip.compress(b"\0" * (2 << 20)))
+
+
+def test_a_link_within_a_directory_has_its_target() -> None:
+    found = read(marker(files=b"none\0l\x000\x00777\0\0../a b\0d/l\0"))
+    assert replace(found.files[0], size=0) == markers.OutputEntry(
+        "d/l", "l", 0, 0o777, "", "none", "../a b"
+    )

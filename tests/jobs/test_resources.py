@@ -1,0 +1,167 @@
+"""A rule's resources win over the backend config's, and reach Slurm as they are meant."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.resources import merge, slurm_directives, total_cpus
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+BASE = Resources(
+    queue="booster",
+    runtime_s=43200,
+    nodes=2,
+    cpus_per_task=48,
+    total_cpus=96,
+    gpus_per_node=4,
+    memory_mib_per_node=65536,
+    account="hai",
+    reservation="course-7",
+    constraint="gpu",
+    qos="high",
+)
+
+
+def test_without_resources_of_a_rule_the_config_is_asked_for() -> None:
+    rule = {"tmpdir": "/tmp", "disk_mb": 1000, "mem_mib": 954, "site": "alps", "runtime": None}
+    assert merge(BASE, rule, 1) == BASE
+
+
+@pytest.mark.parametrize(
+    ("rule", "threads", "changes"),
+    [
+        ({"runtime": 90}, 1, {"runtime_s": 5400}),
+        ({"runtime": "90"}, 1, {"runtime_s": 5400}),
+        ({"runtime": 90.0}, 1, {"runtime_s": 5400}),
+        ({"mem_mb": 4000}, 1, {"memory_mib_per_node": 4000}),
+        ({"mem_mb": 0}, 1, {"memory_mib_per_node": None}),
+        ({"mem_mb_per_cpu": 2000}, 1, {"memory_mib_per_node": None, "memory_mib_per_cpu": 2000}),
+        ({"nodes": 4}, 1, {"nodes": 4, "total_cpus": None}),
+        ({}, 8, {"cpus_per_task": 8, "total_cpus": None}),
+        ({"cpus_per_task": 3}, 8, {"cpus_per_task": 3, "total_cpus": None}),
+        ({"tasks": 16}, 1, {"tasks": 16, "cpus_per_task": 1, "total_cpus": None}),
+        ({"tasks": 16}, 4, {"tasks": 16, "cpus_per_task": 4, "total_cpus": None}),
+        ({"gpu": 2}, 1, {"gpus_per_node": 1}),
+        ({"gpus": "8"}, 1, {"gpus_per_node": 4}),
+        ({"gpu": 0}, 1, {"gpus_per_node": None}),
+        ({"gpu": 2, "gpus": 2}, 1, {"gpus_per_node": 1}),
+        ({"nodes": 1, "gpu": 3}, 1, {"nodes": 1, "gpus_per_node": 3, "total_cpus": None}),
+        ({"slurm_partition": "devel"}, 1, {"queue": "devel"}),
+        ({"partition": "devel", "queue": "devel"}, 1, {"queue": "devel"}),
+        ({"slurm_account": 7}, 1, {"account": "7"}),
+        ({"account": "x"}, 1, {"account": "x"}),
+        ({"qos": "low"}, 1, {"qos": "low"}),
+        ({"slurm_qos": ""}, 1, {"qos": None}),
+        ({"constraint": "a100&ib"}, 1, {"constraint": "a100&ib"}),
+        ({"reservation": "r"}, 1, {"reservation": "r"}),
+    ],
+)
+def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, Any]) -> None:
+    assert merge(BASE, rule, threads) == Resources(**{**vars(BASE), **changes})
+
+
+@pytest.mark.parametrize(
+    ("rule", "names"),
+    [
+        ({"runtime": "2h"}, ["runtime", "minutes"]),
+        ({"runtime": -1}, ["runtime"]),
+        ({"runtime": True}, ["runtime"]),
+        ({"runtime": 1.5}, ["runtime"]),
+        ({"runtime": float("inf")}, ["runtime"]),
+        ({"mem_mb": "<TBD>"}, ["mem_mb"]),
+        ({"mem_mb": [1]}, ["mem_mb"]),
+        ({"mem_mb": 1, "mem_mb_per_cpu": 2}, ["mem_mb=1", "mem_mb_per_cpu=2"]),
+        ({"nodes": 0}, ["nodes"]),
+        ({"tasks": 0}, ["tasks"]),
+        ({"cpus_per_task": "many"}, ["cpus_per_task"]),
+        ({"gpu": 1, "gpus": 2}, ["gpu=1", "gpus=2"]),
+        ({"gpu": 3}, ["gpu=3", "2 nodes"]),
+        ({"gpu": "a100"}, ["gpu"]),
+        ({"partition": "a", "queue": "b"}, ["partition=a", "queue=b"]),
+        ({"slurm_account": 1.5}, ["slurm_account"]),
+        ({"qos": True}, ["qos"]),
+        ({"gres": "gpu:1"}, ["gres", "gpu=<number>"]),
+        ({"slurm_extra": "--x"}, ["slurm_extra"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(rule: dict[str, object], names: list[str]) -> None:
+    with pytest.raises(UserError) as raised:
+        merge(BASE, rule, 1)
+    assert all(name in str(raised.value) for name in names), str(raised.value)
+
+
+def test_all_that_slurm_is_told() -> None:
+    assert slurm_directives(BASE, "train: alpha=1 ü") == (
+        "--job-name=train:_alpha=1",
+        "--partition=booster",
+        "--account=hai",
+        "--qos=high",
+        "--reservation=course-7",
+        "--constraint=gpu",
+        "--time=0-12:00:00",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=48",
+        "--gpus-per-node=4",
+        "--mem=65536M",
+        "--no-requeue",
+    )
+
+
+def test_nothing_is_asked_that_was_not() -> None:
+    assert slurm_directives(Resources(), "\n") == (
+        "--job-name=mantik",
+        "--ntasks-per-node=1",
+        "--no-requeue",
+    )
+    assert "--account=x" in slurm_directives(Resources(account="y"), "j", account="x")
+
+
+def test_tasks_and_memory_for_each_cpu() -> None:
+    resources = Resources(nodes=2, tasks=16, cpus_per_task=2, memory_mib_per_cpu=512)
+    options = slurm_directives(resources, "mpi")
+    assert options[1:-1] == ("--nodes=2", "--ntasks=16", "--cpus-per-task=2", "--mem-per-cpu=512M")
+
+
+def test_cpus_over_all_nodes() -> None:
+    assert slurm_directives(Resources(total_cpus=96, nodes=2), "j")[1:4] == (
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=48",
+    )
+    assert "--nodes=1" in slurm_directives(Resources(total_cpus=96), "j")
+    with pytest.raises(UserError, match="divided"):
+        slurm_directives(Resources(total_cpus=97, nodes=2), "j")
+    assert total_cpus(BASE) == 96
+    assert total_cpus(Resources(nodes=2, cpus_per_task=3)) == 6
+    assert total_cpus(Resources(nodes=2, tasks=8, cpus_per_task=3)) == 24
+    assert total_cpus(Resources(nodes=2)) is None
+
+
+@given(st.text(), st.integers(1, 10**7))
+def test_a_text_stays_one_word_of_one_line(text: str, seconds: int) -> None:
+    try:
+        options = slurm_directives(Resources(queue=text, runtime_s=seconds), text)
+    except UserError:
+        return
+    assert f"--partition={text}" in options
+    for option in options:
+        assert len(option.split()) == 1
+        assert len(option.splitlines()) == 1
+    assert len(options[0]) <= len("--job-name=") + 64
+
+
+@pytest.mark.parametrize("text", ["a b", "a\n#SBATCH --x", "", "a\tb", "'a'", "a\u2028b", "a#b"])
+def test_a_value_that_would_say_more_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="constraint"):
+        slurm_directives(Resources(constraint=text), "j")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "clock"), [(59, "0-00:00:59"), (90061, "1-01:01:01"), (864000, "10-00:00:00")]
+)
+def test_times(seconds: int, clock: str) -> None:
+    assert f"--time={clock}" in slurm_directives(Resources(runtime_s=seconds), "j")

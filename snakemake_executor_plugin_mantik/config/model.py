@@ -87,16 +87,15 @@ class Apptainer(Part):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """A remote image has an absolute path."""
+        """A remote image is absolute or a URL for Apptainer, a local one is a file."""
         path, kind = data.get("Path"), data.get("Type", "local")
-        if (
-            isinstance(kind, str)
-            and kind.strip().lower() == "remote"
-            and isinstance(path, str)
-            and path.strip()
-            and not path.strip().startswith(("/", "~", "$"))
-        ):
+        if not isinstance(kind, str) or not isinstance(path, str) or not path.strip():
+            return
+        kind, path = kind.strip().lower(), path.strip()
+        if kind == "remote" and not path.startswith(("/", "~", "$")) and "://" not in path:
             yield ("Path",), f"has to be absolute for a remote image, found {describe(path)}"
+        if kind == "local" and "://" in path:
+            yield ("Path",), f"is no file on this machine, found {describe(path)}; Type: remote?"
 
 
 class _PythonEnvironment(Part):

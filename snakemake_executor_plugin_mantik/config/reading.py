@@ -66,18 +66,42 @@ def read_backend_config(
         ConfigError: with all mistakes of the file.
     """
     file = shown if shown is not None else str(path)
-    raw, found = _load(path)
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        supported = f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json"
+        raise ConfigError([Mistake(file, "", supported)])
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError([Mistake(file, "", "there is no such file")]) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError([Mistake(file, "", f"cannot be read: {reason}")]) from None
+    return parse_backend_config(content, kind, project, shown=file)
+
+
+def parse_backend_config(
+    content: bytes, kind: str, project: Path | None = None, *, shown: str
+) -> tuple[BackendConfig, list[str]]:
+    """Like `read_backend_config`, of a document of `kind` yaml or json that was read already."""
+    try:
+        raw = read_document(content, kind)
+    except DocumentError as error:
+        raise ConfigError([Mistake(shown, "", str(error))]) from None
+    if raw is None:
+        empty = "is empty; it has to hold a mapping with at least Resources and the API"
+        raise ConfigError([Mistake(shown, "", empty)])
+    found = [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
     config = None
-    if raw is not None:
-        try:
-            config = BackendConfig.model_validate(raw)
-        except ValidationError as error:
-            found += [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+    try:
+        config = BackendConfig.model_validate(raw)
+    except ValidationError as error:
+        found += [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
     if project is not None and isinstance(raw, Mapping):
         found += _missing_files(raw, project)
     if found or config is None:
-        raise ConfigError([Mistake(file, key, _one_line(message)) for key, message in found])
-    return config, [f"{file}: {warning}" for warning in _warnings(raw, config)]
+        raise ConfigError([Mistake(shown, key, _one_line(message)) for key, message in found])
+    return config, [f"{shown}: {warning}" for warning in _warnings(raw, config)]
 
 
 def read_all(
@@ -101,7 +125,7 @@ def read_all(
     first: dict[str, str] = {}
     for spec in specs:
         name, file = _split(spec)
-        if complaint := _about_name(name):
+        if complaint := name_mistake(name):
             mistakes.append(Mistake(file or spec, "", complaint))
         elif name in first:
             mistakes.append(
@@ -130,7 +154,8 @@ def _split(spec: str) -> tuple[str, str]:
     return Path(spec.strip()).stem, spec.strip()
 
 
-def _about_name(name: str) -> str:
+def name_mistake(name: str) -> str:
+    """What is wrong with `name` as the name of a site; empty if nothing is."""
     if not _NAME.fullmatch(name):
         return (
             f"{name!r} cannot be the name of a site: a letter first, then letters, digits, - and "
@@ -142,33 +167,6 @@ def _about_name(name: str) -> str:
             "else; write NAME=FILE"
         )
     return ""
-
-
-def _load(path: Path) -> tuple[Any, list[tuple[str, str]]]:
-    """The file's document, None if there is none, and the mistakes so far as (key, message)."""
-    kind = KINDS.get(path.suffix.lower())
-    if kind is None:
-        return None, [
-            (
-                "",
-                f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json",
-            )
-        ]
-    try:
-        raw = read_document(path.read_bytes(), kind)
-    except FileNotFoundError:
-        return None, [("", "there is no such file")]
-    except (OSError, ValueError) as error:
-        if isinstance(error, DocumentError):
-            return None, [("", str(error))]
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return None, [("", f"cannot be read: {reason}")]
-    if raw is None:
-        return None, [
-            ("", "is empty; it has to hold a mapping with at least Resources and the API")
-        ]
-    twice = [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
-    return raw, twice
 
 
 def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str, str]]:

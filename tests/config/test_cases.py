@@ -64,7 +64,7 @@ def holds(config: BackendConfig, fact: str) -> None:
         assert config.environment.apptainer is not None
         assert list(config.environment.apptainer.options) == rest.split("|")
     else:
-        value: object = config
+        found: object = config
         for field in kind.split("."):
-            value = getattr(value, field)
-        assert str(value) == rest.removeprefix("= ")
+            found = getattr(found, field)
+        assert str(found) == rest.removeprefix("= ")

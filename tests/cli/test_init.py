@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+import typer
+from ruamel.yaml import YAML
+from typer.testing import CliRunner, Result
+
+from snakemake_executor_plugin_mantik.cli.init import KNOWN_SITES, PROFILE, init, next_steps
+from snakemake_executor_plugin_mantik.config.reading import read_all, read_backend_config
+from snakemake_executor_plugin_mantik.errors import ConfigError, UserError
+
+URL = "https://hpc.example.org:8080/SITE/rest/core"
+
+
+def run(*words: str) -> Result:
+    app = typer.Typer()
+    app.command()(init)
+    return CliRunner().invoke(app, list(words))
+
+
+def test_what_is_written_is_read_without_a_word(tmp_path: Path) -> None:
+    done = run("--site", "big-one", "--url", URL, "--queue", "gpu & more", "-d", str(tmp_path))
+    assert isinstance(done.exception, ConfigError)
+    assert not list(tmp_path.iterdir())
+    done = run("--site", "big-one", "--url", URL, "--queue", "batch", "-d", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "MANTIK_BIG_ONE_PASSWORD" in done.output
+    assert "MANTIK_COMPUTE_BUDGET_ACCOUNT" in done.output
+    profile = YAML(typ="safe", pure=True).load((tmp_path / PROFILE).read_text())
+    assert profile == {
+        "executor": "mantik",
+        "jobs": 50,
+        "mantik-backend-config": ["big-one.yaml"],
+        "nolock": True,
+        "rerun-incomplete": True,
+    }
+    loaded = read_all(profile["mantik-backend-config"], tmp_path)["big-one"]
+    assert loaded.warnings == ()
+    assert loaded.config.api_url == URL
+    assert loaded.config.resources.queue == "batch"
+
+
+def test_what_is_commented_out_can_be_used_as_it_stands(tmp_path: Path) -> None:
+    run("--site", "juwels", "--queue", "batch", "-d", str(tmp_path))
+    text = (tmp_path / "juwels.yaml").read_text()
+    head, _, body = text.partition("\n\n")
+    assert head.startswith("#")
+    used = [
+        line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line
+        for line in body.splitlines()
+        if "  Python: " not in line  # instead of Apptainer
+    ]
+    (tmp_path / "full.yaml").write_text("\n".join(used))
+    config, warnings = read_backend_config(tmp_path / "full.yaml")
+    assert warnings == []
+    assert config.api_url == KNOWN_SITES["juwels"]
+    assert config.resources.memory_mib_per_node == 65536
+    assert config.environment.variables == {"OMP_PROC_BIND": "true"}
+    assert config.exclude == ("*.ckpt", "data/raw/")
+    assert config.site.max_jobs == 100
+
+
+def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
+    config, profile = tmp_path / "a.yaml", tmp_path / PROFILE
+    words = ("--site", "a", "--url", URL, "--queue", "q", "-d", str(tmp_path))
+    config.write_text("mine")
+    done = run(*words)
+    assert isinstance(done.exception, UserError)
+    assert (config.read_text(), profile.exists()) == ("mine", False)
+    config.unlink()
+    profile.parent.mkdir(parents=True)
+    profile.write_text("mine")
+    done = run(*words)
+    assert done.exit_code == 0
+    assert "add '- a.yaml'" in done.output
+    assert profile.read_text() == "mine"
+    done = run(*words, "--force")
+    assert done.exit_code == 0
+    assert "executor: mantik" in profile.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--site", "unheard-of"), "juwels"),
+        (("--site", "a b", "--url", URL), "letters, digits"),
+        (("--site", "../up", "--url", URL), "letters, digits"),
+        (("--site", "max", "--url", URL), "Snakemake"),
+        (("--site", "a", "--url", "hpc.example.org"), "https://"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_written(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = run(*words, "--queue", "q", "-d", str(tmp_path / "x"))
+    assert isinstance(done.exception, UserError)
+    assert said in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("--site", "juwels", "--queue", "q", "-d", str(tmp_path / "file"))
+    assert isinstance(done.exception, UserError)
+    assert "cannot be written" in str(done.exception)
+
+
+def test_a_dash_in_a_name_is_no_part_of_a_variable() -> None:
+    assert "MANTIK_ALPS_2_TOKEN" in next_steps("alps-2")

@@ -122,7 +122,7 @@ def _sandbox(
 def _sandbox_class() -> "type[Sandbox]":
     """The class, imported late: the sandbox's libraries are an extra."""
     try:
-        from snakemake_executor_plugin_mantik.sandbox.server import Sandbox  # noqa: PLC0415
+        from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "h11"):
             raise

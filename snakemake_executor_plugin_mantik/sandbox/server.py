@@ -171,7 +171,9 @@ class Sandbox:
             site = UnicoreSite(option.name, self.directory / option.name, self.settings)
             site.url = f"http://127.0.0.1:{self._port}/{option.name}/rest/core"
             self._sites[option.name] = site
-            self.config_path(option.name).write_text(_CONFIG.format(url=site.url, queue=self.settings.partitions[0].name))
+            self.config_path(option.name).write_text(
+                _CONFIG.format(url=site.url, queue=self.settings.partitions[0].name)
+            )
         return listener
 
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:

@@ -1,0 +1,139 @@
+"""`smk-mantik sandbox`, as a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.cli import sandbox as command
+from snakemake_executor_plugin_mantik.config.reading import read_backend_config
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.sandbox import processes
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.support.sandbox import wait_for
+
+PROGRAM = "from snakemake_executor_plugin_mantik.cli.sandbox import app; app()"
+CLIENT = """
+import os, sys, time, httpx
+url = next(line.split()[1] for line in open(os.environ["MANTIK_SANDBOX_DIR"] + "/hpc1.yaml")
+           if line.startswith("UnicoreApiUrl"))
+auth = os.environ["MANTIK_HPC1_USERNAME"], os.environ["MANTIK_HPC1_PASSWORD"]
+http = httpx.Client(auth=auth, headers={"Accept": "application/json"})
+def submit(script):
+    return http.post(url + "/jobs", json={"Executable": "bash", "Arguments": ["job.sh"],
+        "Imports": [{"From": "inline://x", "To": "job.sh", "Data": script}]}).headers["Location"]
+"""
+
+
+def start(*arguments: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def alive(pid: int) -> bool:
+    return any(process.pid == pid for process in processes.processes())
+
+
+def test_run_returns_the_commands_exit_code_and_leaves_nothing(tmp_path: Path) -> None:
+    body = (
+        CLIENT
+        + """
+job = submit("env > env; echo $$ > pid; sleep 300 & wait")
+storage = http.get(job).json()["_links"]["workingDirectory"]["href"]
+while True:
+    answer = http.get(storage + "/files/pid", headers={"Accept": "application/octet-stream"})
+    if answer.text.strip().isdigit():
+        break
+    time.sleep(0.05)
+env = http.get(storage + "/files/env", headers={"Accept": "application/octet-stream"}).text
+print(answer.text.strip(), "MANTIK_HPC1" in env, os.environ["MANTIK_COMPUTE_BUDGET_ACCOUNT"])
+sys.exit(23)
+"""
+    )
+    variables = {"MANTIK_SANDBOX_DIR": str(tmp_path / "box"), "MANTIK_HPC1_SECRET": "x"}
+    process = start("run", "--", sys.executable, "-c", body, environment=variables)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 23, errors
+    pid, leaked, account = output.split()
+    assert (leaked, account) == ("False", "sandbox")
+    assert not alive(int(pid))
+    assert (tmp_path / "box" / "hpc1" / "home").is_dir()
+    assert not (tmp_path / "box" / "hpc1" / "spool").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    body = f"echo $MANTIK_SANDBOX_DIR; trap 'exit 9' {number.name[3:]}; touch {tmp_path}/on; " + (
+        "while :; do sleep 0.05; done"
+    )
+    process = start("run", "--", "bash", "-c", body, environment={"MANTIK_SANDBOX_DIR": ""})
+    wait_for((tmp_path / "on").exists)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 9
+    # A directory of the sandbox's own goes with it.
+    assert not Path(output.strip()).exists()
+
+
+def test_a_command_that_a_signal_ended(tmp_path: Path) -> None:
+    variables = {"MANTIK_SANDBOX_DIR": str(tmp_path)}
+    process = start("run", "--", "bash", "-c", "kill -9 $$", environment=variables)
+    process.communicate(timeout=30)
+    assert process.returncode == 137
+
+
+def test_up_prints_what_another_terminal_needs(tmp_path: Path) -> None:
+    variables = {"MANTIK_SANDBOX_DIR": str(tmp_path)}
+    arguments = ("up", "--site", "hpc1", "--site", "other-site=unicore")
+    process = start(*arguments, environment=variables)
+    assert process.stdout
+    lines = []
+    while not lines or not lines[-1].startswith("#"):
+        lines.append(process.stdout.readline())
+    text = "".join(lines)
+    for name in ("MANTIK_SANDBOX_DIR", "MANTIK_HPC1_PASSWORD", "MANTIK_OTHER_SITE_USERNAME"):
+        assert f"export {name}=" in text
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert time.monotonic() - began < 10
+
+
+def test_the_config_is_one_that_the_executor_reads(sandbox: Sandbox) -> None:
+    config = read_backend_config(sandbox.config_path("hpc1"), project=sandbox.directory)
+    assert config
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("x=firecrest", "does not speak firecREST yet"), ("x=ssh", "no API 'ssh'"), ("=", "name")],
+)
+def test_sites_that_cannot_be(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        SiteOption.parse(text)
+
+
+def test_one_directory_serves_one_sandbox(sandbox: Sandbox) -> None:
+    with pytest.raises(UserError, match="another sandbox runs"), Sandbox(sandbox.directory):
+        pass
+
+
+def test_the_extra_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "snakemake_executor_plugin_mantik.sandbox.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(UserError, match=r"\[sandbox\]") as caught:
+        command._sandbox_class()
+    assert caught.value.do.startswith("Install it with: pip install")

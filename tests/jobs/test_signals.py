@@ -142,6 +142,7 @@ def test_a_late_signal_does_not_undo_a_success(trial: Trial) -> None:
     spec = trial.spec("echo done > out", outputs=(OutputFile("out"),))
     ended = trial.run(spec)
     assert ended.returned == ended.sure.exit_code == 0
+    assert ended.sure.signal == ""
     assert [entry.path for entry in ended.sure.files] == ["out"]
 
 

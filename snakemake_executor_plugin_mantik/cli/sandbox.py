@@ -114,9 +114,9 @@ def _sandbox(
         with sandbox(Path(given), options, settings) as box:
             yield box
         return
-    with tempfile.TemporaryDirectory(prefix="mantik-sandbox-", ignore_cleanup_errors=True) as made:
-        with sandbox(Path(made), options, settings) as box:
-            yield box
+    temporary = tempfile.TemporaryDirectory(prefix="mantik-sandbox-", ignore_cleanup_errors=True)
+    with temporary as made, sandbox(Path(made), options, settings) as box:
+        yield box
 
 
 def _sandbox_class() -> "type[Sandbox]":

@@ -165,7 +165,10 @@ class Sandbox:
                 where=str(self.directory),
                 do="End it, or set MANTIK_SANDBOX_DIR to another directory",
             ) from error
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        # With the protocol named asyncio switches Nagle's algorithm off: without, 40 ms per answer.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)
         self._port = listener.getsockname()[1]
         for option in self.options:
             site = UnicoreSite(option.name, self.directory / option.name, self.settings)

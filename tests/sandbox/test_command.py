@@ -99,7 +99,7 @@ def test_up_prints_what_another_terminal_needs(tmp_path: Path) -> None:
     arguments = ("up", "--site", "hpc1", "--site", "other-site=unicore")
     process = start(*arguments, environment=variables)
     assert process.stdout
-    lines = []
+    lines: list[str] = []
     while not lines or not lines[-1].startswith("#"):
         lines.append(process.stdout.readline())
     text = "".join(lines)

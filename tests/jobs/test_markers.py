@@ -85,33 +85,33 @@ def test_a_name_alone_is_a_marker(content: bytes) -> None:
     assert (found.exit_code, found.bare, found.files) == (9, True, ())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        marker(META.replace(TRY, str(uuid.UUID(int=8)))),
-        marker(META.replace("exit_code=0", "exit_code=1")),
-        marker(META.replace("version=1", "version=2")),
-        marker(META.replace("files=1", "files=2")),
-        marker(META.replace("files=1", "files=many")),
-        marker(META.replace("lacking=0", "lacking=1")),
-        marker(META.replace("started=1.5", "started=noon")),
-        marker(META.replace("log_bytes=3", "log_bytes=-3")),
-        marker(files=RECORD[:-1]),
-        marker(files=RECORD + b"x\0"),
-        marker(files=RECORD.replace(b"marker", b"nearby")),
-        marker(files=RECORD.replace(b"644", b"rwx")),
-        marker(files=RECORD.replace(b"\x002\0", b"\0-2\0")),
-        marker(files=RECORD.replace(b"\0f\0", b"\0d\0")),
-        marker(files=RECORD.replace(b"\0x\0", b"\0../../y\0")),
-        marker(small=b"abc"),
-        marker(files=RECORD.replace(b"644\0\0", b"644\0" + b"0" * 64 + b"\0")),
-        made([("log", b"")]),
-        made([]),
-        b"not gzip",
-        gzip.compress(b"not a tar" * 1000),
-        gzip.compress(b""),
-    ],
-)
+UNFIT = [
+    marker(META.replace(TRY, str(uuid.UUID(int=8)))),
+    marker(META.replace("exit_code=0", "exit_code=1")),
+    marker(META.replace("version=1", "version=2")),
+    marker(META.replace("files=1", "files=2")),
+    marker(META.replace("files=1", "files=many")),
+    marker(META.replace("lacking=0", "lacking=1")),
+    marker(META.replace("started=1.5", "started=noon")),
+    marker(META.replace("log_bytes=3", "log_bytes=-3")),
+    marker(files=RECORD[:-1]),
+    marker(files=RECORD + b"x\0"),
+    marker(files=RECORD.replace(b"marker", b"nearby")),
+    marker(files=RECORD.replace(b"644", b"rwx")),
+    marker(files=RECORD.replace(b"\x002\0", b"\0-2\0")),
+    marker(files=RECORD.replace(b"\0f\0", b"\0d\0")),
+    marker(files=RECORD.replace(b"\0x\0", b"\0../../y\0")),
+    marker(small=b"abc"),
+    marker(files=RECORD.replace(b"644\0\0", b"644\0" + b"0" * 64 + b"\0")),
+    made([("log", b"")]),
+    made([]),
+    b"not gzip",
+    gzip.compress(b"not a tar" * 1000),
+    gzip.compress(b""),
+]
+
+
+@pytest.mark.parametrize("content", UNFIT, ids=[str(number) for number in range(len(UNFIT))])
 def test_what_does_not_fit_is_refused(content: bytes) -> None:
     with pytest.raises(MarkerInvalid):
         read(content)

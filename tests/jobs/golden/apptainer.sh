@@ -25,11 +25,13 @@ _m_outputs=(
 )
 
 _m_site_job=${PWD##*/}
-_m_host=${HOSTNAME:-unknown}
+# Not HOSTNAME: schedulers hand on that of the login node.
+{ read -r _m_host < /proc/sys/kernel/hostname; } 2>/dev/null || _m_host=${HOSTNAME:-unknown}
 _m_scheduler_job=${SLURM_JOB_ID:-${PBS_JOBID:-$_m_host.$$}}
 _m_signal=          # what asked the job to end
 _m_deadline=        # end of the grace, in $SECONDS
 _m_group=           # process group that is running
+_m_ended_by=        # the signal, if it came before the job was over
 _m_killed=          # whether the grace was over before the group was
 _m_code=            # how the payload ended
 _m_failed_step=
@@ -369,7 +371,7 @@ _m_make_archive() {
 
 _m_write_meta() {
   printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
-    signal "$_m_signal" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
+    signal "$_m_ended_by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
     scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" "$@" \
     > "$_m_work/marker/meta"
 }
@@ -416,7 +418,7 @@ _m_make_marker() {
     done
   fi
   _m_try_marker bare && return
-  rm -f -- "$_m_tries/.$_m_try.tmp"
+  rm -rf -- "$_m_work/marker" "$_m_tries/.$_m_try.tmp"
   : > "$_m_claim.$_m_code" && return
   ln -T -- "$_m_claim" "$_m_claim.$_m_code"
 }
@@ -466,6 +468,7 @@ _m_main() {
     _m_run _m_only_after
     _m_code=$_m_real_code
   fi
+  _m_ended_by=$_m_signal
   _m_now; _m_ended=$_m_time
   _m_make_marker
   exec {_m_beat}>&-

@@ -167,7 +167,7 @@ class Engine:
             )
         work = SiteWork(
             site, facts, planner, self._journal,
-            workdir=self._workdir, state=self._state, tell=self._tell,
+            workdir=self._workdir, state=self._state, tell=self._tell, give_up=self._give_up,
         )  # fmt: skip
         sources = await asyncio.to_thread(self._source_choice, name)
         files = [
@@ -177,6 +177,17 @@ class Engine:
         self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))
         return work
+
+    async def _give_up(self, records: Sequence[TryRecord]) -> None:
+        for record in records:
+            if record.site in self._sites:
+                await (await self._site(record.site)).ender.give_up([record])
+            else:
+                self._tell(
+                    f"{record.name}: an earlier run sent it to {record.site}, which is not among"
+                    " this run's sites; it is left there and its results are not used."
+                )
+                self._journal.abandoned(record.id, f"left at {record.site}")
 
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request

@@ -9,7 +9,7 @@ from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, rest_safe
 
 CANCEL_WAIT_S = 60.0
@@ -31,17 +31,28 @@ class Ender:
         self._tell = tell
         self._tidying: set[asyncio.Task[None]] = set()
 
-    async def done(self, try_id: str, ids: Sequence[str]) -> None:
-        """A try is committed: the site may forget it, some time."""
+    async def done(self, try_id: str, ids: Sequence[str], *, let_end: bool = False) -> None:
+        """A try is committed: the site may forget it, some time.
+
+        Args:
+            try_id: the try.
+            ids: the site's ids of it.
+            let_end: whether the site still has a command to run after the job's own end: forgetting
+                a job ends it.
+        """
         self._journal.done(try_id)
         if ids:
-            task = asyncio.create_task(self._forget(ids))
+            task = asyncio.create_task(self._forget(ids, let_end))
             self._tidying.add(task)
             task.add_done_callback(self._tidying.discard)
 
-    async def _forget(self, ids: Sequence[str]) -> None:
+    async def _forget(self, ids: Sequence[str], let_end: bool) -> None:
         # Records that stay behind do no harm: the site lets them expire.
         with suppress(SiteError):
+            while let_end:
+                states = await self._site.states(ids)
+                let_end = any(s.phase in (Phase.WAITING, Phase.RUNNING) for s in states.values())
+                await asyncio.sleep(CONFIRM_EVERY_S if let_end else 0)
             await self._site.forget(ids)
 
     async def give_up(self, records: Iterable[TryRecord]) -> None:
@@ -51,7 +62,7 @@ class Ender:
             SiteUnreachable: the site cannot be asked for longer than that may take.
         """
         for record in records:
-            if not await self._stop(record):
+            if record.state is not TryState.PLANNED and not await self._stop(record):
                 self._tell(
                     f"{record.name}: the job {', '.join(record.site_jobs)} at {record.site} was"
                     " told to end but has not confirmed it yet; waiting for it."

@@ -5,15 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.patience import FIRST_WAIT_S, Patience
 from snakemake_executor_plugin_mantik.engine.watch import End
 from snakemake_executor_plugin_mantik.errors import OutputMissing, SiteNotFound, TransferError
-from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry, read_marker
+from snakemake_executor_plugin_mantik.jobs.markers import (
+    Marker,
+    MarkerInvalid,
+    OutputEntry,
+    read_marker,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import Landing, download, read
 
+LONGEST_MARKER_WAIT_S = 16.0
+"""A marker that cannot be used is read again after 1, 2, 4, 8 and 16 seconds."""
 LOG_ALONE_BYTES = 64 << 20
 """A log up to this size is fetched whole after a failure, a larger one's end only."""
 
@@ -42,17 +49,25 @@ class Fetcher:
         self._scratch = scratch
 
     async def marker(self, record: TryRecord, end: End) -> Marker:
-        """The marker of a try that has ended.
+        """The marker of a try that has ended; read again if a slow file system shows half of it.
 
         Raises:
-            MarkerInvalid: it is not this try's, or damaged.
+            MarkerInvalid: it is not this try's, or damaged for good.
         """
         assert end.exit_code is not None
         path = record.paths.marker(end.exit_code)
-        content = await self._patience(lambda: read(self._site, path, end.marker_bytes))
-        return await asyncio.to_thread(
-            read_marker, content, try_id=record.id, exit_code=end.exit_code
-        )
+        wait = FIRST_WAIT_S
+        while True:
+            content = await self._patience(lambda: read(self._site, path))
+            try:
+                return await asyncio.to_thread(
+                    read_marker, content, try_id=record.id, exit_code=end.exit_code
+                )
+            except MarkerInvalid:
+                if wait > LONGEST_MARKER_WAIT_S:
+                    raise
+            await asyncio.sleep(wait)
+            wait *= 2
 
     async def outputs(
         self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]
@@ -141,16 +156,7 @@ class Fetcher:
         return tail
 
     async def _whole_log(self, record: TryRecord) -> bytes:
-        async def fetch() -> bytes:
-            parts, size = [], 0
-            async for part in self._site.get(record.paths.log):
-                parts.append(part)
-                size += len(part)
-                if size > LOG_ALONE_BYTES:
-                    break
-            return b"".join(parts)
-
         try:
-            return await self._patience(fetch)
+            return await self._patience(lambda: read(self._site, record.paths.log))
         except SiteNotFound:
             return b""

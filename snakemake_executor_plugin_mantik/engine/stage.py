@@ -16,6 +16,9 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
+COMPRESSION = 4
+"""How much smaller files may get by packing; larger ones are not even tried for the script."""
+
 
 @dataclass(frozen=True)
 class Staged:
@@ -64,7 +67,7 @@ class Stager:
         for file in journal.remote_files(site.name):
             self._old[_directory(file.path)].append(file)
         self._comparisons: dict[str, asyncio.Task[None]] = {}
-        self._sources: str | None = None
+        self._sources: set[str] = set()
         for bundle, files in journal.pending_bundles(site.name).items():
             self._pending |= {(file.path, file.sha256): bundle for file in files}
 
@@ -83,9 +86,11 @@ class Stager:
         self._journal.forget_remote_files(self._site.name, gone)
         await self._check(sources)
         missing = [file for file in sources if not self._there(file)]
-        if missing:
-            self._sources = await self._upload(missing)
-        return len(missing)
+        pending, fresh = self._sort(missing)
+        self._sources = set(pending)
+        if fresh:
+            self._sources.add(await self._upload(fresh))
+        return len(fresh)
 
     async def stage(self, files: Sequence[LocalFile], named: Sequence[str]) -> Staged:
         """Send what is missing of `files`.
@@ -96,18 +101,18 @@ class Stager:
         """
         await self._check(files)
         missing = [file for file in files if not self._there(file)]
-        bundles = [self._pending[key] for file in missing if (key := _key(file)) in self._pending]
-        rest = [file for file in missing if _key(file) not in self._pending]
-        if self._sources is not None:
-            bundles.insert(0, self._sources)
+        bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
-        if rest and sum(file.size for file in rest) <= 4 * self._inline_limit:
-            packed = await asyncio.to_thread(pack, rest)
+        if fresh and sum(file.size for file in fresh) <= COMPRESSION * self._inline_limit:
+            packed = await asyncio.to_thread(pack, fresh)
             if len(packed) <= self._inline_limit:
-                inline, carried = packed, tuple(file.record for file in rest)
-        if rest and not inline:
-            bundles.append(await self._upload(rest))
-        needed = tuple(dict.fromkeys(bundles))
+                inline, carried = packed, tuple(file.record for file in fresh)
+            else:
+                # Another job may have begun to upload some of them in the meantime.
+                bundles, fresh = self._sort(missing)
+        if fresh and not inline:
+            bundles.append(await self._upload(fresh))
+        needed = tuple(dict.fromkeys([*sorted(self._sources), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
         sizes = {file.path: file.size for file in files if not file.directory}
         checks = [InputFile(path, size) for path, size in sizes.items()]
@@ -122,8 +127,7 @@ class Stager:
             files += pending.get(bundle, [])
             if bundle in pending:
                 self._journal.set_bundle(bundle, "unpacked")
-            if bundle == self._sources:
-                self._sources = None
+            self._sources.discard(bundle)
         if files:
             self.made(files)
 
@@ -133,9 +137,21 @@ class Stager:
             self._pending.pop((file.path, file.sha256), None)
         self._journal.set_remote_files(self._site.name, files)
 
+    def gone(self, bundles: Sequence[str]) -> None:
+        """A job could not unpack these bundles: what they hold is sent again."""
+        for bundle in bundles:
+            self._pending = {key: b for key, b in self._pending.items() if b != bundle}
+            self._sources.discard(bundle)
+            self._journal.set_bundle(bundle, "gone")
+
     def lost(self, paths: Sequence[str]) -> None:
         """A job did not find these files at the site, whatever the manifest says."""
         self._journal.forget_remote_files(self._site.name, paths)
+
+    def _sort(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
+        """The bundles on their way that hold some of the missing files, and the other files."""
+        bundles = [self._pending[key] for file in missing if (key := _key(file)) in self._pending]
+        return bundles, [file for file in missing if _key(file) not in self._pending]
 
     def _there(self, file: LocalFile) -> bool:
         known = self._journal.remote_file(self._site.name, file.path)

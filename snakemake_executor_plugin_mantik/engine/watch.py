@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT, Patience
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Site
@@ -160,7 +160,8 @@ class Watcher:
                 continue
             try:
                 await self.cycle()
-            except TRANSIENT as error:
+            except SiteError as error:
+                # Whatever a site says to a look at its jobs: they stay active.
                 self._patience.failed(error)
             else:
                 self._patience.answered()

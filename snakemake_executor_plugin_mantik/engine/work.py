@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class SiteWork:
         workdir: Path,
         state: Path,
         tell: Callable[[str], None],
+        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
     ) -> None:
         """Make the work of an opened site.
 
@@ -71,6 +72,7 @@ class SiteWork:
             workdir: the workflow's directory.
             state: our own local directory, for logs and things on their way.
             tell: writes a line to the user's log.
+            give_up: sees to it that tries, at whatever site, are over and will never run.
         """
         settings = planner.config.site
         self.site = site
@@ -80,6 +82,7 @@ class SiteWork:
         self._workdir = workdir
         self._logs = state / "logs"
         self._tell = tell
+        self._give_up = give_up
         scratch = state / "transfers"
         scratch.mkdir(parents=True, exist_ok=True)
         self.local = LocalFiles(workdir, journal)
@@ -114,7 +117,8 @@ class SiteWork:
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
         files = []
-        for path in request.inputs:
+        kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
+        for path in dict.fromkeys([*request.inputs, *kept]):
             files += await self.local.look(path)
         if (image := self.planner.image) is not None:
             files += await self.local.look(image[1], local=image[0])
@@ -125,7 +129,7 @@ class SiteWork:
         inputs = {file.path: file.sha256 for file in files}
         fingerprint = request.fingerprint(inputs, self.planner.environment)
         choice = choose(request, fingerprint, self._journal.open_tries(request.job))
-        await self.ender.give_up(choice.unwanted)
+        await self._give_up(choice.unwanted)
         if choice.adopted is not None:
             if choice.adopted.state is not TryState.PLANNED:
                 self._tell(f"{request.name}: taken up again at {request.site}, not run twice.")
@@ -154,6 +158,8 @@ class SiteWork:
     async def _submit(self, request: JobRequest, life: _Life, files: list[LocalFile]) -> None:
         life.staged = await self.stager.stage(files, request.inputs)
         spec = self.planner.spec(request, life.record, self.facts, life.staged)
+        # From now on the job may change them there, whether it succeeds or not.
+        self.stager.lost([output.path for output in request.outputs])
         life.submitted_at = time.time()
         try:
             site_job = await self._submitter.submit(life.record, spec, request.secrets)
@@ -175,12 +181,14 @@ class SiteWork:
             words = messages.stopped(end.state, where, log, self._shown(path))
             return self._failed(request, life, words, path if log else None, None)
         marker = await self._fetcher.marker(record, end)
-        if marker.missing_inputs and life.staged is not None:
-            self.stager.lost(marker.missing_inputs)
-            self._journal.abandoned(record.id, "failed: inputs were purged at the site")
+        if self._purged(life, marker):
+            self._journal.abandoned(record.id, "failed: files were purged at the site")
+            await self.ender.done(record.id, life.ids)
             return None
         if marker.failed_step not in BEFORE_INPUTS and life.staged is not None:
             self.stager.confirm(life.staged)
+        if marker.exit_code != 0:
+            self.stager.lost([output.path for output in request.outputs])
         try:
             fetched = await self._fetcher.outputs(record, marker, request.outputs)
             log = await self._fetcher.log(record, marker, path)
@@ -199,6 +207,16 @@ class SiteWork:
         timed_out = limit is not None and _ran(marker) >= limit - max(60, 0.02 * limit)
         words = messages.failed(marker, where, log, self._shown(path), timed_out)
         return self._failed(request, life, words, path, marker)
+
+    def _purged(self, life: _Life, marker: Marker) -> bool:
+        """Whether the job did not find what was to be there; then that is sent again."""
+        if marker.missing_inputs:
+            self.stager.lost(marker.missing_inputs)
+        elif marker.failed_step == "bundles" and life.staged is not None and life.staged.bundles:
+            self.stager.gone(life.staged.bundles)
+        else:
+            return False
+        return True
 
     def _succeeded(
         self,
@@ -259,7 +277,8 @@ class SiteWork:
             if known is not None and outcome.succeeded:
                 self.local.touched(output.path, known.size, known.sha256)
         if outcome.try_id:
-            await self.ender.done(outcome.try_id, outcome.site_job.split())
+            let_end = bool(self.planner.config.environment.after_on_login)
+            await self.ender.done(outcome.try_id, outcome.site_job.split(), let_end=let_end)
 
 
 def _join(ids: list[str]) -> str:

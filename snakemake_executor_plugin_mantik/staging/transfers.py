@@ -27,18 +27,19 @@ ATTEMPTS = 3
 """How often a file is fetched whose checksum is wrong before that is told."""
 
 
-async def read(site: Site, path: str, size: int) -> bytes:
-    """A small file's content.
+async def read(site: Site, path: str, limit: int = 64 << 20) -> bytes:
+    """A small file's content, `limit` bytes at most.
 
     Raises:
-        SiteUnreachable: the connection broke, or the file is not of `size` bytes.
+        SiteUnreachable: the connection broke.
     """
-    content = b"".join([part async for part in site.get(path)])
-    if len(content) != size:
-        raise SiteUnreachable(
-            f"{len(content)} of {size} bytes came", where=f"site {site.name}, file {path}"
-        )
-    return content
+    parts, size = [], 0
+    async for part in site.get(path):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            break
+    return b"".join(parts)[:limit]
 
 
 async def download(

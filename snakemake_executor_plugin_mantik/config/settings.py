@@ -34,10 +34,10 @@ def _scheduler(value: object) -> str:
 
 def _workspace(value: object) -> str:
     path = any_text(value, "a path at the site")
-    if not path.startswith("/") or not path.isprintable() or "/../" in f"{path}/":
+    if not path.isprintable() or path.startswith(("~", "$")) or ".." in path.split("/"):
         raise ValueError(
-            "has to be an absolute path at the site without '..' (or leave it out: then it is "
-            f"made in the site's storage); found {describe(value)}"
+            "has to be a path at the site, absolute or relative to its storage, without '..', '~' "
+            f"and variables; found {describe(value)}"
         )
     return path.rstrip("/") or "/"
 
@@ -80,8 +80,8 @@ class SiteSettings(Part):
     workspace: Annotated[str, BeforeValidator(_workspace)] | None = Field(
         default=None,
         alias="Workspace",
-        description="Absolute path of the workspace at the site; by default one is made for each "
-        "workflow in the site's storage.",
+        description="Path of the workspace at the site, absolute or relative to the storage; by "
+        "default one is made for each workflow.",
     )
     storage: Name | None = Field(
         default=None,

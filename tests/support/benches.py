@@ -64,14 +64,15 @@ def unicore_site(
     scheduler: Literal["slurm", "none"] = "slurm",
     **settings: object,
 ) -> UnicoreSite:
-    """A site of the test server; further `settings` by their names in the backend config."""
+    """A site of the test server; further `settings` by their names in the config, None: not set."""
+    given = {"CAFile": str(server.ca_file), "Scheduler": scheduler, **settings}
     return UnicoreSite(
         "unicorex",
         url or server.url,
         credential or Password(USER, PASSWORD),
         workspace_name=workspace,
         settings=SiteSettings.model_validate(
-            {"CAFile": str(server.ca_file), "Scheduler": scheduler, **settings}
+            {key: value for key, value in given.items() if value is not None}
         ),
     )
 

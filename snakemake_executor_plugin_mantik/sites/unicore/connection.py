@@ -6,7 +6,7 @@ that keep the session, a limit on requests at the same time, repetition of what 
 """
 
 import asyncio
-import ipaddress
+import logging
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
     UserError,
 )
+from snakemake_executor_plugin_mantik.sites.addresses import is_confidential, is_loopback
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
@@ -42,6 +43,9 @@ CONNECT_S: Final = 30.0
 IDLE_S: Final = 20.0
 """How long an idle connection is kept; shorter than servers' own limit, so that none is reused in
 the moment in which the server closes it."""
+
+# stamina warns of each repetition; an error that stays is told by whoever asked.
+logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 _T = TypeVar("_T")
 _JSON: Final = {"Accept": "application/json"}
@@ -70,7 +74,6 @@ class Connection:
         self.requests: Counter[str] = Counter()
         self._site = site
         self._credential = credential
-        loopback = _is_loopback(httpx.URL(self.base).host)
         # Uploads and downloads have places of their own: they must not keep small requests waiting.
         self._places = {
             "small": asyncio.Semaphore(concurrent_requests),
@@ -79,7 +82,7 @@ class Connection:
         self._client = httpx.AsyncClient(
             verify=_tls(ca_file, site),
             proxy=proxy,
-            trust_env=not loopback,
+            trust_env=not is_loopback(self.base),
             follow_redirects=False,
             limits=httpx.Limits(
                 max_connections=2 * concurrent_requests,
@@ -236,14 +239,14 @@ def checked_url(url: str, site: str) -> str:
     Raises:
         UserError: if credentials would travel readably, or the URL holds more than an address.
     """
-    parsed = httpx.URL(url)
     where = f"site {site}, UnicoreApiUrl"
-    if parsed.scheme not in ("https", "http") or not parsed.host:
-        raise UserError(f"{url!r} is no https:// address", where=where, do="Give the full URL")
-    if parsed.scheme == "http" and not _is_loopback(parsed.host):
+    if not is_confidential(url):
         raise UserError(
-            "plain http would show the credentials to the network", where=where, do="Use https://"
+            "is no https:// address, and nothing else keeps the credentials from being read",
+            where=where,
+            do="Give the full URL, with https://",
         )
+    parsed = httpx.URL(url)
     if parsed.userinfo or parsed.query or parsed.fragment:
         raise UserError(
             "a user name, a query or a fragment has no place in the URL",
@@ -251,15 +254,6 @@ def checked_url(url: str, site: str) -> str:
             do="Credentials come from the environment or the keyring",
         )
     return url.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls(ca_file: Path | None, site: str) -> ssl.SSLContext:

@@ -74,9 +74,11 @@ def _login_hook(when: Literal["pre", "post"], commands: Sequence[str]) -> dict[s
     """
     if not commands:
         return {}
-    joined = " &&\n".join(command.strip() for command in commands)
-    plain = "\n" not in joined and "#" not in joined
-    hook = f"( {joined} )" if plain else f"(\n{joined}\n)"
+    stripped = [command.strip() for command in commands]
+    if any("\n" in command or "#" in command for command in stripped):
+        hook = "(\n" + " &&\n".join(stripped) + "\n)"  # a comment would swallow what follows
+    else:
+        hook = "( " + " && ".join(stripped) + " )"
     return {f"User {when}command": hook, f"RunUser{when.title()}commandOnLoginNode": "true"}
 
 

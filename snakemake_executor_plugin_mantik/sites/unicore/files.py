@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 LISTING_LIMIT: Final = 10_000
 """Entries that a server gives in one answer (its SMS_LS_LIMIT)."""
 CHUNK_BYTES: Final = 1 << 20
-"""Size of the pieces that files are read in, here and on their way down."""
+"""Size of the pieces that local files are read in."""
 
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"
@@ -91,7 +91,8 @@ class Files:
                     where=f"site {self._site}",
                     status=response.status_code,
                 )
-            async for chunk in response.aiter_raw(CHUNK_BYTES):
+            # As they come: with chunks of a size, a broken connection would lose what it brought.
+            async for chunk in response.aiter_raw():
                 yield chunk
 
     async def list(self, path: str) -> dict[str, Entry]:

@@ -124,7 +124,7 @@ class Jobs:
         text = b""
         try:
             async with self._connection.download(path, 0) as response:
-                async for chunk in response.aiter_raw(STDERR_BYTES):
+                async for chunk in response.aiter_raw():
                     text += chunk
                     if len(text) >= STDERR_BYTES:
                         break

@@ -1,0 +1,230 @@
+"""Kinds of credentials: each makes the Authorization header of requests, and shows nothing."""
+
+import asyncio
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from pyunicore.credentials import JWTToken
+
+from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
+from snakemake_executor_plugin_mantik.sites.addresses import is_confidential
+
+RENEW_BEFORE_S: Final = 60.0
+"""A token is renewed this long before it expires, seconds."""
+TOKEN_TIMEOUT_S: Final = 30.0
+"""How long the issuer of tokens may take to answer, seconds."""
+SIGNED_FOR_S: Final = 300
+"""How long a token signed with an SSH key is valid, seconds."""
+ASSUMED_LIFETIME_S: Final = 300.0
+"""Lifetime of an access token whose issuer does not tell it, seconds."""
+
+_FOR_ENCRYPTED_KEYS: Final = "Install the Python package bcrypt, which encrypted OpenSSH keys need"
+_BAD_GRANT: Final = frozenset((400, 401, 403))
+
+
+class Credential:
+    """Gives the Authorization header of requests. Shows nothing of itself."""
+
+    async def renew(self) -> None:
+        """Called before each request: make sure that the header will be valid."""
+
+    def get_auth_header(self) -> str:
+        """The value of the Authorization header; the name is pyunicore's."""
+        raise NotImplementedError
+
+    def expires_at(self) -> float | None:
+        """When it ends without a way to renew it, seconds since the epoch; None: never, unknown."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+class Password(Credential):
+    """User name and password; unlike pyunicore's it may hold any character (RFC 7617, UTF-8)."""
+
+    def __init__(self, username: str, password: str) -> None:
+        encoded = base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
+        self._header = f"Basic {encoded}"
+
+    def get_auth_header(self) -> str:
+        """The Basic header."""
+        return self._header
+
+
+class Bearer(Credential):
+    """An access token that was got elsewhere and is not renewed."""
+
+    def __init__(self, token: str) -> None:
+        self._token = _header_safe(token)
+
+    def get_auth_header(self) -> str:
+        """The Bearer header."""
+        return f"Bearer {self._token}"
+
+    def expires_at(self) -> float | None:
+        """The `exp` that the token claims; its signature is the server's to check."""
+        return _expiry(self._token)
+
+
+class SshKey(Credential):
+    """Tokens signed with a private key whose public part the site knows (UNICORE's SSHKEY)."""
+
+    def __init__(self, username: str, key_file: Path, passphrase: str | None = None) -> None:
+        key, algorithm = _private_key(key_file, passphrase)
+        self._signer = JWTToken(
+            username, username, key, algorithm=algorithm, lifetime=SIGNED_FOR_S, etd=False
+        )
+        self._token = ""
+        self._renew_at = 0.0
+
+    def get_auth_header(self) -> str:
+        """The Bearer header, of a token that is signed anew before it expires."""
+        now = time.time()
+        if now >= self._renew_at:
+            self._token = str(self._signer.get_token())
+            self._renew_at = now + SIGNED_FOR_S - RENEW_BEFORE_S
+        return f"Bearer {self._token}"
+
+
+class Refreshed(Credential):
+    """An OpenID Connect refresh token: access tokens are got with it and renewed in time.
+
+    Issuers may give a new refresh token each time; the newest is used from then on, in this process
+    only.
+    """
+
+    def __init__(
+        self,
+        token_url: str,
+        client_id: str,
+        refresh_token: str,
+        client_secret: str | None = None,
+        *,
+        client: Callable[[], httpx.Client] | None = None,
+    ) -> None:
+        if not is_confidential(token_url):
+            raise CredentialError("the token URL has to be an https:// address", where="TOKEN_URL")
+        self._url = token_url
+        self._form = {"grant_type": "refresh_token", "client_id": client_id}
+        if client_secret:
+            self._form["client_secret"] = client_secret
+        self._refresh_token = refresh_token
+        self._client = client or (lambda: httpx.Client(timeout=TOKEN_TIMEOUT_S))
+        self._token = ""
+        self._renew_at = 0.0
+        self._lock = threading.Lock()
+
+    async def renew(self) -> None:
+        """Get a new access token where the old one ends soon; requests in between wait.
+
+        Raises:
+            CredentialError: if the issuer does not take the refresh token any more.
+            SiteUnreachable: if it does not answer as an issuer does.
+        """
+        if time.time() >= self._renew_at:
+            await asyncio.to_thread(self._renew)
+
+    def get_auth_header(self) -> str:
+        """The Bearer header; `renew` has been called before."""
+        return f"Bearer {self._token}"
+
+    def _renew(self) -> None:
+        with self._lock:
+            if time.time() < self._renew_at:
+                return  # another request has done it meanwhile
+            answer = self._ask()
+            token, lifetime = answer.get("access_token"), answer.get("expires_in")
+            if not isinstance(token, str):
+                raise SiteUnreachable("the answer has no access token", where=self._url)
+            self._token = _header_safe(token)
+            self._refresh_token = str(answer.get("refresh_token") or self._refresh_token)
+            seconds = float(lifetime) if isinstance(lifetime, int | float) else ASSUMED_LIFETIME_S
+            # A token that lives shorter than the margin is used for half of its life.
+            self._renew_at = time.time() + max(seconds - RENEW_BEFORE_S, seconds / 2)
+
+    def _ask(self) -> dict[str, Any]:
+        form = {**self._form, "refresh_token": self._refresh_token}
+        try:
+            with self._client() as client:
+                response = client.post(self._url, data=form)
+            answer = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            # Not chained: the request in the HTTP error holds the refresh token.
+            raise SiteUnreachable(
+                f"no token from its issuer: {type(error).__name__}", where=self._url
+            ) from None
+        if response.status_code in _BAD_GRANT:
+            raise CredentialError(
+                f"the refresh token was refused ({response.status_code})",
+                where=self._url,
+                do="Log in again and set the new REFRESH_TOKEN",
+            )
+        if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
+            raise SiteUnreachable(
+                f"no token from its issuer: status {response.status_code}", where=self._url
+            )
+        return answer
+
+
+def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
+    """The private key in `file`, OpenSSH or PEM, and the algorithm that its tokens are signed with.
+
+    Raises:
+        CredentialError: if it cannot be read.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+    secret = passphrase.encode() if passphrase else None
+    try:
+        data = file.read_bytes()
+        if b"OPENSSH PRIVATE KEY" in data:
+            key: object = serialization.load_ssh_private_key(data, password=secret)
+        else:
+            key = serialization.load_pem_private_key(data, password=secret)
+    except OSError as error:
+        reason, do = f"cannot be read: {error.strerror}", "Name the file of a private key"
+    except UnsupportedAlgorithm as error:
+        reason, do = f"is encrypted in a way that cannot be read: {error}", _FOR_ENCRYPTED_KEYS
+    except (ValueError, TypeError) as error:
+        reason, do = f"is no private key that can be used: {error}", "Check SSH_KEY_PASSWORD"
+    else:
+        if isinstance(key, rsa.RSAPrivateKey):
+            return key, "RS256"
+        if isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp256r1":
+            return key, "ES256"
+        if isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey):
+            return key, "EdDSA"
+        reason, do = "has a type that UNICORE does not take", "Use RSA, Ed25519 or ECDSA P-256"
+    raise CredentialError(f"the key {file} {reason}", do=do)
+
+
+def _header_safe(token: str) -> str:
+    """The token, if a header can carry it: the HTTP client's own error would show it."""
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise CredentialError(
+            "the access token holds characters that no token has", do="Set the token again"
+        )
+    return token
+
+
+def _expiry(token: str) -> float | None:
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        padded = parts[1] + "=" * (-len(parts[1]) % 4)
+        claims = json.loads(base64.urlsafe_b64decode(padded))
+    except ValueError:
+        return None
+    expiry = claims.get("exp") if isinstance(claims, dict) else None
+    return float(expiry) if isinstance(expiry, int | float) else None

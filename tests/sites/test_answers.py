@@ -1,0 +1,113 @@
+"""Answers of servers, quoted from UNICORE/X 11.0.0 where they are not a proxy's."""
+
+import httpx
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.unicore.answers import error_of, retry_after
+
+JSON = {"Content-Type": "application/json"}
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+URL = "https://unicore.example.org/rest/core/storages/WORK/files/f"
+
+
+def answer(
+    status: int, text: str = "", headers: dict[str, str] | None = None, method: str = "GET"
+) -> httpx.Response:
+    request = httpx.Request(method, URL)
+    return httpx.Response(status, text=text, headers=headers or {}, request=request)
+
+
+def said(message: str, status: int = 500) -> httpx.Response:
+    quoted = message.replace("\\", "\\\\").replace('"', '\\"')
+    return answer(status, f'{{"errorMessage":"{quoted}","status":{status}}}', JSON, "POST")
+
+
+QUOTES = [
+    ("Cannot create directory <a/f>: java.io.IOException: Cannot create directory </a/f>, file "
+     "exists!", SiteRejected),
+    ("Error uploading to '/a': java.io.FileNotFoundException: /work/a (Is a directory)",
+     SiteRejected),
+    ("Error uploading to '/a/f/g': eu.unicore.xnjs.ems.ExecutionException: Parent </a/f> is not a "
+     "directory (XNJS error)", SiteRejected),
+    ("Could not submit job: org.json.JSONException: Expected a ':' after a key at 8 [character 9 "
+     "line 1]", SiteRejected),
+    ("Error uploading to '/a': java.io.IOException: Disk quota exceeded", SiteRejected),
+    ("TSIUnavailableException: TSI unavailable at host1", SiteUnreachable),
+    ("Could not submit job: eu.unicore.services.exceptions.ResourceUnknownException: x",
+     SiteUnreachable),
+    ("Limit of <100> instances of JobManagement reached for <CN=Demo>", SiteBusy),
+    ("Cannot delete <a/missing>: eu.unicore.xnjs.ems.ExecutionException: Could not delete. "
+     "(Command execution on TSI reported an error)", SiteUnreachable),
+    ("Something that nobody has seen yet", SiteUnreachable),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind"), QUOTES)
+def test_texts_of_500(text: str, kind: type[SiteError]) -> None:
+    error = error_of(said(text), "juwels")
+    assert type(error) is kind
+    assert error.status == 500
+    assert text[:40] in str(error)
+    assert "site juwels" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        (answer(403), SiteUnauthorized),  # wrong password: empty body
+        (answer(401), SiteUnauthorized),
+        (said("Access denied for CN=Demo on resource files/x", 403), SiteRejected),
+        (answer(404), SiteNotFound),  # a missing file: empty body
+        (answer(404, "No service was found.", {"Content-Type": "text/plain"}), SiteUnreachable),
+        (answer(404, "<html>No service was found.</html>", HTML), SiteUnreachable),
+        (answer(200, "<html>Please log in</html>", HTML), SiteUnreachable),
+        (answer(403, "<html>Blocked</html>", HTML), SiteUnreachable),
+        (answer(302, "", {"Location": "https://portal.example.org"}), SiteUnreachable),
+        (answer(406), SiteRejected),  # download of a directory
+        (answer(415), SiteRejected),
+        (answer(416), SiteRejected),
+        (answer(413), SiteRejected),
+        (answer(408), SiteUnreachable),
+        (answer(429), SiteBusy),
+        (answer(500), SiteUnreachable),
+        (answer(502), SiteUnreachable),
+        (answer(503), SiteUnreachable),  # of a proxy: the request may have passed it
+        (said("Job submission is currently disabled", 503), SiteBusy),
+        (answer(503, "", {"Retry-After": "7"}), SiteBusy),
+        (answer(504), SiteUnreachable),
+    ],
+)
+def test_statuses(response: httpx.Response, kind: type[SiteError]) -> None:
+    assert type(error_of(response, "juwels")) is kind
+
+
+@pytest.mark.parametrize("response", [answer(200), answer(201), answer(204), answer(206)])
+def test_no_error(response: httpx.Response) -> None:
+    assert error_of(response, "juwels") is None
+
+
+def test_expired_session_is_left_to_pyunicore() -> None:
+    assert error_of(answer(432), "juwels") is None
+
+
+def test_asks_to_come_back() -> None:
+    error = error_of(answer(429, "", {"Retry-After": "12"}), "juwels")
+    assert isinstance(error, SiteBusy)
+    assert error.retry_after == 12.0
+    assert retry_after("Wed, 21 Oct 2026 07:28:00 GMT") is None
+    assert retry_after(None) is None
+
+
+def test_long_text_is_cut_to_a_line() -> None:
+    error = error_of(said("word " * 1000), "juwels")
+    assert error is not None
+    assert len(str(error)) < 700
+    assert "\n" not in str(error)

@@ -1,0 +1,256 @@
+"""Answers that a real server gives too seldom for a test: from a server that says what it is told.
+
+It stands for proxies, portals and servers in trouble; what UNICORE itself does is tested on one.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer
+from snakemake_executor_plugin_mantik.sites.unicore import connection as connections
+from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.files import Files
+from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
+from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
+
+TOKEN = "t0p-secret-token"
+
+
+@dataclass
+class Say:
+    """An answer; `length` is the Content-Length it claims, None the true one."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
+    delay_s: float = 0.0
+
+
+class Parrot:
+    """An HTTP server that gives the answers it was told, in order, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[Say] = [Say()]
+        self.asked: list[tuple[str, str, dict[str, str]]] = []
+        parrot = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                parrot.asked.append((self.command, self.path, dict(self.headers)))
+                say = parrot.answers.pop(0) if len(parrot.answers) > 1 else parrot.answers[0]
+                time.sleep(say.delay_s)
+                self.send_response(say.status)
+                for name, value in {"Content-Type": "application/json", **say.headers}.items():
+                    self.send_header(name, value)
+                length = len(say.body) if say.length is None else say.length
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                self.wfile.write(say.body)
+
+            do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self.server.server_port}/rest/core"
+
+
+@pytest.fixture
+def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
+    monkeypatch.setattr(connections, "REPEAT_FIRST_S", 0.01)
+    parrot = Parrot()
+    parrot.thread.start()
+    yield parrot
+    parrot.server.shutdown()
+    parrot.thread.join()
+    parrot.server.server_close()
+
+
+def talk(
+    parrot: Parrot, act: Callable[[Connection], Awaitable[object]], *, timeout_s: float = 5.0
+) -> object:
+    async def opened() -> object:
+        connection = Connection(
+            "parrot",
+            parrot.url,
+            Bearer(TOKEN),
+            ca_file=None,
+            proxy=None,
+            timeout_s=timeout_s,
+            concurrent_requests=4,
+        )
+        try:
+            return await act(connection)
+        finally:
+            await connection.close()
+
+    return asyncio.run(opened())
+
+
+def files(connection: Connection) -> Files:
+    return Files(connection, StoragePaths("parrot", "WORK", "ws"), "parrot")
+
+
+async def content(connection: Connection) -> bytes:
+    return b"".join([chunk async for chunk in files(connection).get("f", 0)])
+
+
+def test_reads_again_when_a_server_is_in_trouble(parrot: Parrot) -> None:
+    parrot.answers = [Say(502), Say(503), Say(body=b'{"a": 1}')]
+    assert talk(parrot, lambda connection: connection.get("x", "")) == {"a": 1}
+    assert len(parrot.asked) == 3
+
+
+def test_gives_up_after_a_while(parrot: Parrot) -> None:
+    parrot.answers = [Say(502)]
+    with pytest.raises(SiteUnreachable):
+        talk(parrot, lambda connection: connection.get("x", ""))
+    assert len(parrot.asked) == connections.REPEAT_ATTEMPTS
+
+
+def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
+    parrot.answers = [Say(404, b"")]
+    with pytest.raises(SiteNotFound):
+        talk(parrot, lambda connection: connection.get("x", ""))
+    assert len(parrot.asked) == 1
+
+
+def test_waits_as_long_as_it_is_told(parrot: Parrot) -> None:
+    parrot.answers = [Say(429, b"", {"Retry-After": "1"}), Say()]
+    started = time.monotonic()
+    talk(parrot, lambda connection: connection.get("x", ""))
+    assert time.monotonic() - started >= 1
+
+
+def test_does_not_wait_for_an_hour(parrot: Parrot) -> None:
+    parrot.answers = [Say(429, b"", {"Retry-After": "3600"})]
+    with pytest.raises(SiteBusy) as caught:
+        talk(parrot, lambda connection: connection.get("x", ""))
+    assert caught.value.retry_after == 3600
+    assert len(parrot.asked) == 1
+
+
+SUBMISSIONS = [
+    Say(500),
+    Say(502),
+    Say(201, b""),  # without a Location
+    Say(200, b"<html>Log in</html>", {"Content-Type": "text/html"}),
+    Say(302, b"", {"Location": "https://portal.example.org"}),
+]
+
+
+@pytest.mark.parametrize("say", SUBMISSIONS)
+def test_a_submission_is_made_once_and_its_fate_is_unknown(parrot: Parrot, say: Say) -> None:
+    parrot.answers = [say]
+    with pytest.raises(SiteUnreachable):
+        talk(parrot, lambda connection: Jobs(connection, "parrot", 100.0).submit({"Tags": ["a"]}))
+    assert len(parrot.asked) == 1
+
+
+def test_submissions_keep_to_the_pace(parrot: Parrot) -> None:
+    parrot.answers = [Say(201, b"", {"Location": "https://elsewhere/rest/core/jobs/7"})]
+
+    async def five(connection: Connection) -> list[str]:
+        jobs = Jobs(connection, "parrot", 20.0)
+        return list(await asyncio.gather(*(jobs.submit({}) for _ in range(5))))
+
+    started = time.monotonic()
+    assert talk(parrot, five) == ["7"] * 5
+    assert time.monotonic() - started >= 4 / 20
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"[1]", b'"text"', b'{"half":'])
+def test_nonsense_is_no_answer(parrot: Parrot, body: bytes) -> None:
+    parrot.answers = [Say(body=body)]
+    with pytest.raises(SiteUnreachable):
+        talk(parrot, lambda connection: connection.get("x", ""))
+
+
+def test_listing_without_entries_is_no_empty_directory(parrot: Parrot) -> None:
+    parrot.answers = [Say(body=b'{"isDirectory": true}')]
+    with pytest.raises(SiteUnreachable):
+        talk(parrot, lambda connection: files(connection).list("d"))
+
+
+def test_body_that_is_cut(parrot: Parrot) -> None:
+    parrot.answers = [Say(body=b"half", length=8)]
+    with pytest.raises(SiteUnreachable):
+        talk(parrot, content)
+
+
+def test_body_that_is_cut_gives_what_came_first(parrot: Parrot) -> None:
+    parrot.answers = [Say(body=b"half", length=8)]
+
+    async def first(connection: Connection) -> bytes:
+        return await anext(files(connection).get("f", 0))
+
+    assert talk(parrot, first) == b"half"
+
+
+def test_portal_instead_of_a_file(parrot: Parrot) -> None:
+    parrot.answers = [Say(body=b"<html>Log in</html>", headers={"Content-Type": "text/html"})]
+    with pytest.raises(SiteUnreachable):
+        talk(parrot, content)
+
+
+def test_range_that_is_ignored(parrot: Parrot) -> None:
+    entry = b'{"isDirectory": false, "size": 9, "lastAccessed": "2026-11-21T11:20:45+0000"}'
+    parrot.answers = [Say(body=entry), Say(body=b"from the start")]
+
+    async def rest(connection: Connection) -> bytes:
+        return b"".join([chunk async for chunk in files(connection).get("f", 4)])
+
+    with pytest.raises(SiteUnreachable, match="not from byte 4 on"):
+        talk(parrot, rest)
+
+
+def test_time_out(parrot: Parrot) -> None:
+    parrot.answers = [Say(delay_s=1.5)]
+    with pytest.raises(SiteUnreachable):
+        talk(
+            parrot,
+            lambda connection: connection.once("x", "POST", "/jobs", json={}),
+            timeout_s=0.2,
+        )
+
+
+def test_redirects_take_no_credentials_elsewhere(parrot: Parrot) -> None:
+    parrot.answers = [Say(302, b"", {"Location": f"{parrot.url}/elsewhere"})]
+    with pytest.raises(SiteUnreachable, match="redirect"):
+        talk(parrot, lambda connection: connection.once("x", "GET", ""))
+    assert [path for _, path, _ in parrot.asked] == ["/rest/core"]
+
+
+def test_requests_at_the_same_time_are_limited(parrot: Parrot) -> None:
+    parrot.answers = [Say(delay_s=0.1)]
+
+    async def twelve(connection: Connection) -> object:
+        return await asyncio.gather(*(connection.get("x", "") for _ in range(12)))
+
+    started = time.monotonic()
+    talk(parrot, twelve)
+    assert time.monotonic() - started >= 3 * 0.1
+
+
+def test_errors_do_not_show_the_token(parrot: Parrot) -> None:
+    parrot.answers = [Say(500)]
+    with pytest.raises(SiteError) as caught:
+        talk(parrot, lambda connection: connection.once("x", "GET", "/jobs"))
+    assert TOKEN not in f"{caught.value} {caught.value!r}"
+    assert parrot.asked[0][2]["Authorization"] == f"Bearer {TOKEN}"

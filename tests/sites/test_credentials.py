@@ -1,0 +1,288 @@
+import asyncio
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
+from snakemake_executor_plugin_mantik.sites.credentials import (
+    Bearer,
+    Credential,
+    Password,
+    Refreshed,
+    SshKey,
+    expires_at,
+    find_account,
+    find_credentials,
+    require_all,
+)
+
+SECRET = "s3cr3t-VALUE"
+
+
+class Ring:
+    def __init__(self, entries: Mapping[tuple[str, str], str] | None = None) -> None:
+        self.entries = entries or {}
+
+    def get_password(self, service_name: str, username: str) -> str | None:
+        return self.entries.get((service_name, username))
+
+
+EMPTY = Ring()
+
+
+def basic(credential: Credential) -> str:
+    kind, encoded = credential.get_auth_header().split()
+    assert kind == "Basic"
+    return base64.b64decode(encoded).decode()
+
+
+class TestFinding:
+    def test_under_the_name_of_the_api(self) -> None:
+        environ = {"MANTIK_UNICORE_USERNAME": "me", "MANTIK_UNICORE_PASSWORD": "p:ä ß"}
+        assert basic(find_credentials("juwels", "unicore", environ, EMPTY)) == "me:p:ä ß"
+
+    def test_the_sites_own_come_first(self) -> None:
+        environ = {
+            "MANTIK_UNICORE_TOKEN": "general",
+            "MANTIK_JUWELS_BOOSTER_USERNAME": "me",
+            "MANTIK_JUWELS_BOOSTER_PASSWORD": "own",
+        }
+        assert basic(find_credentials("juwels-booster", "unicore", environ, EMPTY)) == "me:own"
+        other = find_credentials("jureca", "unicore", environ, EMPTY)
+        assert other.get_auth_header() == "Bearer general"
+
+    def test_own_name_with_a_general_password(self) -> None:
+        environ = {"MANTIK_JUWELS_USERNAME": "me", "MANTIK_UNICORE_PASSWORD": "shared"}
+        assert basic(find_credentials("juwels", "unicore", environ, EMPTY)) == "me:shared"
+
+    def test_in_the_keyring(self) -> None:
+        ring = Ring({("mantik:juwels", "USERNAME"): "me", ("mantik:juwels", "PASSWORD"): "ring"})
+        assert basic(find_credentials("juwels", "unicore", {}, ring)) == "me:ring"
+        named = {"MANTIK_UNICORE_USERNAME": "you"}
+        assert basic(find_credentials("juwels", "unicore", named, ring)) == "you:ring"
+
+    def test_empty_variables_count_as_not_set(self) -> None:
+        environ = {"MANTIK_UNICORE_USERNAME": "me", "MANTIK_UNICORE_PASSWORD": ""}
+        with pytest.raises(CredentialError):
+            find_credentials("juwels", "unicore", environ, EMPTY)
+
+    def test_missing_ones_are_named(self) -> None:
+        with pytest.raises(CredentialError) as caught:
+            find_credentials("juwels", "unicore", {"MANTIK_UNICORE_USERNAME": "me"}, EMPTY)
+        text = str(caught.value)
+        for name in ("MANTIK_UNICORE_PASSWORD", "MANTIK_JUWELS_", "mantik:juwels", "_SSH_KEY"):
+            assert name in text
+        assert "found only USERNAME" in text
+
+    def test_missing_ones_of_all_sites_are_told_at_once(self) -> None:
+        environ = {"MANTIK_B_TOKEN": SECRET}
+        with pytest.raises(CredentialError) as caught:
+            require_all({"a": "unicore", "b": "unicore", "c": "unicore"}, environ, EMPTY)
+        assert "site a" in str(caught.value)
+        assert "site b" not in str(caught.value)
+        assert "site c" in str(caught.value)
+        assert SECRET not in str(caught.value)
+        assert list(require_all({"b": "unicore"}, environ, EMPTY)) == ["b"]
+
+    def test_system_keyring_without_a_backend(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import keyring
+        from keyring.errors import NoKeyringError
+
+        def no_backend(service_name: str, username: str) -> str:
+            raise NoKeyringError("No recommended backend was available")
+
+        monkeypatch.setattr(keyring, "get_password", no_backend)
+        with pytest.raises(CredentialError):
+            find_credentials("juwels", "unicore", {})
+
+    def test_account(self) -> None:
+        environ = {"MANTIK_COMPUTE_BUDGET_ACCOUNT": "all", "MANTIK_A_B_COMPUTE_BUDGET_ACCOUNT": "x"}
+        assert find_account("a-b", environ) == "x"
+        assert find_account("c", environ) == "all"
+        assert find_account("c", {}) is None
+
+
+class TestSecrecy:
+    @pytest.mark.parametrize(
+        "credential",
+        [
+            Password(SECRET, SECRET),
+            Bearer(SECRET),
+            Refreshed("https://issuer.example.org", "id", SECRET, SECRET),
+        ],
+    )
+    def test_shows_nothing(self, credential: Credential) -> None:
+        assert SECRET not in f"{credential} {credential!r}"
+
+    def test_token_that_no_header_can_carry(self) -> None:
+        with pytest.raises(CredentialError) as caught:
+            Bearer(f"{SECRET}\n{SECRET}")
+        assert SECRET not in str(caught.value)
+
+
+class TestBearer:
+    def test_expiry_is_read_without_checking(self) -> None:
+        token = jwt.encode({"exp": 1_900_000_000}, "k" * 32)
+        assert expires_at(Bearer(token)) == 1_900_000_000
+
+    @pytest.mark.parametrize("token", ["opaque", "a.b.c", "a.e30.c"])
+    def test_no_expiry(self, token: str) -> None:
+        assert expires_at(Bearer(token)) is None
+
+    def test_password_never_expires(self) -> None:
+        assert expires_at(Password("a", "b")) is None
+
+
+KEYS: list[tuple[Callable[[], object], str]] = [
+    (lambda: rsa.generate_private_key(65537, 2048), "RS256"),
+    (lambda: ec.generate_private_key(ec.SECP256R1()), "ES256"),
+    (ed25519.Ed25519PrivateKey.generate, "EdDSA"),
+]
+
+
+class TestSshKey:
+    @pytest.mark.parametrize(("make", "algorithm"), KEYS)
+    @pytest.mark.parametrize("passphrase", [None, "öffne"])
+    def test_signs(
+        self,
+        tmp_path: Path,
+        make: Callable[[], ed25519.Ed25519PrivateKey],
+        algorithm: str,
+        passphrase: str | None,
+    ) -> None:
+        key = make()
+        secret = passphrase.encode() if passphrase else None
+        file = tmp_path / "id"
+        file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                # encrypted keys of OpenSSH's own form would need the bcrypt package
+                serialization.PrivateFormat.PKCS8
+                if secret
+                else serialization.PrivateFormat.OpenSSH,
+                serialization.BestAvailableEncryption(secret)
+                if secret
+                else serialization.NoEncryption(),
+            )
+        )
+        credential = SshKey("me", file, passphrase)
+        token = credential.get_auth_header().removeprefix("Bearer ")
+        claims = jwt.decode(token, key.public_key(), algorithms=[algorithm])
+        assert (claims["sub"], claims["iss"]) == ("me", "me")
+        assert 200 < claims["exp"] - time.time() < 400
+        assert credential.get_auth_header() == f"Bearer {token}"
+
+    @pytest.mark.parametrize("text", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----\n"])
+    def test_that_is_none(self, tmp_path: Path, text: bytes) -> None:
+        file = tmp_path / "id"
+        file.write_bytes(text)
+        with pytest.raises(CredentialError, match="private key"):
+            SshKey("me", file)
+
+    def test_that_is_missing(self, tmp_path: Path) -> None:
+        environ = {"MANTIK_A_USERNAME": "me", "MANTIK_A_SSH_KEY": str(tmp_path / "none")}
+        with pytest.raises(CredentialError, match=r"site a: the key .* cannot be read"):
+            find_credentials("a", "unicore", environ, EMPTY)
+
+
+class Issuer:
+    """A token endpoint that gives a new refresh token each time and takes only the newest."""
+
+    def __init__(self) -> None:
+        self.valid = "first"
+        self.count = 0
+        self.expires_in = 3600.0
+        self.status = 200
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                status, answer = issuer.answer({key: values[0] for key, values in form.items()})
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self.server.server_port}/token"
+
+    def answer(self, form: dict[str, str]) -> tuple[int, dict[str, object]]:
+        if self.status != 200:
+            return self.status, {}
+        if form["refresh_token"] != self.valid or form["client_secret"] != "cs":
+            return 400, {"error": "invalid_grant"}
+        self.count += 1
+        self.valid = f"refresh-{self.count}"
+        return 200, {
+            "access_token": f"access-{self.count}",
+            "refresh_token": self.valid,
+            "expires_in": self.expires_in,
+        }
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    issuer = Issuer()
+    issuer.thread.start()
+    yield issuer
+    issuer.server.shutdown()
+    issuer.thread.join()
+    issuer.server.server_close()
+
+
+async def header(credential: Credential) -> str:
+    await credential.renew()
+    return credential.get_auth_header()
+
+
+class TestRefreshed:
+    def test_one_request_for_many_at_the_same_time(self, issuer: Issuer) -> None:
+        async def many() -> list[str]:
+            credential = Refreshed(issuer.url, "id", "first", "cs")
+            return list(await asyncio.gather(*(header(credential) for _ in range(20))))
+
+        assert asyncio.run(many()) == ["Bearer access-1"] * 20
+
+    def test_renews_in_time_and_keeps_the_newest_refresh_token(
+        self, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        issuer.expires_in = 100.0
+        credential = Refreshed(issuer.url, "id", "first", "cs")
+        assert asyncio.run(header(credential)) == "Bearer access-1"
+        later = time.time() + 49
+        monkeypatch.setattr(time, "time", lambda: later)
+        assert asyncio.run(header(credential)) == "Bearer access-1"
+        later += 2
+        assert asyncio.run(header(credential)) == "Bearer access-2"
+
+    def test_refused(self, issuer: Issuer) -> None:
+        credential = Refreshed(issuer.url, "id", SECRET, "cs")
+        with pytest.raises(CredentialError, match="refused") as caught:
+            asyncio.run(header(credential))
+        assert SECRET not in str(caught.value)
+
+    def test_issuer_in_trouble(self, issuer: Issuer) -> None:
+        issuer.status = 503
+        with pytest.raises(SiteUnreachable):
+            asyncio.run(header(Refreshed(issuer.url, "id", "first", "cs")))
+
+    @pytest.mark.parametrize("host", ["issuer.example.org", "localhost.example.org"])
+    def test_over_plain_http(self, host: str) -> None:
+        with pytest.raises(CredentialError, match="https"):
+            Refreshed(f"http://{host}/token", "id", "first")

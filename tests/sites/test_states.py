@@ -1,0 +1,112 @@
+"""Jobs' properties, logs and details, quoted from UNICORE/X 11.0.0 with Slurm 22.05 behind it."""
+
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.sites.unicore.states import (
+    reason_of_details,
+    rejection,
+    slurm_details,
+    state_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        ("READY", Phase.WAITING),
+        ("STAGINGIN", Phase.WAITING),
+        ("QUEUED", Phase.WAITING),
+        ("RUNNING", Phase.RUNNING),
+        ("STAGINGOUT", Phase.RUNNING),
+        ("SUCCESSFUL", Phase.ENDED),
+        ("FAILED", Phase.ENDED),
+        ("UNDEFINED", Phase.UNKNOWN),
+        ("SOMETHING_NEW", Phase.UNKNOWN),
+        (None, Phase.UNKNOWN),
+    ],
+)
+def test_phases(status: str | None, phase: Phase) -> None:
+    state = state_of({"status": status})
+    assert state.phase is phase
+    assert (state.reason is None) is (phase is not Phase.ENDED)
+
+
+def test_all_fields() -> None:
+    properties = {
+        "batchSystemID": "4711",
+        "exitCode": "3",
+        "queue": "batch",
+        "statusMessage": "User application exited with non-zero exit code: <3>. More information "
+        "might be available in the job's working directory '/jobs/4kMirF913B3/'",
+        "status": "FAILED",
+    }
+    assert state_of(properties) == JobState(
+        Phase.ENDED, Reason.EXIT_CODE, properties["statusMessage"], 3, "4711", "batch"
+    )
+
+
+def test_not_available_is_empty() -> None:
+    state = state_of({"status": "QUEUED", "batchSystemID": "N/A", "queue": "N/A", "exitCode": "x"})
+    assert (state.scheduler_id, state.queue, state.exit_code) == ("", "", None)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("Job aborted.", Reason.CANCELLED),
+        ("Processing failed: eu.unicore.xnjs.ems.ExecutionException: Resource request <Queue = "
+         "nope> is out of range. (Invalid resource request)", Reason.REJECTED),
+        ("Processing failed: Resource <CPUs> is not available for partition batch",
+         Reason.REJECTED),
+        ("Could not submit job: sbatch: error: invalid partition specified: nope",
+         Reason.REJECTED),
+        ("Staging in failed. Reason: x", Reason.LAUNCH_FAILURE),
+        ("Post-command(s) failed: [Command exited with non-zero exit code: <1>.]",
+         Reason.LAUNCH_FAILURE),
+        ("Job did not complete normally on BSS, please check log", Reason.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_reasons_without_asking_further(message: str, reason: Reason) -> None:
+    assert state_of({"status": "FAILED", "statusMessage": message}).reason is reason
+
+
+def test_words_of_sbatch() -> None:
+    log = [
+        "Sat Nov 21 11:20:49 UTC 2026: Status set to PENDING.",
+        "Sat Nov 21 11:20:59 UTC 2026: Could not submit job: sbatch: error: Batch job submission "
+        "failed: Requested time limit is invalid\n(missing or exceeds some limit)",
+        "Sat Nov 21 11:21:00 UTC 2026: Status set to DONE - failure.",
+    ]
+    assert rejection(log) == (
+        "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or "
+        "exceeds some limit)"
+    )
+    assert rejection(log[:1]) == ""
+
+
+DETAILS: list[tuple[dict[str, Any], str, Reason | None]] = [
+    ({"JobState": "TIMEOUT", "Reason": "TimeLimit", "ExitCode": "0:15"}, "", Reason.TIME_LIMIT),
+    ({"JobState": "CANCELLED", "Reason": "None", "ExitCode": "0:15"}, "", Reason.CANCELLED),
+    ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, "", Reason.OUT_OF_MEMORY),
+    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"},
+     "slurmstepd: error: Step 7.0 exceeded memory limit (1100 > 1000), being killed",
+     Reason.OUT_OF_MEMORY),
+    ({"JobState": "FAILED", "Reason": "NonZeroExitCode", "ExitCode": "137:0"},
+     "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch", Reason.OUT_OF_MEMORY),
+    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}, "",
+     Reason.LAUNCH_FAILURE),
+    ({"JobState": "NODE_FAIL", "Reason": "NodeDown"}, "", Reason.NODE_FAILURE),
+    ({"JobState": "PREEMPTED"}, "", Reason.PREEMPTED),
+    ({"JobState": "COMPLETED", "ExitCode": "0:0"}, "", None),
+    ({"rawDetailsData": "N/A"}, "", None),
+    ({"rawDetailsData": "JobId=7 JobName=x JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15"}, "",
+     Reason.TIME_LIMIT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("details", "stderr", "reason"), DETAILS)
+def test_details_of_slurm(details: dict[str, Any], stderr: str, reason: Reason | None) -> None:
+    assert reason_of_details(slurm_details(details), stderr) is reason

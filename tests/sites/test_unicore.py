@@ -1,0 +1,298 @@
+"""What UNICORE's adapter does beyond the contract, on a real UNICORE/X."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.reading import read_all
+from snakemake_executor_plugin_mantik.errors import (
+    SiteRejected,
+    SiteUnreachable,
+    UserError,
+)
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites.base import (
+    Phase,
+    QueueLimits,
+    Reason,
+    SiteFacts,
+    Submission,
+)
+from snakemake_executor_plugin_mantik.sites.credentials import Password, SshKey
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
+from tests.support.benches import unicore_site
+from tests.support.unicorex import KEY_USER, PASSWORD, USER, UnicoreX
+
+Scenario = Callable[[UnicoreSite, SiteFacts], Awaitable[None]]
+
+
+@pytest.fixture
+def workspace() -> str:
+    return f"ws-{uuid.uuid4()}"
+
+
+def run(site: UnicoreSite, scenario: Scenario) -> None:
+    async def opened() -> None:
+        try:
+            await scenario(site, await site.open())
+        finally:
+            await site.close()
+
+    asyncio.run(opened())
+
+
+async def nothing(site: UnicoreSite, facts: SiteFacts) -> None:
+    """A scenario that only opens."""
+
+
+async def content(site: UnicoreSite, path: str, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in site.get(path, offset=offset)])
+
+
+async def end_of(site: UnicoreSite, job: str) -> Reason | None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        state = (await site.states([job]))[job]
+        if state.phase is Phase.ENDED:
+            return state.reason
+        await asyncio.sleep(0.1)
+    raise AssertionError("the job does not end")
+
+
+class TestWorkspace:
+    def test_is_made_in_scratch_by_default(self, unicorex: UnicoreX, workspace: str) -> None:
+        async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+            assert facts.workspace == f"{unicorex.directory}/scratch/mantik/{workspace}"
+            assert Path(facts.workspace).is_dir()
+
+        run(unicore_site(unicorex, workspace), scenario)
+
+    @pytest.mark.parametrize("name", ["WORK", "work"])
+    def test_in_the_named_storage(self, unicorex: UnicoreX, workspace: str, name: str) -> None:
+        async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+            assert facts.workspace == f"{unicorex.directory}/work/mantik/{workspace}"
+            await site.put("f", b"1")
+            assert (Path(facts.workspace) / "f").read_bytes() == b"1"
+
+        run(unicore_site(unicorex, workspace, Storage=name), scenario)
+
+    def test_in_a_directory_of_any_storage(self, unicorex: UnicoreX, workspace: str) -> None:
+        wanted = f"{unicorex.directory}/work/some where/{workspace}"
+
+        async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+            assert facts.workspace == wanted
+            await site.put("f", b"1")
+            assert (Path(wanted) / "f").read_bytes() == b"1"
+
+        run(unicore_site(unicorex, workspace, Workspace=wanted), scenario)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"Storage": "NOWHERE"},
+            {"Workspace": "/nowhere/at/all"},
+            {"Storage": "WORK", "Workspace": "/nowhere"},
+        ],
+    )
+    def test_that_no_storage_holds(
+        self, unicorex: UnicoreX, workspace: str, settings: dict[str, Any]
+    ) -> None:
+        with pytest.raises(SiteRejected, match=r"storages there: .*Set Storage or Workspace"):
+            run(unicore_site(unicorex, workspace, **settings), nothing)
+
+
+def test_facts(unicorex: UnicoreX, workspace: str) -> None:
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        assert facts.server == "UNICORE/X 11.0.0"
+        assert facts.user == "root"
+        assert facts.queues["batch"] == QueueLimits((1, 360_000), (1, 8), (1, 65_536), (0, 4))
+        assert facts.queues["develop"] == QueueLimits((1, 7_200), (1, 1), None, None)
+
+    run(unicore_site(unicorex, workspace), scenario)
+
+
+def test_requests_of_each_act(unicorex: UnicoreX, workspace: str) -> None:
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        assert site.requests.total() <= 9
+
+        async def costs(act: Awaitable[object]) -> int:
+            before = site.requests.total()
+            await act
+            return site.requests.total() - before
+
+        submission = Submission(str(uuid.uuid4()), "x", "exit 0", Resources())
+        job = await site.submit(submission)
+        assert site.requests["submit"] == 1
+        assert await costs(site.put("f", b"1")) == 1
+        assert await costs(site.put("p", b"1", private=True)) == 3
+        assert await costs(site.list(".")) == 1
+        assert await costs(site.stat("f")) == 1
+        assert await costs(content(site, "f")) == 1
+        assert await costs(content(site, "f", 1)) == 1
+        assert await costs(site.make_directory("d")) == 1
+        assert await costs(site.remove("d")) == 1
+        assert await costs(site.states([job])) == 1
+        assert await costs(site.find(submission.tag)) == 1
+        assert await costs(site.extend([job], 30 * 86_400)) == 2
+        assert await costs(site.cancel([job])) == 1
+        assert await costs(site.forget([job])) == 1
+
+    run(unicore_site(unicorex, workspace), scenario)
+
+
+def test_key(unicorex: UnicoreX, workspace: str) -> None:
+    run(
+        unicore_site(unicorex, workspace, credential=SshKey(KEY_USER, unicorex.key_file)),
+        nothing,
+    )
+
+
+def test_session_that_expired(unicorex: UnicoreX, workspace: str, tmp_path: Path) -> None:
+    """A session ends after 8 h, or earlier when others push it out: 432, and once again without."""
+    local = tmp_path / "f"
+    local.write_bytes(b"from disk")
+
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        transport = site._connection._transport
+
+        def expire() -> None:
+            assert transport.last_session_id is not None
+            transport.last_session_id = "no-such-session"
+
+        expire()
+        await site.put("f", local)
+        expire()
+        assert await content(site, "f") == b"from disk"
+        assert transport.last_session_id != "no-such-session"
+        expire()
+        assert sorted(await site.list(".")) == ["f"]
+
+    run(unicore_site(unicorex, workspace), scenario)
+
+
+def test_download_keeps_the_session(unicorex: UnicoreX, workspace: str) -> None:
+    """A server keeps five sessions of a user: one more for each download would push out others."""
+
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        await site.put("f", b"1")
+        session = site._connection._transport.last_session_id
+        await content(site, "f")
+        assert site._connection._transport.last_session_id == session
+
+    run(unicore_site(unicorex, workspace), scenario)
+
+
+def test_listing_of_more_than_a_server_tells_at_once(unicorex: UnicoreX, workspace: str) -> None:
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        names = {f"f{number}" for number in range(10_050)}
+        directory = Path(facts.workspace) / "many"
+        directory.mkdir()
+        for name in names:
+            (directory / name).touch()
+        assert set(await site.list("many")) == names
+        assert site.requests["list"] == 2
+
+    run(unicore_site(unicorex, workspace), scenario)
+
+
+def test_extends_by_the_servers_clock(unicorex: UnicoreX, workspace: str) -> None:
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        async def ends() -> float:
+            answer = await site._connection.get("x", f"/jobs/{job}", {"fields": "terminationTime"})
+            return parse_time(answer["terminationTime"])
+
+        job = await site.submit(Submission("tag", "x", "exit 0", Resources()))
+        site._jobs.clock = 7200.0  # as if the server's clock were two hours ahead
+        await site.extend([job], 10 * 86_400)
+        assert await ends() == pytest.approx(time.time() + 10 * 86_400 + 7200, abs=30)
+        await site.extend([job], 60)
+        assert await ends() == pytest.approx(time.time() + 10 * 86_400 + 7200, abs=30)
+
+    run(unicore_site(unicorex, workspace), scenario)
+
+
+class TestWithoutAScheduler:
+    def test_runs(self, unicorex: UnicoreX, workspace: str) -> None:
+        async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+            resources = Resources("batch", 600, 1, None, 2, None, 1, 4096, qos="unknown here")
+            job = await site.submit(Submission("tag", "x", "exit 0", resources))
+            assert await end_of(site, job) is Reason.SUCCESS
+
+        run(unicore_site(unicorex, workspace, scheduler="none"), scenario)
+
+    def test_too_many_resources(self, unicorex: UnicoreX, workspace: str) -> None:
+        async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+            job = await site.submit(
+                Submission("tag", "x", "exit 0", Resources(queue="develop", runtime_s=100_000))
+            )
+            assert await end_of(site, job) is Reason.REJECTED
+            state = await site.explain(job)
+            assert state.reason is Reason.REJECTED
+            assert "Runtime=100000" in state.detail
+
+        run(unicore_site(unicorex, workspace, scheduler="none"), scenario)
+
+
+class TestTls:
+    def test_certificate_that_nobody_vouches_for(self, unicorex: UnicoreX) -> None:
+        with pytest.raises(SiteUnreachable, match=r"CERTIFICATE_VERIFY_FAILED.*CAFile"):
+            run(unicore_site(unicorex, "x", CAFile=None), nothing)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://unicore.example.org/rest/core",
+            "unicore.example.org/rest/core",
+            "https://me:secret@unicore.example.org/rest/core",
+            "https:///rest/core",
+        ],
+    )
+    def test_addresses_that_are_refused(self, unicorex: UnicoreX, url: str) -> None:
+        with pytest.raises(UserError) as caught:
+            unicore_site(unicorex, "x", url=url)
+        assert "secret" not in str(caught.value)
+
+    def test_ca_file_that_is_none(self, unicorex: UnicoreX, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="CAFile"):
+            unicore_site(unicorex, "x", CAFile=str(tmp_path / "none.pem"))
+
+
+def test_server_that_stops(unicorex_to_stop: UnicoreX) -> None:
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        job = await site.submit(Submission("tag", "x", "exit 0", Resources()))
+        unicorex_to_stop.stop()
+        submitted = site.requests["submit"]
+        with pytest.raises(SiteUnreachable):
+            await site.submit(Submission("tag", "x", "exit 0", Resources()))
+        assert site.requests["submit"] - submitted <= 1, "a submission is never repeated"
+        with pytest.raises(SiteUnreachable):
+            await site.states([job])
+        with pytest.raises(SiteUnreachable):
+            await site.put("f", b"1")
+
+    run(unicore_site(unicorex_to_stop, "ws"), scenario)
+
+
+def test_made_from_a_backend_config(unicorex: UnicoreX, tmp_path: Path, workspace: str) -> None:
+    (tmp_path / "site.yaml").write_text(
+        f"UnicoreApiUrl: {unicorex.url}\nResources: {{Queue: batch}}\n"
+        f"Site: {{CAFile: {unicorex.ca_file}}}\n"
+    )
+    (tmp_path / "other.yaml").write_text(
+        "Firecrest: {ApiUrl: 'https://a.example.org', TokenUrl: 'https://a.example.org/t', "
+        "Machine: x}\nResources: {Queue: batch}\n"
+    )
+    configs = read_all(["site.yaml", "other.yaml"], tmp_path)
+    credential = Password(USER, PASSWORD)
+    site = make_site(configs["site"], credential, workspace, project=tmp_path)
+    assert isinstance(site, UnicoreSite)
+    run(site, nothing)
+    with pytest.raises(UserError, match="not supported yet"):
+        make_site(configs["other"], credential, workspace, project=tmp_path)

@@ -1,5 +1,7 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
+import signal
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ class Executor(RemoteExecutor):
     """
 
     _run: "Run | None" = None
+    _detached = False
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before a job is sent, and open the sites.
@@ -58,6 +61,7 @@ class Executor(RemoteExecutor):
 
         A job that cannot be run is reported as failed, with the reason.
         """
+        self._handle_signals()
         # A local checkpoint may have led to the first job that is not local.
         run = self._run or self._start()
         info = SubmittedJobInfo(job)
@@ -69,6 +73,21 @@ class Executor(RemoteExecutor):
             self._refuse(job, str(error))
         else:
             run.engine.submit(request)
+
+    def _handle_signals(self) -> None:
+        """Detach on SIGTERM and SIGHUP: a lost connection or a shutdown must not cost a job.
+
+        Snakemake sets its own handler for SIGTERM after the executor was made; it would wait for
+        all jobs. Ours ends the run at once and leaves the jobs to the next one.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, self._detach)
+
+    def _detach(self, number: int, frame: object) -> None:  # noqa: ARG002
+        self._detached = True
+        self.logger.info("Detached: the jobs go on at their sites; start again to take them up.")
+        raise SystemExit(128 + number)
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
@@ -136,7 +155,7 @@ class Executor(RemoteExecutor):
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
-        if self._run is None:
+        if self._run is None or self._detached:
             return
         left = self._run.engine.cancel()
         for record in left:
@@ -150,4 +169,4 @@ class Executor(RemoteExecutor):
         """End the waiting thread and the engine."""
         super().shutdown()
         if self._run is not None:
-            self._run.engine.close()
+            self._run.engine.close(tidy=not self._detached)

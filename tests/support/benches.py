@@ -13,12 +13,13 @@ from typing import Literal, TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, Password
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.unicorex import PASSWORD, USER, UnicoreX
 
-BENCHES = ["unicorex_bench"]
+BENCHES = ["unicorex_bench", "sandbox_bench"]
 """Fixtures that the contract suite runs with."""
 
 _T = TypeVar("_T")
@@ -85,6 +86,27 @@ def unicorex_bench(unicorex: UnicoreX) -> Bench:
         site=lambda: unicore_site(unicorex, workspace),
         stranger=lambda: unicore_site(unicorex, workspace, credential=Password(USER, "wrong")),
         away=lambda: unicore_site(unicorex, workspace, url=nobody),
+    )
+
+
+@pytest.fixture
+def sandbox_bench(sandbox: Sandbox) -> Bench:
+    workspace = f"ws-{uuid.uuid4()}"
+    user, password = sandbox.credentials("hpc1")
+
+    def site(url: str = sandbox.url("hpc1"), password: str = password) -> UnicoreSite:
+        return UnicoreSite(
+            "sandbox",
+            url,
+            Password(user, password),
+            workspace_name=workspace,
+            settings=SiteSettings(),
+        )
+
+    return Bench(
+        site=site,
+        stranger=lambda: site(password="wrong"),
+        away=lambda: site(url=f"http://127.0.0.1:{closed_port()}/rest/core"),
     )
 
 

@@ -28,7 +28,7 @@ def session_of(process: "subprocess.Popen[str]") -> list[str]:
 
 
 def ended_by(trial: Trial, command: str, number: int, environment: Environment) -> Ended:
-    spec = trial.spec(f"touch running; {command}", environment=environment)
+    spec = trial.spec(command, environment=environment)
     process = trial.start(spec)
     wait_until((trial.workspace / "running").exists)
     os.kill(process.pid, number)
@@ -44,7 +44,7 @@ def ended_by(trial: Trial, command: str, number: int, environment: Environment) 
 def test_a_signal_reaches_the_command_and_the_marker(
     trial: Trial, number: int, name: str, code: int
 ) -> None:
-    command = 'trap "echo got it; exit 0" TERM; while :; do sleep 0.05; done'
+    command = 'trap "echo got it; exit 0" TERM; : > running; while :; do sleep 0.05; done'
     ended = ended_by(trial, command, number, AFTER)
     assert ended.returned == ended.sure.exit_code == code
     assert ended.sure.signal == name
@@ -54,7 +54,7 @@ def test_a_signal_reaches_the_command_and_the_marker(
 
 
 def test_the_commands_own_code_stays(trial: Trial) -> None:
-    command = 'trap "exit 7" TERM; while :; do sleep 0.05; done'
+    command = 'trap "exit 7" TERM; : > running; while :; do sleep 0.05; done'
     ended = ended_by(trial, command, signal.SIGTERM, AFTER)
     assert ended.returned == ended.sure.exit_code == 7
     assert ended.sure.signal == "TERM"
@@ -62,7 +62,7 @@ def test_the_commands_own_code_stays(trial: Trial) -> None:
 
 def test_a_plain_command_is_ended(trial: Trial) -> None:
     before = time.monotonic()
-    ended = ended_by(trial, "sleep 600; echo not reached", signal.SIGTERM, AFTER)
+    ended = ended_by(trial, ": > running; sleep 600; echo not reached", signal.SIGTERM, AFTER)
     assert time.monotonic() - before < 10
     assert ended.sure.exit_code == 143
     assert "not reached" not in ended.log
@@ -71,9 +71,8 @@ def test_a_plain_command_is_ended(trial: Trial) -> None:
 
 def test_a_stubborn_command_is_killed_after_the_grace(trial: Trial) -> None:
     before = time.monotonic()
-    ended = ended_by(
-        trial, 'trap "" TERM; while :; do sleep 0.05; done', signal.SIGTERM, Environment()
-    )
+    command = 'trap "" TERM; : > running; while :; do sleep 0.05; done'
+    ended = ended_by(trial, command, signal.SIGTERM, Environment())
     assert 1 < time.monotonic() - before < 15
     assert ended.sure.exit_code == 143
     assert ended.sure.signal == "TERM"

@@ -128,6 +128,14 @@ class Sandbox:
 
         return self._wait(run())
 
+    def cancel_job(self, name: str, scheduler_id: int) -> None:
+        """Cancel a job behind UNICORE's back, as scancel does."""
+        self.call(lambda: self.site(name).scheduler.cancel(scheduler_id))
+
+    def fail_node(self, name: str, scheduler_id: int) -> None:
+        """Let the node that a job runs on die."""
+        self.call(lambda: self.site(name).scheduler.fail_node(scheduler_id))
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_TIMEOUT)

@@ -168,6 +168,27 @@ def test_a_killed_job_is_shown_late_and_without_an_exit_code(rest: RestClient) -
     assert details == {"Reason": "TimeLimit", "ExitCode": "0:15"}
 
 
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [("cancel_job", "CANCELLED", "None"), ("fail_node", "NODE_FAIL", "NodeDown")],
+)
+def test_ends_behind_the_servers_back(
+    rest: RestClient, sandbox: Sandbox, end: str, state: str, reason: str
+) -> None:
+    url = rest.submit(raw_job("sleep 300"))
+    wait_for(lambda: rest.job(url)["status"] == "RUNNING")
+    getattr(sandbox, end)("hpc1", int(rest.job(url)["batchSystemID"]))
+    details = wait_for(
+        lambda: (
+            shown
+            if (shown := rest.http.get(f"{url}/details").json())["JobState"] != "RUNNING"
+            else None
+        )
+    )
+    assert (details["JobState"], details["Reason"]) == (state, reason)
+    assert "exitCode" not in rest.ended(url)
+
+
 def test_a_payload_that_is_killed_has_an_exit_code(rest: RestClient) -> None:
     job = rest.ended(rest.submit(raw_job("kill -9 $$")))
     assert job["exitCode"] == "137"

@@ -1,9 +1,10 @@
 """The journal: what was done and what is about to be done, written before it is done.
 
 One SQLite file per workflow directory, `.snakemake/mantik/journal.sqlite`, used by one controller
-at a time (a lock that dies with its process). Every write is a transaction of its own that is on
-disk when the method returns, so that after kill -9 or power loss the next controller knows each
-try that may exist at a site. Readers (`smk-mantik jobs`) may look at any time.
+at a time (a lock that dies with its process). Every write is a transaction of its own that survives
+kill -9 when the method returns. What comes before a submission survives power loss, too: the next
+controller knows each try that may exist at a site. What comes after it may be forgotten by that: it
+is then asked of the site again. Readers (`smk-mantik jobs`) may look at any time.
 """
 
 import fcntl
@@ -261,8 +262,10 @@ class Journal:
         return record
 
     def submitting(self, try_id: str, queue: str) -> None:
-        """About to submit the try: from now on the site may know it."""
+        """About to submit the try: from now on the site may know it. On disk when it returns."""
+        self._db.execute("PRAGMA synchronous = FULL")
         self._advance(try_id, TryState.SUBMITTING, queue=queue)
+        self._db.execute("PRAGMA synchronous = NORMAL")
 
     def submitted(self, try_id: str, site_job: str) -> None:
         """The site has acknowledged the try under the id `site_job`."""
@@ -412,7 +415,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA synchronous = NORMAL")
     return db
 
 

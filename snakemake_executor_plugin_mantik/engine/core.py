@@ -113,6 +113,10 @@ class Engine:
         """Snakemake has taken an outcome; returns when that is in the journal."""
         self._call(self._commit(outcome)).result()
 
+    def cycles(self, site: str) -> int:
+        """How often the jobs of an opened site have been looked at so far."""
+        return self._work[site].watcher.cycles
+
     def cancel(self) -> list[TryRecord]:
         """Cancel all jobs; those that did not confirm that they ended."""
         return self._call(self._cancel()).result()

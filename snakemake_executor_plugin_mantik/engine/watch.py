@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, 
 FIRST_CHECK_S = 5.0
 """Seconds after submission when an unclaimed try is first asked about."""
 CHECK_GROWTH = 3.0
-LONGEST_CHECK_S = 600.0
+LONGEST_CHECK_S = 1800.0
 MISSED_BEATS = 2.5
 """Heartbeats that must be missing before the scheduler is asked about a claimed try."""
 LOST_S = 1800.0

@@ -218,7 +218,7 @@ def _range(value: object) -> tuple[int, int] | None:
 
 def parse_time(text: str) -> float:
     """Seconds since the epoch of a UNICORE date (`2026-11-24T09:05:54+0000`)."""
-    return datetime.strptime(text, _TIME).timestamp()
+    return datetime.fromisoformat(text).timestamp()
 
 
 def format_time(seconds: float) -> str:

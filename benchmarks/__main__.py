@@ -1,0 +1,54 @@
+"""Run all benchmarks, each against a sandbox of its own in another process, and print a table."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import endtoend
+
+IN_FLIGHT = (1, 50, 500)
+
+
+def sandboxed(directory: Path, module: str, *arguments: str) -> dict[str, float]:
+    """Run a benchmark module inside a sandbox and return the figures that it prints last."""
+    command = [sys.executable, "-m", "snakemake_executor_plugin_mantik", "sandbox", "run"]
+    command += ["--site", "hpc1=unicore", "--", sys.executable, "-m", module, *arguments]
+    environment = os.environ | {"MANTIK_SANDBOX_DIR": str(directory)}
+    done = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=900
+    )
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    """Print the tables."""
+    console = Console()
+    table = Table("jobs in flight", "requests per job", "listings per cycle", "other requests",
+                  "CPU per job", "seconds", title="One site, trivial thin jobs")  # fmt: skip
+    for jobs in IN_FLIGHT:
+        with tempfile.TemporaryDirectory() as directory:
+            f = sandboxed(Path(directory), "benchmarks.engine", str(jobs))
+        table.add_row(
+            str(jobs), f"{f['requests_per_job']:.2f}", f"{f['listings_per_cycle']:.2f}",
+            f"{f['other_requests']:.0f}", f"{f['cpu_ms_per_job']:.1f} ms", f"{f['seconds']:.1f}",
+        )  # fmt: skip
+    console.print(table)
+    with tempfile.TemporaryDirectory() as directory:
+        f = sandboxed(Path(directory), "benchmarks.endtoend")
+    console.print(
+        f"{endtoend.RULES} trivial rules: {f['mantik']:.1f} s with the executor,"
+        f" {f['local']:.1f} s with Snakemake's local one, {f['direct']:.2f} s as plain processes;"
+        f" of the executor's time {f['startup']:.1f} s is a run of a single rule."
+    )
+    console.print(f"Importing the plugin: {endtoend.import_seconds() * 1000:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()

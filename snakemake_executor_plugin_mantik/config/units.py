@@ -14,10 +14,11 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LETTERS: Final = "KMGT"
 
-# Nine digits are more than any machine has, and keep every product far below 2**63.
+# Nine digits are more than any machine has, and keep every product below 2**63.
 _DURATION: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _AMOUNT: Final = re.compile(r"([0-9]{1,9})([kmgt])(?:i?b)?", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"([0-9]{1,15})b?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,15})([kmgt])(?:i?b)?", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> int:
@@ -73,7 +74,7 @@ def parse_size(text: str) -> int:
     """
     if match := _PLAIN.fullmatch(text.strip()):
         return int(match[1])
-    if match := _AMOUNT.fullmatch(text.strip()):
+    if match := _SIZE.fullmatch(text.strip()):
         return int(match[1]) * _BYTES[match[2].lower()]
     raise ValueError(
         "has to be a whole number of bytes, or one with a unit out of K, M, G, T "

@@ -4,7 +4,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+
+PAGE = 200
+"""Entries of a list when the request does not say."""
 
 
 def empty(status: int, headers: Mapping[str, str] | None = None) -> Response:
@@ -28,7 +32,7 @@ def date(when: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(when))
 
 
-def selected(properties: Mapping[str, Any], fields: str | None) -> dict[str, Any]:
+def _selected(properties: Mapping[str, Any], fields: str | None) -> dict[str, Any]:
     """The properties that `?fields=` asks for; `!name` leaves one out."""
     names = [name for name in (fields or "").split(",") if name]
     without = {name[1:] for name in names if name.startswith("!")}
@@ -45,7 +49,7 @@ def links(urls: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return {name: {"href": url} for name, url in urls.items()}
 
 
-def page(kind: str, base: str, ids: Iterable[str], offset: int, number: int) -> dict[str, Any]:
+def _page(kind: str, base: str, ids: Iterable[str], offset: int, number: int) -> dict[str, Any]:
     """A page of a list: URLs only, with links to the pages before and after."""
     everything = list(ids)
     urls = {"self": f"{base}/?offset={offset}&num={number}"}
@@ -56,3 +60,18 @@ def page(kind: str, base: str, ids: Iterable[str], offset: int, number: int) -> 
         urls["previous"] = f"{base}/?offset={before}&num={number}"
     shown = everything[offset : offset + number]
     return {kind: [f"{base}/{name}" for name in shown], "_links": links(urls)}
+
+
+def shown(request: Request, properties: Mapping[str, Any]) -> Response:
+    """A resource, or what of it the request asks for with `?fields=`."""
+    return JSONResponse(_selected(properties, request.query_params.get("fields")))
+
+
+def paged(request: Request, kind: str, base: str, ids: Iterable[str]) -> Response:
+    """The page of a list that the request asks for with `?offset=&num=`."""
+    try:
+        offset = int(request.query_params.get("offset", "0"))
+        number = int(request.query_params.get("num", PAGE))
+    except ValueError:
+        return empty(404)
+    return JSONResponse(_page(kind, base, ids, offset, number))

@@ -1,17 +1,12 @@
 """One UNICORE site: the resources below `/SITE/rest/core`."""
 
 import asyncio
-import json
-import secrets
-import string
 import time
-from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from snakemake_executor_plugin_mantik.sandbox.access import (
     ANONYMOUS,
@@ -23,14 +18,13 @@ from snakemake_executor_plugin_mantik.sandbox.access import (
 from snakemake_executor_plugin_mantik.sandbox.answers import (
     date,
     empty,
-    failure,
     links,
     no_service,
-    page,
-    selected,
+    paged,
+    shown,
 )
-from snakemake_executor_plugin_mantik.sandbox.description import tags_of
 from snakemake_executor_plugin_mantik.sandbox.files import Files, decode_path, free_space
+from snakemake_executor_plugin_mantik.sandbox.jobresources import JobResources, new_id
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
 from snakemake_executor_plugin_mantik.sandbox.record import Record
 from snakemake_executor_plugin_mantik.sandbox.resources import ranges
@@ -40,11 +34,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 VERSION = "11.0.0"
 """The server version that the site claims: the one that it was compared with."""
 
-PAGE = 200
-"""Entries of a list when the request does not say."""
-
 _FACTORY = "default_target_system_factory"
-_LETTERS = string.ascii_letters + string.digits
 _SHARED_STORAGES = ("HOME", "SCRATCH")
 
 
@@ -56,6 +46,7 @@ class UnicoreSite:
         directory: where all of it lies: `home`, `scratch`, `jobs`.
         access: users and sessions.
         jobs: all jobs by id.
+        tss: the id of its target system.
         forget_next, repeat_next: how many of the next submissions are forgotten after they were
             acknowledged, or submitted to the scheduler twice (both seen at a real server).
     """
@@ -83,7 +74,8 @@ class UnicoreSite:
             self.directory / "spool", settings, home=home, user=self.access.username
         )
         self._since = time.time()
-        self._tss = _new_id()
+        self._job_resources = JobResources(self)
+        self.tss = new_id()
         self._updates: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -103,9 +95,10 @@ class UnicoreSite:
             for job in list(self.jobs.values()):
                 job.look()
                 if job.termination < time.time():
-                    await self._destroy(job)
+                    await self.destroy(job)
 
-    async def _destroy(self, job: UnicoreJob) -> None:
+    async def destroy(self, job: UnicoreJob) -> None:
+        """End a job and remove all that is left of it."""
         self.jobs.pop(job.id, None)
         await job.destroy(self)
 
@@ -138,7 +131,7 @@ class UnicoreSite:
         if kind == "token":
             return PlainTextResponse(self.access.token) if known else empty(403)
         if kind == "jobs" and not name:
-            return await self._job_list(request, session)
+            return await self._job_resources.handle_list(request, session)
         if kind in ("factories", "sites", "storages", "transfers", "tasks", "reservations",
                     "storagefactories", "client-server-transfers") and not name:  # fmt: skip
             return self._list(request, kind, known=known)
@@ -148,9 +141,13 @@ class UnicoreSite:
             case "factories":
                 return self._factory(request) if name == _FACTORY else empty(404)
             case "sites":
-                if name != self._tss:
+                if name != self.tss:
                     return empty(404)
-                return await self._job_list(request, session) if sub else self._tss_shown(request)
+                return (
+                    await self._job_resources.handle_list(request, session)
+                    if sub
+                    else self._tss_shown(request)
+                )
             case "storages":
                 rest = path.lstrip("/").split("/", 3)[3:]
                 return await self._storage(request, name, sub, rest[0] if rest else "")
@@ -158,11 +155,8 @@ class UnicoreSite:
                 job = self.jobs.get(name)
                 if job is None or job.hidden:
                     return empty(404)
-                return await self._job(request, job, parts[2:])
+                return await self._job_resources.handle(request, job, parts[2:])
         return empty(404)
-
-    def _shown(self, request: Request, properties: dict[str, Any]) -> Response:
-        return JSONResponse(selected(properties, request.query_params.get("fields")))
 
     def _base(self, request: Request, session: Session) -> Response:
         known = session.dn != ANONYMOUS
@@ -189,28 +183,19 @@ class UnicoreSite:
             "transfers", "client-server-transfers", "tasks",
         )  # fmt: skip
         urls = {name: f"{self.url}/{name}" for name in names}
-        return self._shown(request, {"client": client, "server": server, "_links": links(urls)})
+        return shown(request, {"client": client, "server": server, "_links": links(urls)})
 
     def _list(self, request: Request, kind: str, *, known: bool) -> Response:
         ids: list[str] = []
         if kind == "factories":
             ids = [_FACTORY]
         elif known and kind == "sites":
-            ids = [self._tss]
+            ids = [self.tss]
         elif known and kind == "storages":
             ids = list(_SHARED_STORAGES)
             if request.query_params.get("filter") == "all":
                 ids += [f"{name}-uspace" for name, job in self.jobs.items() if not job.hidden]
-        return self._page(request, kind, f"{self.url}/{kind}", ids)
-
-    @staticmethod
-    def _page(request: Request, kind: str, base: str, ids: list[str]) -> Response:
-        try:
-            offset = int(request.query_params.get("offset", "0"))
-            number = int(request.query_params.get("num", PAGE))
-        except ValueError:
-            return empty(404)
-        return JSONResponse(page(kind, base, ids, offset, number))
+        return paged(request, kind, f"{self.url}/{kind}", ids)
 
     def _cluster(self) -> dict[str, Any]:
         return {
@@ -232,15 +217,15 @@ class UnicoreSite:
     def _factory(self, request: Request) -> Response:
         url = f"{self.url}/factories/{_FACTORY}"
         urls = {"self": url, "sites": f"{self.url}/sites", "applications": f"{url}/applications"}
-        return self._shown(request, self._cluster() | {"_links": links(urls)})
+        return shown(request, self._cluster() | {"_links": links(urls)})
 
     def _tss_shown(self, request: Request) -> Response:
-        url = f"{self.url}/sites/{self._tss}"
+        url = f"{self.url}/sites/{self.tss}"
         urls = {
             "self": url, "jobs": f"{url}/jobs", "parent": f"{self.url}/factories/{_FACTORY}"
         }  # fmt: skip
         more = {"numberOfJobs": len(self.jobs), "umask": "0077", "resourceStatus": "READY"}
-        return self._shown(request, self._cluster() | more | {"_links": links(urls)})
+        return shown(request, self._cluster() | more | {"_links": links(urls)})
 
     # --- storages ------------------------------------------------------------------------------
 
@@ -290,7 +275,7 @@ class UnicoreSite:
         if name.endswith("-uspace"):
             urls["job"] = f"{self.url}/jobs/{name.removesuffix('-uspace')}"
         free, usable = free_space(root)
-        shown = {
+        properties = {
             "mountPoint": str(root),
             "resourceStatus": "READY",
             "resourceStatusMessage": "N/A",
@@ -306,155 +291,4 @@ class UnicoreSite:
             "tags": [],
             "_links": links(urls),
         }
-        return self._shown(request, shown)
-
-    # --- jobs ----------------------------------------------------------------------------------
-
-    async def _job_list(self, request: Request, session: Session) -> Response:
-        known = session.dn != ANONYMOUS
-        if request.method == "POST":
-            return await self._submit(request, session) if known else empty(403)
-        if request.method != "GET":
-            return empty(405)
-        # Of repeated `tags=` the server reads the first only.
-        text = next(iter(request.query_params.getlist("tags")), "")
-        wanted = text.replace("+", " ").replace(",", " ").split()
-        ids = [
-            job.id
-            for job in self.jobs.values()
-            if known and not job.hidden and all(_has_tag(job, tag) for tag in wanted)
-        ]
-        return self._page(request, "jobs", f"{self.url}/jobs", ids)
-
-    async def _submit(self, request: Request, session: Session) -> Response:
-        if not request.headers.get("content-type", "").startswith("application/json"):
-            return empty(415)
-        try:
-            description = json.loads(await request.body())
-        except ValueError as error:
-            return failure(500, f"Could not submit job: org.json.JSONException: {error}")
-        if not isinstance(description, dict):
-            return failure(
-                500,
-                "Could not submit job: org.json.JSONException: "
-                "A JSONObject text must begin with '{' at 1 [character 2 line 1]",
-            )
-        name = _new_id()
-        job = UnicoreJob(
-            id=name,
-            json=description,
-            directory=self.directory / "jobs" / name,
-            owner=session.dn,
-            tags=tags_of(description),
-            termination=time.time() + self.settings.timing.lifetime,
-        )
-        if self.forget_next > 0:
-            self.forget_next -= 1
-            job.hidden = True
-        if self.repeat_next > 0:
-            self.repeat_next -= 1
-            job.submissions = 2
-        self.jobs[name] = job
-        job.begin(self)
-        return empty(201, {"Location": f"{self.url}/jobs/{name}"})
-
-    async def _job(self, request: Request, job: UnicoreJob, sub: list[str]) -> Response:
-        match request.method, sub:
-            case "GET", []:
-                return self._shown(request, self._job_shown(job))
-            case "GET", ["details"]:
-                return self._shown(request, job.details())
-            case "GET", ["submitted"]:
-                hidden = [item | {"Data": "n/a"} if "Data" in item else item
-                          for item in job.json.get("Imports") or []]  # fmt: skip
-                return JSONResponse(job.json | ({"Imports": hidden} if hidden else {}))
-            case "POST", ["actions", "start"]:
-                job.start()
-            case "POST", ["actions", "abort"]:
-                await job.abort(self)
-            case "POST", ["actions", "restart"]:
-                pass
-            case "PUT", []:
-                return await self._change(request, job)
-            case "DELETE", []:
-                await self._destroy(job)
-            case _:
-                return empty(404)
-        return empty(204)
-
-    def _job_shown(self, job: UnicoreJob) -> dict[str, Any]:
-        url = f"{self.url}/jobs/{job.id}"
-        urls = {
-            "self": url,
-            "details": f"{url}/details",
-            "submitted": f"{url}/submitted",
-            "action:start": f"{url}/actions/start",
-            "action:abort": f"{url}/actions/abort",
-            "action:restart": f"{url}/actions/restart",
-            "forwarding": f"{url}/forward-port",
-            "workingDirectory": f"{self.url}/storages/{job.id}-uspace",
-            "parentTSS": f"{self.url}/sites/{self._tss}",
-        }
-        shown = {
-            "status": job.status,
-            "statusMessage": job.status_message,
-            "log": job.log,
-            "queue": job.queue,
-            "batchSystemID": job.batch_id,
-            "name": job.name,
-            "jobType": job.job_type,
-            "submissionTime": date(job.submitted),
-            "terminationTime": date(job.termination),
-            "submissionPreferences": {},
-            "consumedTime": dict.fromkeys(
-                ("total", "stage-in", "preCommand", "queued", "main", "postCommand", "stage-out"),
-                "N/A",
-            ),
-            "owner": job.owner,
-            "acl": [],
-            "tags": job.tags,
-            "_links": links(urls),
-        }
-        if job.exit_code is not None:
-            shown["exitCode"] = str(job.exit_code)
-        return shown
-
-    async def _change(self, request: Request, job: UnicoreJob) -> Response:
-        try:
-            asked = json.loads(await request.body())
-        except ValueError as error:
-            return failure(500, f"Error setting properties: org.json.JSONException: {error}")
-        reply = {}
-        for name, value in asked.items():
-            match name:
-                case "tags":
-                    job.tags = [str(tag) for tag in value]
-                    reply[name] = "OK"
-                case "terminationTime":
-                    reply[name] = _set_termination(job, str(value))
-                case _:
-                    reply[name] = "Property not found or cannot be modified!"
-        return JSONResponse(reply)
-
-
-def _set_termination(job: UnicoreJob, text: str) -> str:
-    for form in ("%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d %H:%M"):
-        with suppress(ValueError):
-            job.termination = datetime.strptime(text, form).timestamp()
-            return "OK"
-    return (
-        "Error setting property: java.lang.IllegalArgumentException: "
-        f"Specified date string '{text}'could not be parsed!"
-    )
-
-
-def _has_tag(job: UnicoreJob, tag: str) -> bool:
-    """Whether a job has a tag; `_` and `%` are wildcards, as the server's SQL makes them."""
-    if not set(tag) & set("_%"):
-        return tag in job.tags
-    return any(len(own) == len(tag) and all(a in ("_", b) for a, b in zip(tag, own, strict=True))
-               for own in job.tags)  # fmt: skip
-
-
-def _new_id() -> str:
-    return "".join(secrets.choice(_LETTERS) for _ in range(11))
+        return shown(request, properties)

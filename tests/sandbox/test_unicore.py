@@ -178,14 +178,13 @@ def test_ends_behind_the_servers_back(
     url = rest.submit(raw_job("sleep 300"))
     wait_for(lambda: rest.job(url)["status"] == "RUNNING")
     getattr(sandbox, end)("hpc1", int(rest.job(url)["batchSystemID"]))
-    details = wait_for(
-        lambda: (
-            shown
-            if (shown := rest.http.get(f"{url}/details").json())["JobState"] != "RUNNING"
-            else None
-        )
-    )
-    assert (details["JobState"], details["Reason"]) == (state, reason)
+
+    def details() -> dict[str, str]:
+        shown: dict[str, str] = rest.http.get(f"{url}/details").json()
+        return shown
+
+    wait_for(lambda: details()["JobState"] != "RUNNING")
+    assert (details()["JobState"], details()["Reason"]) == (state, reason)
     assert "exitCode" not in rest.ended(url)
 
 
@@ -221,6 +220,15 @@ def test_lists_are_pages_of_urls(rest: RestClient) -> None:
     seen += second["jobs"] + rest.http.get(f"{url}&offset=4").json()["jobs"]
     assert set(seen) == urls
     assert rest.http.get(f"{rest.url}/jobs?tags=page%2Dtest&tags=other").json()["jobs"]
+
+
+def test_the_target_system(rest: RestClient) -> None:
+    url = rest.http.get(f"{rest.url}/sites").json()["sites"][0]
+    site = rest.http.get(url).json()
+    assert site["resources"]["devel"]["Nodes"] == "1-2"
+    jobs = rest.http.get(site["_links"]["jobs"]["href"]).json()["jobs"]
+    assert rest.submit({}) not in jobs
+    assert rest.http.get(f"{rest.url}/sites/other").status_code == 404
 
 
 def test_fields(rest: RestClient) -> None:

@@ -79,6 +79,8 @@ def git_keeps(project: Path, patterns: list[str]) -> set[str]:
         ["[dM]*"],
         ["notes\\ .txt"],
         ["notes .txt "],
+        ["src[!a]cache"],
+        ["[[d]*", "!cache?x"],
     ],
 )
 def test_git_says_the_same(project: Path, patterns: list[str]) -> None:

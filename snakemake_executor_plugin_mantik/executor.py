@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_common.exceptions import ApiError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
@@ -37,7 +37,7 @@ class Executor(RemoteExecutor):
         """Check everything that can be checked before a job is sent, and open the sites.
 
         Raises:
-            WorkflowError: with all mistakes of the configuration, the credentials or the workflow.
+            ApiError: with all mistakes of the configuration, the credentials or the workflow.
         """
         self._finished: dict[int, Outcome] = {}
         self._uncommitted: dict[int, Outcome] = {}
@@ -53,7 +53,8 @@ class Executor(RemoteExecutor):
         except MantikError as error:
             with self.lock:
                 self.wait = False
-            raise WorkflowError(str(error)) from None
+            # Of a WorkflowError Snakemake would show the lines of our code that it came from.
+            raise ApiError(str(error)) from None
         return self._run
 
     def run_job(self, job: Job) -> None:

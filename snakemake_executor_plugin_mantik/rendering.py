@@ -64,7 +64,7 @@ def request(
     """
     rule = job.rule
     resources = given_resources(job)
-    site = site_of(rule.name, resources, sites)
+    site = site_of(resources, sites)
     tmpdir = _tmpdir(job)
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     outputs = tuple(_outputs(job))
@@ -158,7 +158,7 @@ def _expression(resource: Any) -> object:
     return inspect.getclosurevars(inspect.unwrap(evaluator)).nonlocals.get("value")
 
 
-def site_of(rule: str, resources: dict[str, object], sites: Mapping[str, object]) -> str:
+def site_of(resources: dict[str, object], sites: Mapping[str, object]) -> str:
     """The site that a rule's resources name, taken out of them; else the first one.
 
     Raises:
@@ -173,7 +173,7 @@ def site_of(rule: str, resources: dict[str, object], sites: Mapping[str, object]
     likely = f" (did you mean {close[0]}?)" if close else ""
     raise UserError(
         f"there is no site {wanted!r}{likely}; the known ones are {', '.join(sites)}",
-        where=f"rule {rule}, resource {SITE_RESOURCE}",
+        where=f"the resource {SITE_RESOURCE}",
         do="Correct the name or give its file with --mantik-backend-config",
     )
 
@@ -211,6 +211,9 @@ def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
     for found, words in _NOT_THIN:
         if found(job):
             return words
+    # Snakemake gathers the jobs of a group later, just before they are sent.
+    if job.group is not None:
+        return "belongs to a group or pipe"
     deployed = {
         DeploymentMethod.CONDA: job.rule.conda_env,
         DeploymentMethod.APPTAINER: job.rule.container_img,

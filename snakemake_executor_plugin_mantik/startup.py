@@ -156,7 +156,7 @@ def _check_jobs(
     for job in jobs:
         try:
             given = rendering.given_resources(job)
-            site = rendering.site_of(job.rule.name, given, planners)
+            site = rendering.site_of(given, planners)
             used[site] = None
             planners[site].resources(given, job.threads)
             if engine is not None:
@@ -164,9 +164,8 @@ def _check_jobs(
         except UserError as error:
             mistakes[f"rule {job.rule.name}: {error}"] = None
     if mistakes:
-        raise UserError(
-            "nothing was sent: " + "\n  ".join(["these resources cannot be had:", *mistakes])
-        )
+        told = "\n  ".join(["nothing was sent: these resources cannot be had:", *mistakes])
+        raise UserError(told.removesuffix("."))
     return list(used)
 
 

@@ -1,0 +1,121 @@
+"""What a user sees when a job fails: the exit code, the end of its output, and what to do."""
+
+import re
+
+from tests.support.workflows import Project
+
+SNAKEFILE = r"""
+    rule all:
+        input: "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt"
+
+    rule good:
+        output: "good.txt"
+        shell: "touch {output}"
+
+    rule bad:
+        output: "bad.txt"
+        log: "logs/bad.log"
+        shell:
+            "echo early > {output}; echo for the log > {log}; "
+            "seq 100 | sed 's/^/line /'; echo the reason >&2; exit 7"
+
+    rule after:
+        input: "bad.txt"
+        output: "after.txt"
+        shell: "cp {input} {output}"
+
+    rule pipe:
+        output: "pipe.txt"
+        shell: "false | touch {output}"
+
+    rule unset:
+        output: "unset.txt"
+        shell: "touch {output}; echo $SURELY_UNSET"
+
+    rule nothing:
+        output: "nothing.txt"
+        shell: "echo I forgot it"
+
+    rule killed:
+        output: "killed.txt"
+        shell: "touch {output}; kill -9 $$"
+"""
+
+
+def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
+    both.write("Snakefile", SNAKEFILE)
+
+    said = both.run("--keep-going").failed
+
+    name = both.place.name
+    assert both.exists("good.txt")
+    assert re.search(rf"The command ended with exit code 7 \({name}, [^)]+\)", said), said
+    assert "line 100\n" in said
+    assert "line 82\n" in said
+    assert "line 1\n" not in said
+    assert "the reason\n" in said
+    assert "Correct the command or its inputs and start again." in said
+    (log,) = re.findall(r"All of it: (\.snakemake/mantik/logs/bad\.\w+\.log)\.", said)
+    assert both.read(log).count("line ") == 100
+    assert both.read("logs/bad.log") == "for the log\n"
+    assert "exit code 1 " in said
+    assert "unbound variable" in said
+    assert "SURELY_UNSET" in said
+    assert "the command ended with 0 but did not make nothing.txt" in said
+    assert "Correct the paths that it writes to, relative to the working directory." in said
+    assert "exit code 137" in said
+    for missing in ("bad.txt", "after.txt", "pipe.txt", "unset.txt", "killed.txt"):
+        assert not both.exists(missing), f"{missing}: {said}"
+    assert len(both.tries) == 6
+
+
+def test_retries_really_try_again(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        r"""
+        rule second_time_lucky:
+            output: "out.txt"
+            resources: mem_mb=lambda wildcards, attempt: attempt * 100
+            shell:
+                "echo {resources.mem_mb} >> counter.txt; "
+                "[ $(wc -l < counter.txt) = 2 ]; cp counter.txt {output}"
+        """,
+    )
+
+    ran = project.run("--retries", "2").ok
+
+    assert project.read("out.txt") == "100\n200\n"
+    assert ran.output.count("ended with exit code 1") == 1
+    assert "Trying to restart job" in ran.output
+    first, second = project.tries
+    assert first.id != second.id
+    assert (first.outcome[:6], second.outcome) == ("failed", "succeeded")
+
+
+def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        r"""
+        rule all:
+            input: "a.txt", "b.txt"
+
+        rule a:
+            output: "a.txt"
+            shell: "exit 3"
+
+        rule b:
+            input: "c.txt"
+            output: "b.txt"
+            shell: "cp {input} {output}"
+
+        rule c:
+            output: "c.txt"
+            shell: "sleep 2; touch {output}"
+        """,
+    )
+
+    said = project.run().failed
+
+    assert "exit code 3" in said
+    assert project.exists("c.txt"), said
+    assert not project.exists("b.txt")

@@ -1,0 +1,250 @@
+"""What cannot work is refused at once, with what to do, before any job is sent."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.benches import closed_port
+from tests.support.workflows import Project, tells
+
+GOOD = """
+rule good:
+    output: "good.txt"
+    shell: "touch {output}"
+"""
+
+
+NOTEBOOK = """
+{"cells": [], "nbformat": 4, "nbformat_minor": 5,
+ "metadata": {"language_info": {"name": "python", "version": "3.11"}}}
+"""
+
+
+def submitted(sandbox: Sandbox) -> int:
+    """How many jobs the sandbox has been sent."""
+    return len(sandbox.record("hpc1")["jobs"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_sent(sandbox: Sandbox) -> Iterator[None]:
+    before = submitted(sandbox)
+    yield
+    assert submitted(sandbox) == before
+
+
+def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
+    project.write("script.py")
+    project.write("notebook.py.ipynb", NOTEBOOK)
+    project.write("good.txt")
+    outputs = ["ran", "scripted", "noted", "shadowed", "measured", "grouped", "piped", "absolute"]
+    project.write(
+        "Snakefile",
+        f"""
+        rule all:
+            input: {json.dumps(outputs)[1:-1]}
+
+        rule ran:
+            output: "ran"
+            run: open(output[0], "w").close()
+
+        rule scripted:
+            output: "scripted"
+            script: "script.py"
+
+        rule noted:
+            output: "noted"
+            notebook: "notebook.py.ipynb"
+
+        rule shadowed:
+            output: "shadowed"
+            shadow: "minimal"
+            shell: "touch {{output}}"
+
+        rule measured:
+            output: "measured"
+            benchmark: "benchmark.txt"
+            shell: "touch {{output}}"
+
+        rule grouped:
+            output: "grouped"
+            group: "g"
+            shell: "touch {{output}}"
+
+        rule writer:
+            output: pipe("p")
+            shell: "echo > {{output}}"
+
+        rule piped:
+            input: "p"
+            output: "piped"
+            shell: "cat {{input}} > {{output}}"
+
+        rule absolute:
+            input: "{project.directory}/good.txt"
+            output: "absolute"
+            shell: "touch {{output}}"
+
+        rule outside:
+            input: "../out.txt"
+            output: "outside"
+            shell: "touch {{output}}"
+        """,
+    )
+
+    said = project.run().failed
+
+    tells(said, "not every rule can run at a site yet (nothing was sent): ")
+    for words in (
+        "rule ran has a run: directive",
+        "rule scripted has a script: directive",
+        "rule noted has a notebook: directive",
+        "rule shadowed has a shadow: directive",
+        "rule measured has a benchmark: file",
+        "rule grouped belongs to a group or pipe",
+        "rule writer writes to a pipe()",
+        "rule piped belongs to a group or pipe",
+        f"rule absolute uses {project.directory}/good.txt, which is outside",
+    ):
+        assert said.count(words) == 1, words
+    tells(said, "localrules: to run them here.")
+
+
+def test_resources_that_cannot_be_had(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "a", "b", "c", "d"
+
+        rule a:
+            output: "a"
+            resources: mantik_site="hcp1"
+            shell: "touch {output}"
+
+        rule b:
+            output: "b"
+            resources: nodes="lots"
+            shell: "touch {output}"
+
+        rule c:
+            output: "c"
+            resources: mem_mb=100, mem_mb_per_cpu=100
+            shell: "touch {output}"
+
+        rule d:
+            output: "d"
+            resources: gpu="many"
+            shell: "touch {output}"
+        """,
+    )
+
+    said = project.run().failed
+
+    tells(
+        said,
+        "nothing was sent: these resources cannot be had:",
+        "there is no site 'hcp1' (did you mean hpc1?); the known ones are hpc1",
+    )
+    for rule in "abcd":
+        assert said.count(f"\n  rule {rule}") == 1, said
+    assert ".." not in said.split("cannot be had:")[1], said
+
+
+@pytest.mark.parametrize(
+    ("resource", "words"),
+    [
+        ("runtime=60 * 24 * 30", "runtime of 2592000s is asked, queue batch allows 1 to 86400s"),
+        ("mem_mb=10**9", "memory of"),
+        ("slurm_partition='nowhere'", "there is no queue 'nowhere'; the site has batch, devel"),
+    ],
+)
+def test_beyond_the_queues_limits(project: Project, resource: str, words: str) -> None:
+    project.write(
+        "Snakefile",
+        f"rule good:\n    output: 'good.txt'\n    resources: {resource}\n    shell: 'touch good.txt'",
+    )
+
+    said = project.run().failed
+
+    tells(said, words, "rule good: ", "nothing was sent")
+
+
+def test_no_config(project: Project) -> None:
+    project.write("Snakefile", GOOD)
+
+    said = project.run("--executor", "mantik", "--jobs", "1", plain=True).failed
+
+    tells(
+        said,
+        "--mantik-backend-config: no Compute Backend Config was given",
+        "smk-mantik init",
+        "SNAKEMAKE_MANTIK_BACKEND_CONFIG",
+    )
+
+
+def test_all_mistakes_of_two_files_at_once(project: Project) -> None:
+    project.write("Snakefile", GOOD)
+    project.write("one.yaml", "UnicoreApiUrl: 7\nResources: {Queue: batch, Nodes: many}\n")
+    project.write("two.json", json.dumps({"Resources": {"Queue": "batch"}, "Evironment": {}}))
+
+    configs = ["--mantik-backend-config", "one.yaml", "x=two.json", "y=three.yaml"]
+    said = project.run("--executor", "mantik", "--jobs", "1", *configs, plain=True).failed
+
+    tells(
+        said,
+        "Nothing was sent: ",
+        "one.yaml: UnicoreApiUrl: ",
+        "one.yaml: Resources.Nodes: ",
+        "two.json: Evironment: ",
+        "Environment",
+        "three.yaml: ",
+    )
+
+
+def test_missing_credentials_are_told_with_the_names_looked_for(project: Project) -> None:
+    project.write("Snakefile", GOOD)
+    unset = {name: "" for name in project.place.environment if name.startswith("MANTIK_HPC1")}
+    project.extra |= unset
+
+    said = project.run().failed
+
+    tells(said, "each also as MANTIK_HPC1_…", "MANTIK_UNICORE_USERNAME", "MANTIK_UNICORE_TOKEN")
+    tells(said, "hpc1")
+
+
+def test_wrong_password(project: Project) -> None:
+    project.write("Snakefile", GOOD)
+    project.extra["MANTIK_HPC1_PASSWORD"] = "a wrong guess"
+
+    said = project.run().failed
+
+    tells(said, "hpc1", "403", "Check the credentials of this site")
+    assert "a wrong guess" not in said
+
+
+def test_a_server_that_is_not_there(project: Project) -> None:
+    project.write("Snakefile", GOOD)
+    project.config.write_text(
+        f"UnicoreApiUrl: http://127.0.0.1:{closed_port()}/rest/core\nResources: {{Queue: batch}}\n"
+    )
+
+    said = project.run().failed
+
+    tells(said, "hpc1", "127.0.0.1")
+
+
+def test_immediate_submit(project: Project) -> None:
+    project.write("Snakefile", GOOD)
+
+    said = project.run("--immediate-submit", "--notemp").failed
+
+    tells(said, "--immediate-submit does not go with the mantik executor", "Leave it out")
+
+
+def test_nothing_to_do_needs_no_config(project: Project) -> None:
+    project.write("Snakefile", GOOD)
+    project.write("good.txt")
+
+    assert "Nothing to be done" in project.run("--executor", "mantik", "-j1", plain=True).ok.output

@@ -1,0 +1,211 @@
+"""Runs workflows through the real `snakemake` command, at a sandbox or a real UNICORE/X."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+
+from snakemake_executor_plugin_mantik.journal import TryRecord, history
+from snakemake_executor_plugin_mantik.startup import workspace_name
+
+WAIT_S = 100.0
+"""How long one command may take, seconds."""
+
+FOREIGN = ("MANTIK_", "SNAKEMAKE_", "OMP_", "XDG_")
+"""Variables that a developer may have set and that would change what is tested."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site that workflows of tests run at.
+
+    Attributes:
+        name: its name in the workflow.
+        config: the text of its backend config.
+        environment: credentials.
+        storage: the local directory that holds its workspaces.
+    """
+
+    name: str
+    config: str
+    environment: Mapping[str, str]
+    storage: Path
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended: exit code, and all that it said."""
+
+    code: int
+    output: str
+
+    @property
+    def ok(self) -> "Ran":
+        """This, which must have succeeded."""
+        assert self.code == 0, self.output
+        return self
+
+    @property
+    def failed(self) -> str:
+        """What it said; it must have failed in an orderly way."""
+        assert self.code == 1, self.output
+        assert "Traceback" not in self.output, self.output
+        assert 'File "' not in self.output, self.output
+        return self.output
+
+
+@dataclass
+class Project:
+    """A workflow's directory on this machine, and the site that its rules run at."""
+
+    directory: Path
+    place: Place
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.config = self.directory.parent / f"{self.place.name}.yaml"
+        self.config.write_text(self.place.config)
+
+    def write(self, path: str, text: str = "x\n") -> Path:
+        """Write a file of the workflow; common indentation is removed."""
+        target = self.directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(dedent(text))
+        return target
+
+    def read(self, path: str) -> str:
+        """The text of one of its files."""
+        return (self.directory / path).read_text()
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file here."""
+        return os.path.lexists(self.directory / path)
+
+    @property
+    def workspace(self) -> Path:
+        """The workflow's workspace at the site, as this machine sees it."""
+        return self.place.storage / "mantik" / workspace_name(self.directory)
+
+    @property
+    def tries(self) -> list[TryRecord]:
+        """What the journal knows of all jobs."""
+        return history(self.directory / ".snakemake" / "mantik")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment that Snakemake runs in."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+        return {**kept, **self.place.environment, **self.extra}
+
+    def command(self, *arguments: str, plain: bool = False, local: bool = False) -> list[str]:
+        """The command line; `plain`: without any option of ours, `local`: with Snakemake's own."""
+        words = [sys.executable, "-m", "snakemake", *arguments]
+        if local:
+            words += ["--executor", "local", "--cores", "4"]
+        elif not plain:
+            words += ["--executor", "mantik", "--jobs", "20"]
+            words += ["--mantik-backend-config", str(self.config)]
+        return words
+
+    def run(self, *arguments: str, plain: bool = False, local: bool = False) -> Ran:
+        """Run `snakemake` with `arguments` to its end."""
+        ended = subprocess.run(
+            self.command(*arguments, plain=plain, local=local),
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=WAIT_S,
+        )
+        return Ran(ended.returncode, ended.stdout)
+
+    def start(self, *arguments: str, plain: bool = False) -> "Running":
+        """Start `snakemake`."""
+        log = (self.directory.parent / f"output-{time.monotonic_ns()}.txt").open("w+b")
+        process = subprocess.Popen(
+            self.command(*arguments, plain=plain),
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        return Running(process, Path(log.name))
+
+    def twin(self) -> "Project":
+        """The same files in another directory, to be run with Snakemake's own local executor."""
+        directory = self.directory.with_name(f"{self.directory.name}-twin")
+        shutil.copytree(self.directory, directory, symlinks=True)
+        return Project(directory, self.place, self.extra)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A `snakemake` that was started."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def output(self) -> str:
+        """What it has said until now."""
+        return self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """Kill it with -9, as a crash or an empty battery does."""
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def interrupt(self) -> Ran:
+        """Press Ctrl-C and wait for its end."""
+        self.process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def end(self) -> Ran:
+        """Wait for its end."""
+        return Ran(self.process.wait(WAIT_S), self.output)
+
+
+def tree(directory: Path) -> dict[str, str | bytes]:
+    """All below a directory but hidden things: bytes of files, targets of links, `/` directories.
+
+    Whether a file is executable or write-protected belongs to its name.
+    """
+    found: dict[str, str | bytes] = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if name.startswith("."):
+            continue
+        if path.is_symlink():
+            found[name] = f"-> {path.readlink()}"
+        elif path.is_dir():
+            found[name] = "/"
+        else:
+            mode = path.stat().st_mode
+            flags = ("x" if mode & 0o100 else "") + ("" if mode & 0o200 else "r")
+            found[f"{name} [{flags}]" if flags else name] = path.read_bytes()
+    return found
+
+
+def until(condition: Callable[[], object], what: str, deadline: float = 40.0) -> None:
+    """Wait until `condition` is true."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, f"waited {deadline} s in vain for {what}"
+        time.sleep(0.05)
+
+
+def tells(said: str, *words: str) -> None:
+    """See to it that each of `words` is in what was said."""
+    lacking = [word for word in words if word not in said]
+    assert not lacking, f"not said: {lacking}\n\n{said}"

@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
+    SiteRejected,
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer
@@ -254,3 +255,21 @@ def test_errors_do_not_show_the_token(parrot: Parrot) -> None:
         talk(parrot, lambda connection: connection.once("x", "GET", "/jobs"))
     assert TOKEN not in f"{caught.value} {caught.value!r}"
     assert parrot.asked[0][2]["Authorization"] == f"Bearer {TOKEN}"
+
+
+def test_extension_that_is_refused_with_200(parrot: Parrot) -> None:
+    refusal = b'{"terminationTime": "Error setting property: exceeds the maximum lifetime"}'
+    parrot.answers = [
+        Say(body=b'{"terminationTime": "2026-01-01T00:00:00+0000"}'),
+        Say(body=refusal),
+    ]
+    with pytest.raises(SiteRejected, match="exceeds the maximum lifetime"):
+        talk(parrot, lambda connection: Jobs(connection, "parrot", 1.0).extend(["j"], 60))
+
+
+def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> None:
+    parrot.answers = [Say(204, b""), Say(body=b'{"permissions": "FAILED: not supported"}')]
+    with pytest.raises(SiteRejected, match="closed to others"):
+        talk(parrot, lambda connection: files(connection).put("f", b"secret", private=True))
+    assert [method for method, _, _ in parrot.asked] == ["PUT", "PUT"]
+    assert parrot.asked[0][2]["Content-Length"] == "0"

@@ -1,4 +1,4 @@
-"""Why jobs ended that wrote no exit code: asked of the sandbox, which enforces limits like Slurm."""
+"""Why jobs ended that wrote no exit code, asked of the sandbox: it enforces limits like Slurm."""
 
 import asyncio
 import time

@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer
 from snakemake_executor_plugin_mantik.sites.unicore import connection as connections
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
@@ -273,3 +274,28 @@ def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> N
         talk(parrot, lambda connection: files(connection).put("f", b"secret", private=True))
     assert [method for method, _, _ in parrot.asked] == ["PUT", "PUT"]
     assert parrot.asked[0][2]["Content-Length"] == "0"
+
+
+def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
+    parrot.answers = [Say(delay_s=1.0)]
+
+    async def states(connection: Connection) -> object:
+        return await Jobs(connection, "parrot", 1.0).states([f"job{n}" for n in range(100)])
+
+    with pytest.raises(SiteUnreachable):
+        talk(parrot, states, timeout_s=0.1)
+    assert len(parrot.asked) <= 4 * connections.REPEAT_ATTEMPTS
+
+
+def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
+    parrot.answers = [Say(500)] * connections.REPEAT_ATTEMPTS
+    parrot.answers.append(Say(body=b'{"status": "RUNNING"}'))
+
+    async def states(connection: Connection) -> dict[str, JobState]:
+        jobs = Jobs(connection, "parrot", 1.0)
+        connection.places = 1
+        return await jobs.states(["bad", "good"])
+
+    found = talk(parrot, states)
+    assert isinstance(found, dict)
+    assert [found[job].phase for job in ("bad", "good")] == [Phase.UNKNOWN, Phase.RUNNING]

@@ -57,6 +57,7 @@ class Connection:
 
     Attributes:
         requests: how many requests were made, by kind, repetitions included.
+        places: how many requests may be under way at the same time.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Connection:
     ) -> None:
         self.base = checked_url(url, site)
         self.requests: Counter[str] = Counter()
+        self.places = concurrent_requests
         self._site = site
         self._credential = credential
         # Uploads and downloads have places of their own: they must not keep small requests waiting.

@@ -13,6 +13,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
+    SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
 from snakemake_executor_plugin_mantik.sites.unicore import states
@@ -66,20 +67,19 @@ class Jobs:
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         """See `Site.states`; UNICORE has no bulk status: a small request for each job."""
-        answers = await asyncio.gather(*map(self._state, ids), return_exceptions=True)
-        found: dict[str, JobState] = {}
-        failed: list[SiteError] = []
-        for job_id, answer in zip(ids, answers, strict=True):
-            if isinstance(answer, JobState):
-                found[job_id] = answer
-            elif isinstance(answer, SiteUnauthorized) or not isinstance(answer, SiteError):
-                raise answer
-            else:
-                found[job_id] = JobState(Phase.UNKNOWN, detail=answer.what)
-                failed.append(answer)
-        if failed and len(failed) == len(found):
-            raise failed[0]
-        return found
+        answers = await self._all(ids, self._state)
+        errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
+        for error in errors:
+            if isinstance(error, SiteUnauthorized):
+                raise error
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        return {
+            job_id: JobState(Phase.UNKNOWN, detail=answer.what)
+            if isinstance(answer, SiteError)
+            else answer
+            for job_id, answer in answers.items()
+        }
 
     async def _state(self, job_id: str) -> JobState:
         try:
@@ -164,12 +164,36 @@ class Jobs:
                 where=f"site {self._site}",
             )
 
-    async def _each(self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]) -> None:
+    async def _each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
         """Do `act` for all jobs at once; missing jobs are fine; the first error is told."""
-        answers = await asyncio.gather(*map(act, ids), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, SiteNotFound):
+        for answer in (await self._all(ids, act)).values():
+            if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
                 raise answer
+
+    async def _all(
+        self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]
+    ) -> dict[str, _T | SiteError]:
+        """What `act` gives for each job, or its error.
+
+        Once the site gives no answer at all, in spite of repetitions, the other jobs are not asked
+        for: each of them would wait as long.
+        """
+        left = iter(dict.fromkeys(ids))
+        answers: dict[str, _T | SiteError] = {}
+        silent: SiteUnreachable | None = None
+
+        async def ask() -> None:
+            nonlocal silent
+            for job_id in left:
+                try:
+                    answers[job_id] = silent or await act(job_id)
+                except SiteError as error:
+                    answers[job_id] = error
+                    if isinstance(error, SiteUnreachable) and error.status is None:
+                        silent = error
+
+        await asyncio.gather(*(ask() for _ in range(min(len(ids), self._connection.places))))
+        return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
 
     def _check_tag(self, tag: str) -> None:
         """`_` and `%` would be wildcards, a blank or a comma would make two tags."""

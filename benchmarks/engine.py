@@ -76,7 +76,6 @@ def measure(jobs: int, workdir: Path) -> dict[str, float]:
     return {
         "requests_per_job": (sum(used.values()) - used["list"]) / jobs,
         "listings_per_cycle": used["list"] / max(1, cycles),
-        "other_requests": 0,
         "cpu_ms_per_job": (cpu_seconds() - cpu) / jobs * 1000,
         "seconds": seconds,
     }

@@ -20,7 +20,11 @@ KNOWN_SITES: Final[Mapping[str, str]] = {
     "jureca": "https://unicore.fz-juelich.de/JURECA/rest/core",
     "juwels": "https://unicore.fz-juelich.de/JUWELS/rest/core",
 }
-"""UNICORE's URLs at the Jülich Supercomputing Centre, as its registry lists them."""
+"""UNICORE's URLs at the Jülich Supercomputing Centre, as published; the site may move them."""
+
+_EXAMPLE_SITE: Final = "hpc"
+_EXAMPLE_URL: Final = "https://unicore.example.org/SITE/rest/core"
+_EXAMPLE_QUEUE: Final = "batch"
 
 
 def init(
@@ -29,8 +33,10 @@ def init(
         typer.Option(
             "--site", help="Name of the site; of these the URL is known: jupiter, jureca, juwels."
         ),
-    ],
-    queue: Annotated[str, typer.Option("--queue", help="Queue (partition) of the jobs.")],
+    ] = _EXAMPLE_SITE,
+    queue: Annotated[
+        str, typer.Option("--queue", help="Queue (partition) of the jobs.")
+    ] = _EXAMPLE_QUEUE,
     url: Annotated[
         str, typer.Option("--url", help="The site's UNICORE API, ends with /rest/core.")
     ] = "",
@@ -42,7 +48,8 @@ def init(
     """Write a commented backend config for a site, and a profile that makes Snakemake use it."""
     if mistake := name_mistake(site):
         raise UserError(mistake, where="--site")
-    address = url or KNOWN_SITES.get(site.lower(), "")
+    example = site == _EXAMPLE_SITE and not url
+    address = url or KNOWN_SITES.get(site.lower(), _EXAMPLE_URL if example else "")
     if not address:
         raise UserError(
             f"the URL of {site} is not known here",
@@ -58,6 +65,8 @@ def init(
     parse_backend_config(text.encode(), "yaml", shown=config.name)  # a wrong URL or queue ends here
     _write(config, text)
     typer.echo(f"Wrote {config}: look through it, all that is commented out is optional.")
+    if example:
+        typer.echo("Put the site's UnicoreApiUrl and Queue into it: those are examples.")
     if profile.exists() and not force:
         typer.echo(f"Kept {profile}: add '- {config.name}' to its mantik-backend-config.")
     else:

@@ -73,14 +73,15 @@ class Planner:
         self, request: JobRequest, record: TryRecord, facts: SiteFacts, staged: Staged
     ) -> JobSpec:
         """The complete try."""
+        resources = self.resources(request.resources, request.threads)
         return JobSpec(
             paths=record.paths,
             workspace=facts.workspace,
             name=request.name,
             command=request.command,
             shell=request.shell,
-            resources=self.resources(request.resources, request.threads),
-            environment=environment_of(self.config),
+            resources=resources,
+            environment=environment_of(self.config, resources.cpus_per_task),
             variables=request.variables,
             inputs=staged.inputs,
             outputs=request.outputs,

@@ -107,3 +107,11 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 def test_a_dash_in_a_name_is_no_part_of_a_variable() -> None:
     assert "MANTIK_ALPS_2_TOKEN" in next_steps("alps-2")
+
+
+def test_without_options_an_example_is_written_and_said_to_be_one(tmp_path: Path) -> None:
+    done = run("-d", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "examples" in done.output
+    loaded = read_all(["hpc.yaml"], tmp_path)["hpc"]
+    assert loaded.config.api_url == "https://unicore.example.org/SITE/rest/core"

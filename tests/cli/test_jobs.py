@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from snakemake_executor_plugin_mantik.cli.jobs import jobs, table
+from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.journal import Journal, history
+
+STATE = Path(".snakemake", "mantik")
+
+
+def shown(directory: Path) -> str:
+    console = Console(width=200, record=True, quiet=True)
+    console.print(table(history(directory / STATE)))
+    return console.export_text()
+
+
+def make(journal: Journal, job: str, name: str) -> str:
+    record = journal.new_try(site="hpc1", job=job, rule="train", name=name, fingerprint="f")
+    journal.submitting(record.id, "batch")
+    return record.id
+
+
+def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / STATE)
+    running = make(journal, "a", "train x=1")
+    journal.submitted(running, "site-7")
+    finished = make(journal, "b", "train [bold]x=2")
+    journal.submitted(finished, "site-8")
+    journal.ended(finished, "succeeded", waited=62.0, ran=3661.0, log="")
+    journal.close()
+    lines = shown(tmp_path).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["train", "x=1", "hpc1", "batch", "site-7", "queued", "or", "running"],
+        "train [bold]x=2 hpc1 batch site-8 1 min 2 s 1 h 1 min succeeded".split(),
+    ]
+
+
+def test_only_the_last_try_of_a_job_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / STATE)
+    first = make(journal, "a", "train x=1")
+    journal.abandoned(first, "cancelled")
+    make(journal, "a", "train x=1")
+    journal.close()
+    jobs(tmp_path)
+    assert capsys.readouterr().out.count("train x=1") == 1
+    jobs(tmp_path, every=True)
+    out = capsys.readouterr().out
+    assert out.count("train x=1") == 2
+    assert "cancelled" in out
+
+
+def test_a_directory_without_jobs_is_told(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="no job has been sent"):
+        jobs(tmp_path)

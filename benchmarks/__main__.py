@@ -30,7 +30,7 @@ def sandboxed(directory: Path, module: str, *arguments: str) -> dict[str, float]
 def main() -> None:
     """Print the tables."""
     console = Console()
-    table = Table("jobs in flight", "requests per job", "listings per cycle", 
+    table = Table("jobs in flight", "requests per job", "listings per cycle",
                   "CPU per job", "seconds", title="One site, trivial thin jobs")  # fmt: skip
     for jobs in IN_FLIGHT:
         with tempfile.TemporaryDirectory() as directory:

@@ -36,7 +36,9 @@ def main() -> int:
     environment = os.environ | {"MANTIK_SANDBOX_DIR": str(SANDBOX)}
     command = ["-m", "snakemake_executor_plugin_mantik", "sandbox", "run"]
     site = ["--site", f"{SITE}=unicore", "--", sys.executable, __file__, INSIDE]
-    return subprocess.run([sys.executable, *command, *site], env=environment).returncode
+    return subprocess.run(
+        [sys.executable, *command, *site], env=environment, check=False
+    ).returncode
 
 
 def inside() -> int:
@@ -49,7 +51,7 @@ def inside() -> int:
     ]
     console.print(f"[bold]$ {shlex.join(command)}[/bold]  (in {HERE.relative_to(Path.cwd())})")
     started = time.time()
-    code = subprocess.run([sys.executable, "-m", *command], cwd=HERE).returncode
+    code = subprocess.run([sys.executable, "-m", *command], cwd=HERE, check=False).returncode
     if code == 0:
         show(started)
     return code

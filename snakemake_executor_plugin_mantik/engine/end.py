@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected
+from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, rest_safe
@@ -152,3 +152,14 @@ class Ender:
         ]
         await asyncio.gather(*(self._site.remove(path) for path in gone))
         self._journal.forget_remote_files(self._site.name, gone)
+        # Of a temp(directory()) the directories are left.
+        left = {
+            parent.as_posix()
+            for path in gone
+            for parent in PurePosixPath(path).parents
+            if not (workdir / parent).exists()
+        }
+        for directory in sorted(left, key=len, reverse=True):
+            with suppress(SiteNotFound):
+                if not await self._site.list(directory):
+                    await self._site.remove(directory)

@@ -90,12 +90,11 @@ class Landing:
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
         """Prepare for `outputs`, the paths that the rule declares, relative to `workdir`."""
         self._workdir = workdir
-        self._suffix = f".{try_id[:8]}{SUFFIX}"
-        self._roots = {path: self._beside(path) for path in outputs}
-
-    def _beside(self, path: str) -> Path:
-        place = self._workdir / path
-        return place.with_name(f".{place.name[:200]}{self._suffix}")
+        # Numbered, since a name of our own added to a long one would be too long.
+        self._roots = {
+            path: (workdir / path).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
+            for number, path in enumerate(outputs)
+        }
 
     def place(self, entry: OutputEntry) -> Path:
         """The local path that an output's content is to be written to for now.

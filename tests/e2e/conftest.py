@@ -9,7 +9,6 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.unicorex import PASSWORD, USER, UnicoreX
 from tests.support.workflows import Place, Project
 
-
 UNICOREX_CONFIG = """\
 UnicoreApiUrl: {url}
 Resources:

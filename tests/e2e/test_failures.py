@@ -45,7 +45,7 @@ SNAKEFILE = r"""
 def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
     both.write("Snakefile", SNAKEFILE)
 
-    said = both.run("--keep-going").failed
+    said = both.run("--keep-going").failed()
 
     name = both.place.name
     assert both.exists("good.txt")
@@ -82,7 +82,7 @@ def test_retries_really_try_again(project: Project) -> None:
         """,
     )
 
-    ran = project.run("--retries", "2").ok
+    ran = project.run("--retries", "2").ok()
 
     assert project.read("out.txt") == "100\n200\n"
     assert ran.output.count("ended with exit code 1") == 1
@@ -114,7 +114,7 @@ def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> No
         """,
     )
 
-    said = project.run().failed
+    said = project.run().failed()
 
     assert "exit code 3" in said
     assert project.exists("c.txt"), said

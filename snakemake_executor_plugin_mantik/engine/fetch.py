@@ -132,7 +132,13 @@ class Fetcher:
             local.unlink(missing_ok=True)
 
     async def _alone(self, entry: OutputEntry, landing: Landing) -> None:
-        assert rest_safe(entry.path)
+        if not rest_safe(entry.path):
+            # Such names travel in archives, unless the site had no room to make one.
+            raise TransferError(
+                "the site's file API cannot carry the name, and it had no room for an archive",
+                where=f"site {self._site.name}, file {entry.path!r}",
+                do="Free space or quota there and run the rule again",
+            )
         await download(
             self._site, entry.path, landing.place(entry), size=entry.size, sha256=entry.sha256,
             repeat=self._patience,

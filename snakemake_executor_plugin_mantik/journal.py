@@ -385,10 +385,14 @@ class Journal:
         ).fetchone()
         return _file(row) if row else None
 
-    def remote_files(self, site: str) -> list[FileRecord]:
-        """All that is known to lie in the workspace of `site`."""
+    def remote_files(self, site: str, *, below: str = "") -> list[FileRecord]:
+        """All that is known to lie in the workspace of `site`, or in a directory of it."""
+        # "0" is the character after "/".
+        low, high = (f"{below}/", f"{below}0") if below else ("", "\U0010ffff")
         rows = self._db.execute(
-            "SELECT path, size, sha256, source FROM remote_files WHERE site = ?", (site,)
+            "SELECT path, size, sha256, source FROM remote_files"
+            " WHERE site = ? AND path >= ? AND path < ?",
+            (site, low, high),
         )
         return [_file(row) for row in rows]
 

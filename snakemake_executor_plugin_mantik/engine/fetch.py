@@ -7,7 +7,12 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.engine.patience import FIRST_WAIT_S, Patience
 from snakemake_executor_plugin_mantik.engine.watch import End
-from snakemake_executor_plugin_mantik.errors import OutputMissing, SiteNotFound, TransferError
+from snakemake_executor_plugin_mantik.errors import (
+    OutputMissing,
+    SiteNotFound,
+    SiteRejected,
+    TransferError,
+)
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
     MarkerInvalid,
@@ -53,17 +58,18 @@ class Fetcher:
 
         Raises:
             MarkerInvalid: it is not this try's, or damaged for good.
+            SiteError: the site does not give it.
         """
         assert end.exit_code is not None
         path = record.paths.marker(end.exit_code)
         wait = FIRST_WAIT_S
         while True:
-            content = await self._patience(lambda: read(self._site, path))
             try:
+                content = await self._patience(lambda: read(self._site, path))
                 return await asyncio.to_thread(
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
-            except MarkerInvalid:
+            except (MarkerInvalid, SiteNotFound, SiteRejected):
                 if wait > LONGEST_MARKER_WAIT_S:
                     raise
             await asyncio.sleep(wait)
@@ -116,7 +122,14 @@ class Fetcher:
         if archived:
             await self._archive(record, marker, landing, archived)
         alone = [e for e in marker.files if e.place == "alone" and e.type == "f"]
-        await asyncio.gather(*(self._alone(entry, landing) for entry in alone))
+        downloads = [asyncio.create_task(self._alone(entry, landing)) for entry in alone]
+        try:
+            await asyncio.gather(*downloads)
+        finally:
+            # One that failed ends the others: nothing may be written once this is over.
+            for task in downloads:
+                task.cancel()
+            await asyncio.gather(*downloads, return_exceptions=True)
 
     async def _archive(
         self, record: TryRecord, marker: Marker, landing: Landing, entries: list[OutputEntry]
@@ -151,7 +164,7 @@ class Fetcher:
         it is not to be had (a job that never started) the result is empty and no file is made.
         """
         tail = marker.log if marker is not None else b""
-        if marker is None or LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
+        if marker is None or marker.bare or LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
             tail = await self._whole_log(record) or tail
         elif marker.log_bytes > len(tail):
             note = f"[the first {marker.log_bytes - len(tail)} bytes are left out here]\n"

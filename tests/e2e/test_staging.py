@@ -25,7 +25,7 @@ class Requests:
 
     @property
     def uploads(self) -> int:
-        """Files sent since the last look."""
+        """Files (or permissions) that were put since the last look."""
         return self.since()["PUT storages/*/files"]
 
 
@@ -98,7 +98,7 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
     requests = Requests(sandbox)
 
     project.run().ok()
-    assert requests.uploads == 2, "the sources, and the input"
+    assert requests.uploads == 3, "the workspace's permissions, the sources, the input"
     assert project.read("a.sum") == project.read("b.sum")
 
     os.utime(data)
@@ -111,13 +111,13 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
 
     (project.directory / "folder/b").unlink()
     (project.workspace / "data.bin").unlink()
-    ran = project.run("--forcerun", "more", "--", "more").ok()
+    ran = project.run("more", "--forcerun", "more").ok()
     assert requests.uploads == 1, f"the site has purged it\n{ran.output}"
     assert project.read("more") == "a\n", "what is no longer here is not seen there"
 
     shutil.rmtree(project.workspace)
     project.run("--forceall").ok()
-    assert requests.uploads == 2, "all of it has been purged"
+    assert requests.uploads == 3, "all of it has been purged"
     assert project.read("a.sum") == project.read("b.sum")
 
 

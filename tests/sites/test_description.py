@@ -59,10 +59,13 @@ def test_golden(name: str, description: dict[str, Any]) -> None:
     assert rendered == file.read_text(encoding="utf-8")
 
 
-def test_batch_file_ends_without_running_anything() -> None:
-    lines = batch_file(FULL).splitlines()
+def test_batch_file_begins_with_the_schedulers_lines() -> None:
+    text = batch_file(FULL)
+    lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
-    assert all(line.startswith("#SBATCH --") for line in lines[1:])
+    first, _, rest = text.rpartition("\n#SBATCH ")
+    assert all(line.startswith("#SBATCH --") for line in first.splitlines()[1:])
+    assert "mkfifo" in rest
     assert "#SBATCH --gpus-per-node=4" in lines
     assert "#SBATCH --output=stdout" in lines
 

@@ -133,16 +133,17 @@ class Project:
 
     def start(self, *arguments: str, plain: bool = False) -> "Running":
         """Start `snakemake`."""
-        log = (self.directory.parent / f"output-{time.monotonic_ns()}.txt").open("w+b")
-        process = subprocess.Popen(
-            self.command(*arguments, plain=plain),
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        return Running(process, Path(log.name))
+        log = self.directory.parent / f"output-{time.monotonic_ns()}.txt"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self.command(*arguments, plain=plain),
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        return Running(process, log)
 
     def twin(self) -> "Project":
         """The same files in another directory, to be run with Snakemake's own local executor."""

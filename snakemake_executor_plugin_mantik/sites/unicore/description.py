@@ -18,6 +18,21 @@ _LONGEST_NAME = 120
 _SCRIPT = "job.sh"
 _BATCH_FILE = "bss.sh"
 
+_HOLD = (
+    "# TERM reaches the server's own shell below, too, and ends it: wait until all has ended.",
+    "if mkfifo hold; then",
+    "  (trap '' TERM; exec cat hold > /dev/null) & _m_holder=$!",
+    "  exec 9> hold",
+    "  trap _m_term=1 TERM",
+    '  trap \'[ -z "$_m_term" ] || { trap "" TERM; exec 9>&-; wait "$_m_holder"; }\' EXIT',
+    "fi",
+)
+"""Slurm tells all processes of a job to end, and when its batch script has ended it kills the rest
+at once: our script could neither let the command end nor write its marker. So the batch script
+waits until nothing holds the writing end of a pipe any more. Plain sh: servers without a scheduler
+run it so.
+"""
+
 
 def job_description(
     submission: Submission,
@@ -59,7 +74,7 @@ def batch_file(submission: Submission) -> str:
         "--output=stdout",
         "--error=stderr",
     ]
-    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), ""])
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *_HOLD, ""])
 
 
 def _inline(name: str, data: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Ending: what is not wanted is stopped for certain, what is done leaves nothing at the site."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -132,17 +131,18 @@ class Ender:
         """
         self._watcher.forget(record.id)
         revoked = await self._patience(lambda: claims.revoke(self._site, record))
-        begun = told = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        begun = told = clock()
         ids = list(record.site_jobs) or await self._patience(lambda: self._site.find(record.id))
         await self._ask_to_end(ids)
         while not revoked:
-            over, code = await self._is_over(record, ids, time.monotonic() - begun)
+            over, code = await self._is_over(record, ids, clock() - begun)
             if over:
                 return code
-            passed = time.monotonic() - begun
+            passed = clock() - begun
             await asyncio.sleep(min(max(CONFIRM_EVERY_S, passed / 20), CONFIRM_LONGEST_S))
-            if time.monotonic() - told > CANCEL_WAIT_S:
-                told = time.monotonic()
+            if clock() - told > CANCEL_WAIT_S:
+                told = clock()
                 self._tell(
                     f"{record.name}: the job {', '.join(ids) or record.id} at {record.site} was"
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"

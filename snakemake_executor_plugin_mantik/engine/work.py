@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.engine import claims, messages
 from snakemake_executor_plugin_mantik.engine.adopt import choose
@@ -86,12 +87,15 @@ class SiteWork:
         self._logs = state / "logs"
         self._tell = tell
         self._give_up = give_up
-        scratch = state / "transfers"
+        scratch = state / "transfers" / quote(site.name, safe="")
         scratch.mkdir(parents=True, exist_ok=True)
+        for left in scratch.iterdir():
+            left.unlink()  # of a run that was killed
         self.local = LocalFiles(workdir, journal)
-        patience = self._patience = Patience(site.name, tell)
+        clock = asyncio.get_running_loop().time
+        patience = self._patience = Patience(site.name, tell, clock)
         self.stager = Stager(site, journal, patience, scratch, settings.inline_limit_bytes)
-        self.watcher = Watcher(site, settings, patience, journal.submitted)
+        self.watcher = Watcher(site, settings, patience, journal.submitted, clock)
         self._fetcher = Fetcher(site, patience, workdir, scratch)
         self._submitter = Submitter(site, journal, patience)
         self.ender = Ender(

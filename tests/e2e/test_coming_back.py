@@ -155,6 +155,22 @@ def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None
     assert not sleepers(project.workspace)
 
 
+def test_terminated_detaches(project: Project) -> None:
+    prepare(project)
+    running = project.start(plain=True)
+    until(lambda: started(project, running), "jobs that run")
+    running.process.terminate()
+    first = running.end()
+
+    tells(first.output, "Detached: the jobs go on at their sites")
+    assert first.code != 0
+    assert "Traceback" not in first.output, first.output
+    go(project)
+    said = project.run(plain=True).ok().output
+    assert said.count("taken up again at ") == 4
+    assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
 def sleepers(directory: Path) -> list[str]:
     """Processes that work in a directory."""
     found = []

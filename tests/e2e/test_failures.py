@@ -6,7 +6,8 @@ from tests.support.workflows import Project
 
 SNAKEFILE = r"""
     rule all:
-        input: "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt"
+        input:
+            "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt"
 
     rule good:
         output: "good.txt"
@@ -48,7 +49,7 @@ def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
     said = both.run("--keep-going").failed()
 
     name = both.place.name
-    assert both.exists("good.txt")
+    assert both.exists("good.txt"), said
     assert re.search(rf"The command ended with exit code 7 \({name}, [^)]+\)", said), said
     assert "line 100\n" in said
     assert "line 82\n" in said

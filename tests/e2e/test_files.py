@@ -168,13 +168,13 @@ NAMES = [
 ]
 
 
-def test_names(project: Project) -> None:
-    project.directory = project.directory / "a b'\"#100%ü*"
-    project.directory.mkdir()
+def test_names(both: Project) -> None:
+    both.directory = both.directory / "a b'\"#100%ü*"
+    both.directory.mkdir()
     names = [*NAMES, "".join(NAMES)]
     for name in names:
-        project.write(f"in/{name}", f"of {name}")
-    project.write(
+        both.write(f"in/{name}", f"of {name}")
+    both.write(
         "Snakefile",
         f"""
         NAMES = {names!r}
@@ -195,9 +195,9 @@ def test_names(project: Project) -> None:
         """,
     )
 
-    project.run().ok()
+    both.run().ok()
 
     for name in names:
-        assert project.read(f"out/{name}/{name}") == f"of {name}"
-        assert project.read(f"log/{name}") == "log\n"
-        assert (project.directory / "d" / name / name).read_text() == f"of {name}"
+        assert both.read(f"out/{name}/{name}") == f"of {name}"
+        assert both.read(f"log/{name}") == "log\n"
+        assert (both.directory / "d" / name / name).read_text() == f"of {name}"

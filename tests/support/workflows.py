@@ -73,6 +73,12 @@ class Project:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config = self.directory.parent / f"{self.place.name}.yaml"
         self.config.write_text(self.place.config)
+        self._started: list[Running] = []
+
+    def close(self) -> None:
+        """Kill what a test that failed has left running."""
+        for running in self._started:
+            running.kill()
 
     def write(self, path: str, text: str = "x\n") -> Path:
         """Write a file of the workflow; common indentation is removed."""
@@ -143,7 +149,8 @@ class Project:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        return Running(process, log)
+        self._started.append(Running(process, log))
+        return self._started[-1]
 
     def twin(self) -> "Project":
         """The same files in another directory, to be run with Snakemake's own local executor."""

@@ -42,7 +42,9 @@ to this: behind a server that forgot it, it may be waiting in the scheduler's qu
 EXTEND_AFTER_S = 60.0
 EXTEND_BY_S = 30 * 86400.0
 EXTEND_AGAIN_S = 7 * 86400.0
-"""Jobs that last get a longer life at the site: its default may be a day, then it cancels them."""
+"""Jobs that last get a longer life at the site: its default may be a day, then it cancels them.
+
+Those whose ids are not known yet are looked for each time."""
 EXTEND_REFUSED_S = 3600.0
 """Seconds after which a site that refused that is asked again."""
 MISTAKES = 5
@@ -402,17 +404,23 @@ class Watcher:
         return True
 
     async def _extend(self) -> None:
+        """See to it that the site does not end jobs because its own time for them is over."""
         now = self._clock()
-        due = [w for w in self._watched.values() if w.ids and now >= w.next_extension]
+        due = [w for w in self._watched.values() if now >= w.next_extension]
         if not due:
+            return
+        for watched in due:
+            watched.next_extension = now + EXTEND_AFTER_S
+        known = [w for w in await self._each(due, self._identify) if w.ids]
+        if not known:
             return
         wait = EXTEND_AGAIN_S
         try:
-            await self._site.extend([i for w in due for i in w.ids], EXTEND_BY_S)
+            await self._site.extend([i for w in known for i in w.ids], EXTEND_BY_S)
         except TRANSIENT:
-            wait = EXTEND_AFTER_S
+            return
         except SiteError as error:
             wait = EXTEND_REFUSED_S
             self._patience.note(f"Jobs may end when the site's own time for them is over. {error}")
-        for watched in due:
+        for watched in known:
             watched.next_extension = now + wait

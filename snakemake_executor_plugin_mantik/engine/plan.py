@@ -88,6 +88,7 @@ class Planner:
             bundles=staged.bundles,
             inline=staged.inline,
             secrets=tuple(request.secrets),
+            umask=request.umask,
             limits=script_limits(self.config),
         )
 

@@ -26,6 +26,8 @@ class JobRequest:
         variables: environment variables that Snakemake sets around a command.
         inputs: paths relative to the workflow's directory.
         outputs: outputs and logs.
+        umask: file mode mask of this process: what the job makes gets the modes that it would get
+            here; None for the site's own.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
@@ -44,6 +46,7 @@ class JobRequest:
     variables: Mapping[str, str]
     inputs: tuple[str, ...]
     outputs: tuple[OutputFile, ...]
+    umask: int | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False

@@ -46,7 +46,7 @@ EXTEND_AGAIN_S = 7 * 86400.0
 
 Those whose ids are not known yet are looked for each time."""
 EXTEND_REFUSED_S = 3600.0
-"""Seconds after which a site that refused that is asked again."""
+"""Seconds after which a site that refused that, or did not tell all ids, is asked again."""
 MISTAKES = 5
 """Cycles in a row that may break on a mistake of ours before the jobs are told of it."""
 _UNKNOWN = JobState(Phase.UNKNOWN)
@@ -90,7 +90,9 @@ class _Watched:
     Times are the clock's; durations count only seconds in which the site could be looked at.
 
     Attributes:
+        sent: how often it was submitted; there may be ids that are not known yet.
         wait_s: how long to wait for a trace of it.
+        denied_since: since when the scheduler has known nothing of it.
         waited: since it was submitted.
         silent: since it showed a sign of life.
         seen: when it was last looked for.
@@ -104,7 +106,9 @@ class _Watched:
     future: "asyncio.Future[End]"
     ids: list[str]
     runtime_s: float | None
+    sent: int
     wait_s: float
+    denied_since: float | None
     seen: float
     next_check: float
     next_extension: float
@@ -165,7 +169,7 @@ class Watcher:
         future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), LONGEST_WAIT_S)
         self._watched[record.id] = _Watched(
-            record, future, list(ids), runtime_s, wait, seen=now,
+            record, future, list(ids), runtime_s, sent, wait, denied_since=now, seen=now,
             next_check=now + FIRST_CHECK_S, next_extension=now + EXTEND_AFTER_S,
         )  # fmt: skip
         self.hurry()
@@ -330,12 +334,13 @@ class Watcher:
 
     async def _identify(self, watched: _Watched) -> bool:
         """See to it that we know whom to ask about."""
-        if not watched.ids:
-            watched.ids = await self._site.find(watched.record.id)
-            for site_job in watched.ids:
-                self._on_found(watched.record.id, site_job)
         if watched.claimed and watched.owner is None:
             watched.owner = await claims.owner(self._site, watched.record)
+        if len(watched.ids) < watched.sent:
+            for site_job in await self._site.find(watched.record.id):
+                if site_job not in watched.ids:
+                    watched.ids.append(site_job)
+                    self._on_found(watched.record.id, site_job)
         return True
 
     async def _states(self, ids: list[str]) -> dict[str, JobState]:
@@ -361,9 +366,15 @@ class Watcher:
             known = {i: s for i, s in states.items() if watched.owner.is_job(i, s)}
         phases = {state.phase for state in known.values()}
         if phases & {Phase.WAITING, Phase.RUNNING}:
-            watched.ended_since = None
+            watched.ended_since = watched.denied_since = None
             return False
-        patient = watched.silent < LOST_S if watched.claimed else watched.waited < watched.wait_s
+        if watched.denied_since is None:
+            watched.denied_since = now
+        limit, passed = watched.wait_s, watched.waited
+        if watched.claimed:
+            limit, passed = LOST_S, watched.silent
+        left = limit - min(passed, now - watched.denied_since)
+        patient = left > 0
         if Phase.ENDED in phases and (Phase.UNKNOWN not in phases or not patient):
             watched.word = [(i, s) for i, s in known.items() if s.phase is Phase.ENDED][-1]
             if watched.ended_since is None:
@@ -373,7 +384,6 @@ class Watcher:
             return now >= over
         watched.ended_since = None
         if patient:
-            left = LOST_S - watched.silent if watched.claimed else watched.wait_s - watched.waited
             watched.next_check = min(watched.next_check, now + left)
         elif watched.claimed:
             state = JobState(Phase.ENDED, detail="no heartbeat, and the site knows no such job")
@@ -411,7 +421,9 @@ class Watcher:
             return
         for watched in due:
             watched.next_extension = now + EXTEND_AFTER_S
-        known = [w for w in await self._each(due, self._identify) if w.ids]
+        unsure = [w for w in due if len(w.ids) < w.sent]
+        sure = [w for w in due if len(w.ids) >= w.sent]
+        known = [w for w in [*sure, *await self._each(unsure, self._identify)] if w.ids]
         if not known:
             return
         wait = EXTEND_AGAIN_S
@@ -423,4 +435,5 @@ class Watcher:
             wait = EXTEND_REFUSED_S
             self._patience.note(f"Jobs may end when the site's own time for them is over. {error}")
         for watched in known:
-            watched.next_extension = now + wait
+            all_known = len(watched.ids) >= watched.sent
+            watched.next_extension = now + (wait if all_known else EXTEND_REFUSED_S)

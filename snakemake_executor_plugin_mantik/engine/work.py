@@ -40,7 +40,7 @@ class _Life:
     Attributes:
         ids: the site's ids of it.
         submitted_at: seconds since the epoch.
-        sent: how often it was submitted, an earlier run's submission counting as one.
+        sent: how often it was submitted, at most.
         staged: what each script that this run submitted carried.
     """
 
@@ -113,9 +113,10 @@ class SiteWork:
         async with self._slots:
             for _ in range(RESTAGED + 1):
                 record = await self._try(request, files)
-                sent = record.state is not TryState.PLANNED
+                # An earlier run may have submitted it once more than it could write down.
+                sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
                 submitted_at = record.submitted or time.time()
-                life = _Life(record, list(record.site_jobs), submitted_at, int(sent))
+                life = _Life(record, list(record.site_jobs), submitted_at, sent)
                 end = await self._carry(request, life, files)
                 outcome = await self._conclude(request, life, end)
                 if outcome is not None:

@@ -102,6 +102,29 @@ def test_waits_for_days_in_the_queue_and_runs_for_days(play: Player) -> None:
     assert end.exit_code == 0, "the site was told to keep it longer than a day"
 
 
+def test_one_answer_that_denies_a_job_is_not_enough(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        def fault(method: str, about: str) -> Fault:
+            return "not found" if bench.site.calls["states"] == 7 else ""
+
+        bench.site.fault = fault
+        return await end_of(bench)
+
+    end = play(fated(Fate(starts=(20_000.0,))), scenario)
+
+    assert end.kind is EndKind.MARKER, "it waits in the queue, and that was known"
+
+
+def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, second = bench.sent()
+        end = await bench.watcher.watch(record, ["never-heard-of"], 600, sent=2)
+        assert end.ids == ("never-heard-of", second)
+        return end
+
+    assert play(fated(Fate(starts=(0.5,)), 3 * DAY_S), scenario).exit_code == 0
+
+
 def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, _ = bench.sent()

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
@@ -86,10 +87,19 @@ def request(
         variables=variables,
         inputs=tuple(dict.fromkeys(str(path) for path in job.input)),
         outputs=outputs,
+        umask=_umask(),
         secrets=dict(secrets),
         parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
         forced=forced,
     )
+
+
+@cache
+def _umask() -> int:
+    """The file mode mask of this process. It can only be read by setting it: once is enough."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def command(job: Job, tmpdir: str = _PLACEHOLDER) -> str:

@@ -148,6 +148,7 @@ class JobSpec:
         bundles: uploaded bundles that must be unpacked before the command starts, in this order.
         inline: a gzipped tar that travels in the script, unpacked after `bundles`; empty for none.
         secrets: names of the variables that the file of secrets sets.
+        umask: file mode mask that the command runs with; None for the site's own.
         limits: sizes and times.
     """
 
@@ -164,4 +165,5 @@ class JobSpec:
     bundles: tuple[str, ...] = ()
     inline: bytes = b""
     secrets: tuple[str, ...] = ()
+    umask: int | None = None
     limits: ScriptLimits = ScriptLimits()

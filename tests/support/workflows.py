@@ -195,10 +195,14 @@ def mortal() -> tuple[str, ...]:
     return ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
 
 
+NEW_FILE = 0o644
+"""Permissions of a file that was made with the umask 022, which the tests run with."""
+
+
 def tree(directory: Path) -> dict[str, str | bytes]:
     """All below a directory but hidden things: bytes of files, targets of links, `/` directories.
 
-    Whether a file is executable or write-protected belongs to its name.
+    A file's permissions belong to its name, unless they are those of any new file.
     """
     found: dict[str, str | bytes] = {}
     for path in sorted(directory.rglob("*")):
@@ -210,9 +214,8 @@ def tree(directory: Path) -> dict[str, str | bytes]:
         elif path.is_dir():
             found[name] = "/"
         else:
-            mode = path.stat().st_mode
-            flags = ("x" if mode & 0o100 else "") + ("" if mode & 0o200 else "r")
-            found[f"{name} [{flags}]" if flags else name] = path.read_bytes()
+            mode = path.stat().st_mode & 0o777
+            found[name if mode == NEW_FILE else f"{name} [{mode:o}]"] = path.read_bytes()
     return found
 
 

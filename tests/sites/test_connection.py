@@ -19,9 +19,9 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites import repeating
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer
-from snakemake_executor_plugin_mantik.sites.unicore import connection as connections
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.files import Files
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
@@ -75,7 +75,7 @@ class Parrot:
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(connections, "REPEAT_FIRST_S", 0.01)
+    monkeypatch.setattr(repeating, "REPEAT_FIRST_S", 0.01)
     parrot = Parrot()
     parrot.thread.start()
     yield parrot
@@ -123,7 +123,7 @@ def test_gives_up_after_a_while(parrot: Parrot) -> None:
     parrot.answers = [Say(502)]
     with pytest.raises(SiteUnreachable):
         talk(parrot, lambda connection: connection.get("x", ""))
-    assert len(parrot.asked) == connections.REPEAT_ATTEMPTS
+    assert len(parrot.asked) == repeating.REPEAT_ATTEMPTS
 
 
 def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
@@ -284,11 +284,11 @@ def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
 
     with pytest.raises(SiteUnreachable):
         talk(parrot, states, timeout_s=0.1)
-    assert len(parrot.asked) <= 4 * connections.REPEAT_ATTEMPTS
+    assert len(parrot.asked) <= 4 * repeating.REPEAT_ATTEMPTS
 
 
 def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
-    parrot.answers = [Say(500)] * connections.REPEAT_ATTEMPTS
+    parrot.answers = [Say(500)] * repeating.REPEAT_ATTEMPTS
     parrot.answers.append(Say(body=b'{"status": "RUNNING"}'))
 
     async def states(connection: Connection) -> dict[str, JobState]:

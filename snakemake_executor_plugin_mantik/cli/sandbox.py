@@ -32,7 +32,9 @@ app = typer.Typer(
 
 Sites = Annotated[
     list[str],
-    typer.Option("--site", help="A site and its API, NAME=unicore; may be given several times."),
+    typer.Option(
+        "--site", help="A site and its API, NAME=unicore or NAME=firecrest; may be repeated."
+    ),
 ]
 Slots = Annotated[
     int | None, typer.Option(min=1, help="CPUs that jobs of a site share; default: all.")
@@ -124,7 +126,7 @@ def _sandbox_class() -> "type[Sandbox]":
     try:
         from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "h11"):
+        if error.name not in ("starlette", "uvicorn", "h11", "python_multipart"):
             raise
         raise UserError(
             f"the sandbox needs the package {error.name}, which is not installed",

@@ -119,7 +119,7 @@ def test_the_config_is_one_that_the_executor_reads(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("x=firecrest", "does not speak firecREST yet"), ("x=ssh", "no API 'ssh'"), ("=", "name")],
+    [("x=ssh", "no API 'ssh'"), ("=unicore", "name"), ("=", "name")],
 )
 def test_sites_that_cannot_be(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

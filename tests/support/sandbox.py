@@ -8,12 +8,19 @@ import httpx
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import (
+    FirecrestSettings,
+    Settings,
+    SiteOption,
+    Timing,
+)
 
 FAST = Settings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
                   memory_interval=0.1),
     slots=2,
+    firecrest=FirecrestSettings(command_time=0.002, command_timeout=2.0, accounting_lag=0.2,
+                                store_interval=0.1),
 )  # fmt: skip
 """A sandbox that loses no time."""
 
@@ -22,12 +29,13 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A running sandbox with one UNICORE site, `hpc1`; shared by all tests of a worker.
+    """A running sandbox, shared by all tests of a worker: `hpc1` is UNICORE, `hpc2` firecREST.
 
     Leave faults as they were: `sandbox.faults.clear()`.
     """
     directory = tmp_path_factory.mktemp("sandbox")
-    with Sandbox(directory, [SiteOption("hpc1")], FAST) as box:
+    sites = [SiteOption("hpc1"), SiteOption("hpc2", "firecrest")]
+    with Sandbox(directory, sites, FAST) as box:
         yield box
 
 

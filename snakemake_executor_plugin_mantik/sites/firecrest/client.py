@@ -24,6 +24,19 @@ class Authorization(Protocol):
         ...
 
 
+class Session(httpx.AsyncClient):
+    """The HTTP client below pyfirecrest's."""
+
+    def build_request(self, *arguments: Any, **named: Any) -> httpx.Request:
+        """Like `httpx.AsyncClient.build_request`.
+
+        pyfirecrest completes uploads with a text as `data`, which HTTPX warns of.
+        """
+        if isinstance(named.get("data"), str):
+            named["content"] = named.pop("data")
+        return super().build_request(*arguments, **named)
+
+
 class Client(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is not typed
     """pyfirecrest's client.
 

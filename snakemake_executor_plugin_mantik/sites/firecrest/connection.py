@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.errors import SiteUnauthorized
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, is_loopback, tls
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
-from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, kind
+from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
 from snakemake_executor_plugin_mantik.sites.repeating import repeat
 
 CONNECT_S: Final = 30.0
@@ -65,7 +65,7 @@ class Connection:
         self._quiet_until = 0.0
         context = tls(ca_file, site)
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
-        self._session = httpx.AsyncClient(
+        self._session = Session(
             verify=context,
             proxy=proxy,
             trust_env=not is_loopback(self.base),

@@ -1,4 +1,4 @@
-"""Opening a site: what the server says of its system, who we are there, where the workspace lies."""
+"""Opening a site: what the server tells of its system, who we are, where the workspace lies."""
 
 import posixpath
 from collections.abc import Mapping, Sequence

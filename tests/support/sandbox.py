@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import (
     FirecrestSettings,
@@ -94,6 +95,86 @@ class RestClient:
 def rest(sandbox: Sandbox) -> Iterator[RestClient]:
     """A client of the sandbox's site."""
     client = RestClient(sandbox)
+    with client.http:
+        yield client
+
+
+class FirecrestClient:
+    """Plain HTTP to one firecREST site of a sandbox, with a token of it."""
+
+    def __init__(self, box: Sandbox, name: str = "hpc2") -> None:
+        site = box.site(name)
+        assert isinstance(site, FirecrestSite)
+        self.site = site
+        self.box = box
+        self.home = str(site.home)
+        self.machine = site.machine
+        self.http = httpx.Client(
+            base_url=site.url, headers={"Authorization": f"Bearer {self.token()}"}, timeout=30
+        )
+
+    def token(self, lifetime: float | None = None) -> str:
+        """A new access token."""
+        return self.box.call(lambda: self.site.tokens.issue(lifetime))
+
+    def ops(self, method: str, name: str, **more: Any) -> httpx.Response:
+        """Ask for a command on files."""
+        return self.http.request(method, f"/filesystem/{self.machine}/ops/{name}", **more)
+
+    def upload(self, directory: str, name: str, content: bytes) -> httpx.Response:
+        """Write a file."""
+        files = {"file": (name, content)}
+        return self.ops("POST", "upload", params={"path": directory}, files=files)
+
+    def directory(self, name: str) -> str:
+        """A new directory below home."""
+        path = f"{self.home}/{name}"
+        assert self.ops("POST", "mkdir", json={"path": path, "parent": True}).status_code == 201
+        return path
+
+    def post_job(self, script: str, **more: Any) -> httpx.Response:
+        """The answer to a submission."""
+        job = {"workingDirectory": self.home, "script": script, **more}
+        return self.http.post(f"/compute/{self.machine}/jobs", json={"job": job})
+
+    def submit(self, body: str, *options: str, **more: Any) -> str:
+        """Submit a bash script with these `#SBATCH` options and return the job's id."""
+        lines = "".join(f"#SBATCH {option}\n" for option in options)
+        answer = self.post_job(f"#!/bin/bash\n{lines}{body}\n", **more)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["jobId"])
+
+    def job(self, number: str) -> dict[str, Any]:
+        """What is told of one job."""
+        answer = self.http.get(f"/compute/{self.machine}/jobs/{number}")
+        assert answer.status_code == 200, answer.text
+        shown: dict[str, Any] = answer.json()["jobs"][0]
+        return shown
+
+    def jobs(self, **params: str) -> dict[str, dict[str, Any]]:
+        """The list of jobs, by id."""
+        answer = self.http.get(f"/compute/{self.machine}/jobs", params=params)
+        assert answer.status_code == 200, answer.text
+        return {job["jobId"]: job for job in answer.json()["jobs"]}
+
+    def ended(self, number: str) -> dict[str, Any]:
+        """The job's whole record, once it has ended."""
+
+        def whole() -> dict[str, Any] | None:
+            shown = self.job(number)
+            state = shown["status"]["state"]
+            over = state not in ("PENDING", "RUNNING") and shown["name"] != "allocation"
+            return shown if over else None
+
+        found = wait_for(whole)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def fire(sandbox: Sandbox) -> Iterator[FirecrestClient]:
+    """A client of the sandbox's firecREST site."""
+    client = FirecrestClient(sandbox)
     with client.http:
         yield client
 

@@ -18,7 +18,7 @@ from firecrest.v2 import AsyncFirecrest, Firecrest
 
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from tests.support.sandbox import wait_for
+from tests.support.sandbox import FAST, wait_for
 
 SYSTEM = "hpc2"
 
@@ -68,7 +68,7 @@ def test_the_system(client: Any) -> None:
     assert system["scheduler"]["type"] == "slurm"
     assert system["dataOperation"]["max_ops_file_size"] == 5_242_880
     assert system["dataOperation"]["data_transfer"]["serviceType"] == "s3"
-    assert system["ssh"]["timeout"]["commandExecution"] == 2.0
+    assert system["ssh"]["timeout"]["commandExecution"] == FAST.firecrest.command_timeout
     assert all(service["healthy"] for service in system["servicesHealth"])
     assert [p["name"] for p in client.partitions(SYSTEM)] == ["batch", "devel"]
     assert client.nodes(SYSTEM)[0]["partitions"] == ["batch", "devel"]

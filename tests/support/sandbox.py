@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -20,7 +22,7 @@ FAST = Settings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
                   memory_interval=0.1),
     slots=2,
-    firecrest=FirecrestSettings(command_time=0.002, command_timeout=2.0, accounting_lag=0.2,
+    firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, accounting_lag=0.2,
                                 store_interval=0.1),
 )  # fmt: skip
 """A sandbox that loses no time."""
@@ -177,6 +179,37 @@ def fire(sandbox: Sandbox) -> Iterator[FirecrestClient]:
     client = FirecrestClient(sandbox)
     with client.http:
         yield client
+
+
+@pytest.fixture
+def place(fire: FirecrestClient, tmp_path: Path) -> str:
+    """A directory at the sandbox's firecREST site for this test."""
+    return fire.directory(tmp_path.name)
+
+
+def firecrest_site(directory: Path, **settings: Any) -> Iterator[FirecrestClient]:
+    """A client of a firecREST site with settings of its own."""
+    own = replace(FAST.firecrest, **settings)
+    sites = [SiteOption("hpc2", "firecrest")]
+    with Sandbox(directory, sites, replace(FAST, firecrest=own)) as box:
+        client = FirecrestClient(box)
+        with client.http:
+            yield client
+
+
+@pytest.fixture
+def own_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FirecrestClient]:
+    """Like `fire`, a site for one test; the parameter is its settings."""
+    yield from firecrest_site(tmp_path, **request.param)
+
+
+def message(answer: httpx.Response, status: int) -> str:
+    """The message of firecREST's error, whose body has the form of all its errors."""
+    body = answer.json()
+    assert answer.status_code == status, body
+    assert list(body) == ["errorType", "message", "causedBy", "data", "user"]
+    assert body["errorType"] == ("validation" if body["data"] else "error")
+    return str(body["message"])
 
 
 def raw_job(script: str, *options: str, **more: Any) -> dict[str, Any]:

@@ -101,9 +101,11 @@ class Files:
                 self._made.discard(directory)
                 raise SiteUnreachable(error.what, where=error.where, status=error.status) from error
             except SiteUnreachable as error:
+                if not content and error.status == TIMED_OUT and await self._is_empty(path):
+                    return
+                # Where the directory is missing a server says so, or that its input broke.
                 self._made.discard(directory)
-                if content or error.status != TIMED_OUT or not await self._is_empty(path):
-                    raise
+                raise
 
         await repeat(act)
 

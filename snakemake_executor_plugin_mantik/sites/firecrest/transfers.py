@@ -168,6 +168,7 @@ class Transfers:
             await asyncio.gather(send(one), send(two))
         source, target = self._paths.absolute(directory), self._paths.absolute(path)
         await self._run(
+            small,
             f"cat -- {shlex.quote(source)}/[0-9]* > {shlex.quote(source)}/whole",
             f"mv -fT -- {shlex.quote(source)}/whole {shlex.quote(target)}",
             f"rm -r -- {shlex.quote(source)}",
@@ -255,8 +256,9 @@ class Transfers:
         await small.make_directory(directory)
         source, target = self._paths.absolute(path), self._paths.absolute(directory)
         await self._run(
+            small,
             f"split -d -a {DIGITS} -b {self._part_bytes} -- {shlex.quote(source)} "
-            f"{shlex.quote(target)}/"
+            f"{shlex.quote(target)}/",
         )
         return directory
 
@@ -273,12 +275,14 @@ class Transfers:
         """Wait for a transfer job of firecREST that pyfirecrest has started."""
         await self._wait(self._job_of(job))
 
-    async def _run(self, *commands: str) -> None:
+    async def _run(self, small: SmallFiles, *commands: str) -> None:
         """Run commands in a job like those that firecREST makes for transfers."""
         script = transfer_script(
             self._system, self._paths.absolute(JOBS), self.account, "\n".join(commands)
         )
-        await self._wait(await self._jobs.submit(script, self._paths.root))
+        job_id = await self._jobs.submit(script, self._paths.root)
+        await self._wait(job_id)
+        await small.remove(f"{JOBS}/{job_id}.out")
 
     async def _wait(self, job_id: str) -> None:
         """Wait until a transfer job has ended well.

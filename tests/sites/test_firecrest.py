@@ -205,6 +205,20 @@ class TestFiles:
 
         run(sandbox, scenario)
 
+    def test_many_at_once_keep_to_the_ssh_channels_of_a_user(self, sandbox: Sandbox) -> None:
+        """The site has ten: one request more is refused, and repeated."""
+
+        async def scenario(site: FirecrestSite) -> None:
+            before = site.requests.copy()
+            job = await site.submit(a_job())
+            await asyncio.gather(
+                *(site.put(f"many/{n}", bytes(100_000)) for n in range(40)),
+                *(site.states([job]) for _ in range(10)),
+            )
+            assert site.requests - before == {"submit": 1, "mkdir": 1, "upload": 40, "status": 10}
+
+        run(sandbox, scenario)
+
     def test_list_of_a_file(self, sandbox: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
             await site.put("f", b"1")

@@ -29,7 +29,7 @@ def test_refusals_have_the_form_of_the_api(faulty: Sandbox, fire: FirecrestClien
 
 @pytest.mark.parametrize(
     ("action", "seconds", "jobs"),
-    [("timeout_before", 0.0, 0), ("timeout_after", 0.0, 1), ("timeout_after", 0.3, 1)],
+    [("timeout_before", 0.0, 0), ("timeout_after", 0.0, 1), ("timeout_after", 1.5, 1)],
 )
 def test_a_slow_sbatch(
     faulty: Sandbox, fire: FirecrestClient, action: Action, seconds: float, jobs: int
@@ -71,6 +71,10 @@ def test_slow_commands(faulty: Sandbox, fire: FirecrestClient) -> None:
     answer = fire.upload(fire.home, "slow-upload", b"1")
     assert message(answer, 500) == "('Channel not open for sending',)"
     time.sleep(0.5)
+    faulty.faults.add(Fault("timeout_before", path="/jobs$"))
+    answer = fire.http.get("/compute/hpc2/jobs")
+    assert message(answer, 500) == "Error executing Slurm command."
+    assert answer.json()["causedBy"] == ["Command execution timeout limit exceeded."]
     stat = fire.ops("GET", "stat", params={"path": f"{fire.home}/slow-upload"})
     assert stat.status_code == 404
 
@@ -95,9 +99,10 @@ def test_jobs_that_are_denied(faulty: Sandbox, fire: FirecrestClient) -> None:
 
 def test_jobs_that_the_scheduler_gets_twice(faulty: Sandbox, fire: FirecrestClient) -> None:
     faulty.faults.add(Fault("repeat_job", method="POST", path="/jobs$"))
-    number = fire.submit("true", "--job-name=twice")
-    wait_for(lambda: len(fire.jobs(name="twice")) == 2)
-    assert number in fire.jobs(name="twice")
+    number = fire.submit("true", "--job-name=twice", "--hold")
+    found = fire.jobs(name="twice")
+    assert len(found) == 2
+    assert number in found
 
 
 def test_tokens_that_are_not_known_any_more(faulty: Sandbox, fire: FirecrestClient) -> None:

@@ -116,6 +116,7 @@ class TestFiles:
             ("head", {"bytes": "3"}, "0\n1"),
             ("head", {"lines": "10", "skipTrailing": "true"}, "0\n1\n"),
             ("tail", {"lines": "2"}, "10\n11\n"),
+            ("tail", {"lines": "17"}, "".join(f"{n}\n" for n in range(12))),
             ("tail", {"bytes": "3"}, "11\n"),
             ("tail", {"lines": "11", "skipHeading": "true"}, "10\n11\n"),
             ("tail", {"bytes": "24", "skipHeading": "true"}, "11\n"),

@@ -142,7 +142,7 @@ def head(path: str, *, size: int | None, lines: int | None, without_end: bool) -
         data = _read(path, "head")
     if size is not None:
         return data[: max(0, len(data) - size)] if without_end else data[:size]
-    parts = data.splitlines(keepends=True)
+    parts = _lines(data)
     count = _LINES if lines is None else lines
     return b"".join(parts[: max(0, len(parts) - count)] if without_end else parts[:count])
 
@@ -154,10 +154,16 @@ def tail(path: str, *, size: int | None, lines: int | None, without_start: bool)
         data = _read(path, "tail")
     if size is not None:
         return data[max(0, size - 1) :] if without_start else data[max(0, len(data) - size) :]
-    parts = data.split(b"\n")
-    parts = [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    parts = _lines(data)
     count = _LINES if lines is None else lines
-    return b"".join(parts[max(0, count - 1) :] if without_start else parts[len(parts) - count :])
+    first = count - 1 if without_start else len(parts) - count
+    return b"".join(parts[max(0, first) :])
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """The lines with their ends; a carriage return ends none."""
+    *whole, rest = data.split(b"\n")
+    return [line + b"\n" for line in whole] + ([rest] if rest else [])
 
 
 def _read(path: str, tool: str) -> bytes:

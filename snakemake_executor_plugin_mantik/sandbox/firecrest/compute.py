@@ -48,7 +48,6 @@ _TOO_MANY = (
     "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
 )
-_NO_HANDLES = "Error executing Slurm command."
 
 
 def slurm_failure(stderr: str, status: int = 1) -> Failure:
@@ -56,6 +55,11 @@ def slurm_failure(stderr: str, status: int = 1) -> Failure:
     return Failure(
         500, f"Unexpected Slurm command response. exit_status:{status} std_err:{stderr}\n"
     )
+
+
+def no_answer(reason: str) -> Failure:
+    """What firecREST answers to a question for jobs if sacct or squeue does not answer."""
+    return Failure(500, "Error executing Slurm command.", caused_by=[reason])
 
 
 def exported(variables: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +181,7 @@ class Compute:
         try:
             await self._shell.occupy(2)
         except Failure as error:
-            raise Failure(500, _NO_HANDLES, caused_by=[NO_CHANNEL]) from error
+            raise no_answer(NO_CHANNEL) from error
 
     async def _list(self, request: Request) -> Response:
         query = request.query_params

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault
 from snakemake_executor_plugin_mantik.sandbox.firecrest import status
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import Accounting
 from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import Failure, failed
-from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import Compute
+from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import Compute, no_answer
 from snakemake_executor_plugin_mantik.sandbox.firecrest.operations import Operations
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import (
     Shell,
@@ -97,10 +97,11 @@ class FirecrestSite:
         """Nothing: the server looks at its scheduler only when it is asked."""
 
     async def stop(self) -> None:
-        """End all jobs; the file systems' files stay."""
+        """End all jobs and remove the object store; the file systems' files stay."""
         for task in self._later:
             task.cancel()
         await self.scheduler.stop()
+        await asyncio.to_thread(self._store.remove)
 
     def config(self) -> str:
         """The keys of the backend config that lead to this site."""
@@ -178,9 +179,7 @@ class FirecrestSite:
             task = asyncio.create_task(self._answer_later(request, parts, fault.seconds))
             self._later.add(task)
             task.add_done_callback(self._later.discard)
-        submits = request.method == "POST" and parts[0] == "compute"
-        uploads = parts[-2:] == ["ops", "upload"]
-        raise channel_closed() if submits or uploads else too_slow()
+        raise _timeout_failure(request.method, parts)
 
     async def _answer_later(self, request: Request, parts: list[str], seconds: float) -> Response:
         await asyncio.sleep(seconds)
@@ -230,6 +229,15 @@ class FirecrestSite:
                 raise Failure(404, "Not Found")
         await self._shell.occupy()
         return JSONResponse(found)
+
+
+def _timeout_failure(method: str, parts: list[str]) -> Failure:
+    """What firecREST answers when the command of a request takes too long."""
+    if (method, parts[0]) == ("POST", "compute") or parts[-2:] == ["ops", "upload"]:
+        return channel_closed()
+    if (method, parts[0]) == ("GET", "compute"):
+        return Failure(500, "()") if parts[-1] == "metadata" else no_answer(too_slow().message)
+    return too_slow()
 
 
 def _with_headers(request: Request, response: Response, user: str | None) -> Response:

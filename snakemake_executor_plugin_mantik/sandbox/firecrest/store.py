@@ -39,6 +39,10 @@ class Store:
         """Where an object lies, or will lie when it is complete."""
         return self._directory / key.partition("/")[0] / _OBJECT
 
+    def remove(self) -> None:
+        """Remove all objects."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
     def presigned(self, method: str, key: str, part: str = "") -> str:
         """A URL that allows one kind of request for an object: a PUT of a part, a POST, a GET."""
         url = f"{self.url}/{quote(key)}?X-Amz-Expires={_LIFETIME}&partNumber={part}"

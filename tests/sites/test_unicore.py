@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteFacts,
     Submission,
 )
-from snakemake_executor_plugin_mantik.sites.credentials import Password, SshKey
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time

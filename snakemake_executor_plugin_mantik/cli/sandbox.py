@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import (
+    FirecrestSettings,
+    Settings,
+    SiteOption,
+    Timing,
+    machine_slots,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
@@ -32,7 +38,9 @@ app = typer.Typer(
 
 Sites = Annotated[
     list[str],
-    typer.Option("--site", help="A site and its API, NAME=unicore; may be given several times."),
+    typer.Option(
+        "--site", help="A site and its API, NAME=unicore or NAME=firecrest; may be repeated."
+    ),
 ]
 Slots = Annotated[
     int | None, typer.Option(min=1, help="CPUs that jobs of a site share; default: all.")
@@ -43,16 +51,27 @@ StatusInterval = Annotated[
 DeathLag = Annotated[
     float, typer.Option(min=0, help="Seconds that a killed job keeps its old status; real: 134.")
 ]
+AccountingLag = Annotated[
+    float,
+    typer.Option(min=0, help="Seconds that firecREST's accounting is behind; real: up to 4."),
+]
+TokenLifetime = Annotated[
+    float,
+    typer.Option(min=1, help="Seconds that firecREST's access tokens are valid; it wants 30 left."),
+]
 _DEFAULT_SITES = ["hpc1=unicore"]
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
+    *,
     site: Sites = _DEFAULT_SITES,
     slots: Slots = None,
     status_interval: StatusInterval = Timing.status_interval,
     death_lag: DeathLag = Timing.death_lag,
+    accounting_lag: AccountingLag = FirecrestSettings.accounting_lag,
+    token_lifetime: TokenLifetime = FirecrestSettings.token_lifetime,
 ) -> None:
     """Start a sandbox, run COMMAND with its credentials, stop it, return COMMAND's exit code.
 
@@ -65,17 +84,23 @@ def run(
             where="smk-mantik sandbox run",
             do="Check the name after --",
         )
-    with _sandbox(site, slots, status_interval, death_lag) as box:
+    timing = Timing(status_interval=status_interval, death_lag=death_lag)
+    own = FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime)
+    settings = Settings(timing=timing, slots=slots or machine_slots(), firecrest=own)
+    with _sandbox(site, settings) as box:
         code = _run(command, {**os.environ, **box.environment()})
     raise typer.Exit(code)
 
 
 @app.command()
 def up(
+    *,
     site: Sites = _DEFAULT_SITES,
     slots: Slots = None,
     status_interval: StatusInterval = Timing.status_interval,
     death_lag: DeathLag = Timing.death_lag,
+    accounting_lag: AccountingLag = FirecrestSettings.accounting_lag,
+    token_lifetime: TokenLifetime = FirecrestSettings.token_lifetime,
 ) -> None:
     """Start a sandbox and keep it until Ctrl-C; prints the variables for another terminal."""
     over = threading.Event()
@@ -84,7 +109,10 @@ def up(
         del number, frame
         over.set()
 
-    with _sandbox(site, slots, status_interval, death_lag) as box:
+    timing = Timing(status_interval=status_interval, death_lag=death_lag)
+    own = FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime)
+    settings = Settings(timing=timing, slots=slots or machine_slots(), firecrest=own)
+    with _sandbox(site, settings) as box:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, end)
         for name, value in box.environment().items():
@@ -97,17 +125,13 @@ def up(
 
 
 @contextmanager
-def _sandbox(
-    sites: Sequence[str], slots: int | None, status_interval: float, death_lag: float
-) -> Iterator["Sandbox"]:
+def _sandbox(sites: Sequence[str], settings: Settings) -> Iterator["Sandbox"]:
     """A running sandbox, in the directory that the environment names or in a temporary one."""
     options = [SiteOption.parse(text) for text in sites]
     if len({option.variable for option in options}) < len(options):
         raise UserError(
             "two sites have the same name", where="--site", do="Give each site a name of its own"
         )
-    timing = Timing(status_interval=status_interval, death_lag=death_lag)
-    settings = Settings(timing=timing, slots=slots) if slots else Settings(timing=timing)
     sandbox = _sandbox_class()
     given = os.environ.get(DIRECTORY)
     if given:
@@ -124,7 +148,7 @@ def _sandbox_class() -> "type[Sandbox]":
     try:
         from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "h11"):
+        if error.name not in ("starlette", "uvicorn", "h11", "python_multipart"):
             raise
         raise UserError(
             f"the sandbox needs the package {error.name}, which is not installed",

@@ -1,4 +1,4 @@
-"""A site on this machine that speaks UNICORE's REST API and runs jobs as local processes.
+"""A site on this machine that speaks UNICORE or firecREST v2 and runs jobs as local processes.
 
 settings    what can be set: timings, slots, partitions
 sbatch      batch scripts: `#SBATCH` lines, partitions, what sbatch refuses
@@ -9,7 +9,8 @@ jobs        the life of UNICORE jobs, from READY to SUCCESSFUL or FAILED
 staging     imports and exports of jobs
 files       storages and files
 access      users, passwords, security sessions
-unicore     the REST resources
+unicore     the REST resources of UNICORE
+firecrest   a site that speaks firecREST v2 instead, on the same scheduler
 faults      failures on demand
 record      what was asked and what ran
 server      `Sandbox`: a running one, for tests and for `smk-mantik sandbox`

@@ -1,17 +1,24 @@
 """Failures on demand: what to do to which requests, and the middleware that does it."""
 
 import asyncio
+import json
 import re
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+from typing import Protocol as Interface
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+_LAST_WORDS = 0.3
+"""Seconds from an answer to the end of a doomed connection; it was below 0.5 (measured)."""
+
 Action = Literal[
     "refuse", "delay", "drop_before", "drop_after", "cut", "expire_sessions", "forget_job",
-    "repeat_job",
+    "repeat_job", "timeout_before", "timeout_after",
 ]  # fmt: skip
 """What is done to a request:
 
@@ -22,7 +29,9 @@ Action = Literal[
 - `cut`: the answer's body breaks off after `bytes`;
 - `expire_sessions`: all security sessions are forgotten first;
 - `forget_job`: a submission is acknowledged and run, and then the site denies the job;
-- `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch.
+- `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch;
+- `timeout_before`, `timeout_after` (firecREST only): the command takes longer than the server
+  waits; it does nothing, or does all of it (`seconds` after the answer).
 """
 
 
@@ -38,8 +47,8 @@ class Fault:
         skip: how many matching requests pass untouched first.
         status: for `refuse`.
         retry_after: seconds for the header of that name, for `refuse`; None for no header.
-        message: `errorMessage` of the refusal; empty: an empty body.
-        seconds: for `delay`.
+        message: of the refusal, in the form of the site's API; empty: an empty body.
+        seconds: for `delay` and `timeout_after`.
         bytes: for `cut`.
         happened: how often it has happened.
     """
@@ -93,6 +102,7 @@ class Protocol(H11Protocol):
     """uvicorn's protocol, with a way to a request's connection: ASGI has none to break it."""
 
     transports: ClassVar[dict[tuple[Any, Any], asyncio.Transport]] = {}
+    doomed: ClassVar[set[tuple[Any, Any]]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Remember the connection (uvicorn narrows the type in the same way)."""
@@ -102,6 +112,7 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.transports.pop((self.client, self.server), None)
+        self.doomed.discard((self.client, self.server))
         super().connection_lost(exc)
 
 
@@ -118,16 +129,48 @@ async def break_connection(scope: Scope, *, flush: bool = False) -> None:
         await asyncio.sleep(0.001)
 
 
+def doom_connection(scope: Scope) -> None:
+    """Close the connection of a request soon, without a word; a request before that breaks it."""
+    key = scope["client"], scope["server"]
+    transport = Protocol.transports.get(key)
+    if transport is not None:
+        Protocol.doomed.add(key)
+        asyncio.get_running_loop().call_later(_LAST_WORDS, transport.close)
+
+
+async def reset_if_doomed(scope: Scope) -> bool:
+    """Break the connection of a request that came too late, as a server does that has closed it."""
+    key = scope["client"], scope["server"]
+    if key not in Protocol.doomed:
+        return False
+    connection = Protocol.transports[key].get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await break_connection(scope)
+    return True
+
+
+class FaultySite(Interface):
+    """What a fault needs of the site that it happens at."""
+
+    def refusal(self, fault: Fault) -> dict[str, Any]:
+        """The body of a refused request."""
+        ...
+
+    def act(self, action: Action, scope: Scope) -> None:
+        """Let a fault happen to the request of `scope`."""
+        ...
+
+
 class FaultMiddleware:
-    """Lets requests fail as `faults` says; `special` does what needs the site."""
+    """Lets requests fail as `faults` says."""
 
     def __init__(
-        self, app: ASGIApp, faults: Faults, special: Callable[[Action, str], None]
+        self, app: ASGIApp, faults: Faults, site: Callable[[str], FaultySite | None]
     ) -> None:
-        """Wrap `app`; `special` is called with the action and the path of the request."""
+        """Wrap `app`; `site` finds the site by the path of a request."""
         self._app = app
         self._faults = faults
-        self._special = special
+        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or not."""
@@ -139,7 +182,7 @@ class FaultMiddleware:
             return
         match fault.action:
             case "refuse":
-                await _refuse(fault, receive, send)
+                await self._refuse(fault, scope, receive, send)
             case "delay":
                 await asyncio.sleep(fault.seconds)
                 await self._app(scope, receive, send)
@@ -150,8 +193,12 @@ class FaultMiddleware:
                 await break_connection(scope)
             case "cut":
                 await self._cut(fault, scope, receive, send)
+            case "timeout_before" | "timeout_after":
+                scope["sandbox.timeout"] = fault
+                await self._app(scope, receive, send)
             case _:
-                self._special(fault.action, scope["path"])
+                if site := self._site(scope["path"]):
+                    site.act(fault.action, scope)
                 await self._app(scope, receive, send)
 
     async def _cut(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,25 +216,22 @@ class FaultMiddleware:
         await self._app(scope, receive, sparing)
         await break_connection(scope, flush=True)
 
+    async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+        # Read what the client sends: closing early would break the connection instead.
+        while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+            pass
+        body = b""
+        headers = []
+        site = self._site(scope["path"])
+        if fault.message and site:
+            body = json.dumps(site.refusal(fault)).encode()
+            headers.append((b"content-type", b"application/json"))
+        headers.append((b"content-length", str(len(body)).encode()))
+        if fault.retry_after is not None:
+            headers.append((b"retry-after", str(fault.retry_after).encode()))
+        await send({"type": "http.response.start", "status": fault.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
 
 async def _nowhere(message: Message) -> None:
     """Take an answer that nobody gets."""
-
-
-async def _refuse(fault: Fault, receive: Receive, send: Send) -> None:
-    # Read what the client sends: closing early would break the connection instead.
-    while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-        pass
-    body = b""
-    headers = []
-    if fault.message:
-        body = b'{"errorMessage":"%s","status":%d}' % (
-            fault.message.replace('"', "'").encode(),
-            fault.status,
-        )
-        headers.append((b"content-type", b"application/json"))
-    headers.append((b"content-length", str(len(body)).encode()))
-    if fault.retry_after is not None:
-        headers.append((b"retry-after", str(fault.retry_after).encode()))
-    await send({"type": "http.response.start", "status": fault.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -59,7 +59,8 @@ def decode_path(raw: str) -> str:
 
 
 @cache
-def _owner(uid: int) -> str:
+def owner_name(uid: int) -> str:
+    """The login name of a user, the number if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -67,7 +68,8 @@ def _owner(uid: int) -> str:
 
 
 @cache
-def _group(gid: int) -> str:
+def group_name(gid: int) -> str:
+    """The name of a group, the number if it has none."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -79,8 +81,8 @@ def _properties(status: os.stat_result) -> dict[str, Any]:
         "isDirectory": stat.S_ISDIR(status.st_mode),
         "size": status.st_size,
         "lastAccessed": date(status.st_mtime),
-        "owner": _owner(status.st_uid),
-        "group": _group(status.st_gid),
+        "owner": owner_name(status.st_uid),
+        "group": group_name(status.st_gid),
         "permissions": stat.filemode(status.st_mode)[1:],
     }
 

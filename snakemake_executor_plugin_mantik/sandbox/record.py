@@ -5,10 +5,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
 from snakemake_executor_plugin_mantik.sandbox.scheduler import Scheduler
 
 _KINDS = (
+    (re.compile(r"/firecrest/v2/compute/[^/]+/jobs/[^/]+/(\w+)"), r"compute/jobs/*/\1"),
+    (re.compile(r"/firecrest/v2/compute/[^/]+/jobs/[^/]+"), "compute/jobs/*"),
+    (re.compile(r"/firecrest/v2/compute/[^/]+/jobs"), "compute/jobs"),
+    (re.compile(r"/firecrest/v2/filesystem/[^/]+/(ops|transfer)/(\w+)"), r"filesystem/\1/\2"),
+    (re.compile(r"/firecrest/v2/status/(systems|liveness)/?"), r"status/\1"),
+    (re.compile(r"/firecrest/v2/status/[^/]+/(\w+)"), r"status/\1"),
+    (re.compile(r"/auth/.*/token"), "token"),
+    (re.compile(r"/store/.*"), "store"),
     (re.compile(r"/rest/core/(jobs|storages|sites|factories)/[^/]+/files.*"), r"\1/*/files"),
     (re.compile(r"/rest/core/(\w+)/[^/]+/actions/(\w+)"), r"\1/*/actions/\2"),
     (re.compile(r"/rest/core/(\w+)/[^/]+/(\w+)"), r"\1/*/\2"),
@@ -40,23 +47,11 @@ class Record:
         """Count one request."""
         self.requests[request_kind(method, path)] += 1
 
-    def as_json(self, jobs: Iterable[UnicoreJob], scheduler: Scheduler) -> dict[str, Any]:
-        """All that is known: requests, UNICORE's jobs, and the scheduler's with their starts."""
+    def as_json(self, jobs: Iterable[dict[str, Any]], scheduler: Scheduler) -> dict[str, Any]:
+        """All that is known: requests, the API's jobs, and the scheduler's with their starts."""
         return {
             "requests": dict(self.requests),
-            "jobs": [
-                {
-                    "id": job.id,
-                    "tags": job.tags,
-                    "name": job.name,
-                    "status": job.status,
-                    "exit_code": job.exit_code,
-                    "scheduler_ids": job.batch_ids,
-                    "submitted": job.submitted,
-                    "ended": job.ended,
-                }
-                for job in jobs
-            ],
+            "jobs": list(jobs),
             "runs": [
                 {
                     "scheduler_id": batch.id,

@@ -5,7 +5,7 @@ The words of the refusals are those of Slurm 22.05 to 24.05.
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from snakemake_executor_plugin_mantik.sandbox.settings import Partition
@@ -40,8 +40,38 @@ _PER_MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024 * 1024}
 _REFUSED = "sbatch: error: Batch job submission failed: "
 
 
+MAX_SCRIPT = 4 << 20
+"""Bytes that a batch script may have; Slurm's limit (measured)."""
+
+
 class SbatchError(Exception):
-    """What sbatch wrote to standard error when it refused a script."""
+    """What sbatch wrote to standard error when it refused a script.
+
+    Attributes:
+        name: the job's name if no node can run it, which may leave a record; None otherwise.
+    """
+
+    def __init__(self, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Where one Slurm differs from another.
+
+    Attributes:
+        part_limits: refuse a walltime above the partition's (`EnforcePartLimits`); otherwise the
+            job is accepted and waits for ever.
+        accounts: the accounts that jobs may be charged to, None for any; the first one is the
+            default.
+        records_refused: a job that no node can run is refused and yet leaves a FAILED record with
+            an id of its own (seen).
+    """
+
+    part_limits: bool = True
+    accounts: tuple[str, ...] | None = None
+    records_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +88,8 @@ class BatchRequest:
         name: job name.
         output, error: files, relative to the working directory; `error` None: as `output`.
         chdir: working directory, None: where sbatch was called.
-        account, comment, constraint, qos: as written, empty if not.
+        account, comment, constraint, qos, reservation: as written, empty if not.
+        blocked: the reason why it is never started, empty if it will be.
     """
 
     partition: str
@@ -77,6 +108,8 @@ class BatchRequest:
     comment: str = ""
     constraint: str = ""
     qos: str = ""
+    reservation: str = ""
+    blocked: str = ""
 
     @property
     def cpus(self) -> int:
@@ -84,8 +117,15 @@ class BatchRequest:
         return self.tasks * self.cpus_per_task
 
 
-def parse_script(script: str, partitions: Sequence[Partition]) -> BatchRequest:
+def parse_script(
+    script: str,
+    partitions: Sequence[Partition],
+    options: Mapping[str, str] | None = None,
+    rules: Rules | None = None,
+) -> BatchRequest:
     """What `script` asks for, checked against `partitions` (the first is the default).
+
+    `options` are those of the command line by their long names; they win over the script's.
 
     Raises:
         SbatchError: where sbatch would refuse the script, in its words.
@@ -96,7 +136,10 @@ def parse_script(script: str, partitions: Sequence[Partition]) -> BatchRequest:
             "sbatch: error: line must start with #! followed by the path to an interpreter.\n"
             "sbatch: error: For instance: #!/bin/sh"
         )
-    return _checked(_request(_options(script), partitions[0]), partitions)
+    if len(script.encode()) > MAX_SCRIPT:
+        raise SbatchError(f"{_REFUSED}Pathname of a file, directory or other parameter too long")
+    asked = _request(_options(script) | dict(options or {}), partitions[0])
+    return _checked(asked, partitions, rules or Rules())
 
 
 def _options(script: str) -> dict[str, str]:
@@ -165,6 +208,8 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         comment=options.get("comment", ""),
         constraint=options.get("constraint", ""),
         qos=options.get("qos", ""),
+        reservation=options.get("reservation", ""),
+        blocked="JobHeldUser" if "hold" in options else "",
     )
     if "time" in taken:
         request = replace(request, time_s=parse_time(taken.pop("time")))
@@ -205,27 +250,38 @@ def parse_memory(text: str, option: str) -> int | None:
     return max(1, round(mib)) if mib else None
 
 
-def _checked(request: BatchRequest, partitions: Sequence[Partition]) -> BatchRequest:
+def _checked(request: BatchRequest, partitions: Sequence[Partition], rules: Rules) -> BatchRequest:
     partition = next((p for p in partitions if p.name == request.partition), None)
     if partition is None:
         raise SbatchError(
             f"sbatch: error: invalid partition specified: {request.partition}\n"
             f"{_REFUSED}Invalid partition name specified"
         )
+    if rules.accounts is not None:
+        request = replace(request, account=request.account or rules.accounts[0])
+        if request.account not in rules.accounts:
+            raise SbatchError(
+                f"{_REFUSED}Invalid account or account/partition combination specified"
+            )
+        if request.reservation:
+            raise SbatchError(f"{_REFUSED}Requested reservation is invalid")
     if request.time_s > partition.max_time:
-        raise SbatchError(
-            f"{_REFUSED}Requested time limit is invalid (missing or exceeds some limit)"
-        )
+        if rules.part_limits:
+            raise SbatchError(
+                f"{_REFUSED}Requested time limit is invalid (missing or exceeds some limit)"
+            )
+        request = replace(request, blocked="PartitionTimeLimit")
     if request.nodes > partition.nodes:
         raise SbatchError(f"{_REFUSED}Node count specification invalid")
+    unavailable = f"{_REFUSED}Requested node configuration is not available"
     if (
         request.tasks_per_node * request.cpus_per_task > partition.cpus
         or not 0 <= request.gpus <= partition.gpus
     ):
-        raise SbatchError(f"{_REFUSED}Requested node configuration is not available")
+        raise SbatchError(unavailable, name=request.name)
     if (request.memory_mib or 0) > partition.memory_mib:
         raise SbatchError(
-            "sbatch: error: Memory specification can not be satisfied\n"
-            f"{_REFUSED}Requested node configuration is not available"
+            f"sbatch: error: Memory specification can not be satisfied\n{unavailable}",
+            name=request.name,
         )
     return replace(request, time_s=request.time_s or partition.default_time)

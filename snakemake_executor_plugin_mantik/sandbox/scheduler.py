@@ -7,16 +7,23 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.sandbox import processes, shims
-from snakemake_executor_plugin_mantik.sandbox.sbatch import BatchRequest, parse_script
+from snakemake_executor_plugin_mantik.sandbox.sbatch import (
+    BatchRequest,
+    Rules,
+    SbatchError,
+    parse_script,
+)
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 
 _FIRST_ID = 1000
+_NO_DIRECTORY_SIGNAL = 53
+"""What Slurm says of a job whose working directory or output file cannot be used."""
 
 
 class State(Enum):
@@ -61,6 +68,8 @@ class BatchJob:
         submitted, started, ended: seconds since the epoch, None if not yet.
         pid: of the batch script while it runs.
         slots: slots of this machine that it is charged.
+        environment: variables that the submission brought.
+        verdict: the state that it will end in, None as long as its exit code decides.
     """
 
     id: int
@@ -77,6 +86,7 @@ class BatchJob:
     started: float | None = None
     ended: float | None = None
     pid: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     verdict: State | None = None
 
@@ -92,13 +102,22 @@ class Scheduler:
     All methods are to be called in the loop that runs the jobs.
     """
 
-    def __init__(self, directory: Path, settings: Settings, *, home: Path, user: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Settings,
+        *,
+        home: Path,
+        user: str,
+        rules: Rules | None = None,
+    ) -> None:
         """Keep batch scripts in `directory`; jobs run with `home` and `user` in the environment."""
         self.jobs: dict[int, BatchJob] = {}
         self._directory = directory
         self._settings = settings
         self._home = home
         self._user = user
+        self._rules = rules or Rules()
         self._ids = itertools.count(_FIRST_ID)
         self._free = settings.slots
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -109,22 +128,48 @@ class Scheduler:
         """Call `listener` whenever the state of a job changes."""
         self._listeners.append(listener)
 
-    def submit(self, script: str, directory: Path) -> BatchJob:
+    def submit(
+        self,
+        script: str,
+        directory: Path,
+        options: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> BatchJob:
         """Queue a batch script that is to run in `directory`.
+
+        `options` are those of sbatch's command line by their long names, `environment` variables
+        for the job.
 
         Raises:
             SbatchError: where sbatch would refuse it, in its words.
         """
-        request = parse_script(script, self._settings.partitions)
+        try:
+            request = parse_script(script, self._settings.partitions, options, self._rules)
+        except SbatchError as error:
+            if error.name is not None:
+                self._record_refused(error.name, directory)
+            raise
         number = next(self._ids)
         copy = self._directory / f"slurm_script.{number}"
         copy.write_text(script)
         copy.chmod(0o700)
         chdir = directory / request.chdir if request.chdir else directory
         job = BatchJob(number, request, copy, chdir, min(request.cpus, self._settings.slots))
+        job.environment = environment or {}
+        job.reason = request.blocked or "None"
         self.jobs[number] = job
         self._dispatch()
         return job
+
+    def _record_refused(self, name: str, directory: Path) -> None:
+        """Keep the record of a job that no node can run, where Slurm keeps one."""
+        if not self._rules.records_refused:
+            return
+        number = next(self._ids)
+        request = BatchRequest(self._settings.partitions[0].name, 0, name=name)
+        job = BatchJob(number, request, self._directory, directory, 0, state=State.FAILED)
+        job.ended = job.submitted
+        self.jobs[number] = job
 
     def cancel(self, number: int) -> None:
         """End a job: TERM to all its processes, KILL to those left after the kill wait."""
@@ -176,7 +221,7 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         for job in self.jobs.values():
-            if job.state is State.PENDING:
+            if job.state is State.PENDING and not job.request.blocked:
                 if job.slots <= self._free:
                     self._free -= job.slots
                     job.started = time.time()
@@ -191,7 +236,7 @@ class Scheduler:
             await self._execute(job)
         except OSError as error:
             # A working directory that is gone, a file that cannot be made.
-            job.exit_code = 1
+            job.exit_code, job.signal = 0, _NO_DIRECTORY_SIGNAL
             job.verdict = job.verdict or State.FAILED
             job.reason = str(error)
         finally:
@@ -201,9 +246,7 @@ class Scheduler:
             self._dispatch()
 
     async def _execute(self, job: BatchJob) -> None:
-        request = job.request
-        output = job.directory / self._expand(request.output, job)
-        error = job.directory / self._expand(request.error, job) if request.error else None
+        output, error = self.output_path(job), self.error_path(job)
         with output.open("wb") as out:
             err = error.open("wb") if error else None
             try:
@@ -249,6 +292,15 @@ class Scheduler:
             await asyncio.sleep(min(left, self._settings.timing.memory_interval))
         self._end(job.id, State.TIMEOUT)
 
+    def output_path(self, job: BatchJob) -> Path:
+        """Where a job's output goes."""
+        return job.directory / self._expand(job.request.output, job)
+
+    def error_path(self, job: BatchJob) -> Path | None:
+        """Where a job's error output goes, None for the file of its output."""
+        error = job.request.error
+        return job.directory / self._expand(error, job) if error else None
+
     @staticmethod
     def _expand(name: str, job: BatchJob) -> str:
         return name.replace("%j", str(job.id)).replace("%x", job.request.name)
@@ -291,4 +343,5 @@ class Scheduler:
         }
         if request.memory_mib is not None:
             environment["SLURM_MEM_PER_NODE"] = str(request.memory_mib)
-        return shims.environment(environment) | dict(self._settings.environment)
+        given = dict(self._settings.environment) | dict(job.environment)
+        return shims.environment(environment) | given

@@ -21,12 +21,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.answers import empty, no_service
 from snakemake_executor_plugin_mantik.sandbox.faults import (
-    Action,
     Fault,
     FaultMiddleware,
     Faults,
     Protocol,
+    doom_connection,
+    reset_if_doomed,
 )
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption
 from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 
@@ -38,8 +40,7 @@ _GOODBYE = 1
 
 _CONFIG = """\
 # Written by `smk-mantik sandbox`: a site on this machine. The times are shorter than at a real one.
-UnicoreApiUrl: {url}
-Resources:
+{site}Resources:
   Queue: {queue}
 Site:
   Scheduler: slurm
@@ -52,6 +53,8 @@ Site:
 """
 
 T = TypeVar("T")
+SandboxSite = UnicoreSite | FirecrestSite
+"""A site of any API: both have the same few methods for the sandbox."""
 
 
 class Sandbox:
@@ -78,7 +81,7 @@ class Sandbox:
         self.settings = settings or Settings()
         self.faults = Faults()
         self.token = secrets.token_urlsafe(24)
-        self._sites: dict[str, UnicoreSite] = {}
+        self._sites: dict[str, SandboxSite] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -86,18 +89,17 @@ class Sandbox:
 
     # --- what a user of it needs ---------------------------------------------------------------
 
-    def site(self, name: str) -> UnicoreSite:
+    def site(self, name: str) -> SandboxSite:
         """The site of that name; use it inside the loop only, by `call`."""
         return self._sites[name]
 
     def url(self, name: str) -> str:
-        """The site's API URL, `http://127.0.0.1:PORT/NAME/rest/core`."""
+        """The site's API URL, `http://127.0.0.1:PORT/NAME/...`."""
         return self._sites[name].url
 
     def credentials(self, name: str) -> tuple[str, str]:
-        """User name and password at a site."""
-        access = self._sites[name].access
-        return access.username, access.password
+        """User name and password at a site, client id and secret at one of firecREST."""
+        return self._sites[name].credentials()
 
     def config_path(self, name: str) -> Path:
         """The site's backend config."""
@@ -110,15 +112,13 @@ class Sandbox:
             "MANTIK_COMPUTE_BUDGET_ACCOUNT": "sandbox",
         }
         for option in self.options:
-            username, password = self.credentials(option.name)
-            found[f"MANTIK_{option.variable}_USERNAME"] = username
-            found[f"MANTIK_{option.variable}_PASSWORD"] = password
+            for what, value in self._sites[option.name].variables().items():
+                found[f"MANTIK_{option.variable}_{what}"] = value
         return found
 
     def record(self, name: str) -> dict[str, Any]:
         """What the site was asked and what it ran: `requests`, `jobs`, `runs`."""
-        site = self._sites[name]
-        return self.call(lambda: site.record.as_json(site.jobs.values(), site.scheduler))
+        return self.call(self._sites[name].recorded)
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in the sandbox's loop, from another thread, and return its result."""
@@ -129,7 +129,7 @@ class Sandbox:
         return self._wait(run())
 
     def cancel_job(self, name: str, scheduler_id: int) -> None:
-        """Cancel a job behind UNICORE's back, as scancel does."""
+        """Cancel a job behind the API's back, as scancel does."""
         self.call(lambda: self.site(name).scheduler.cancel(scheduler_id))
 
     def fail_node(self, name: str, scheduler_id: int) -> None:
@@ -179,18 +179,20 @@ class Sandbox:
         listener.listen(1024)
         self._port = listener.getsockname()[1]
         for option in self.options:
-            site = UnicoreSite(option.name, self.directory / option.name, self.settings)
-            site.url = f"http://127.0.0.1:{self._port}/{option.name}/rest/core"
+            kind = FirecrestSite if option.api == "firecrest" else UnicoreSite
+            place = self.directory / option.name
+            site = kind(option.name, place, self.settings, f"http://127.0.0.1:{self._port}")
             self._sites[option.name] = site
+            queue = self.settings.partitions[0].name
             self.config_path(option.name).write_text(
-                _CONFIG.format(url=site.url, queue=self.settings.partitions[0].name)
+                _CONFIG.format(site=site.config(), queue=queue)
             )
         return listener
 
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
-            FaultMiddleware(self._application(ready), self.faults, self._special),
+            FaultMiddleware(self._application(ready), self.faults, self._site_of),
             http=Protocol,
             ws="none",
             log_level="warning",
@@ -228,27 +230,22 @@ class Sandbox:
             if scope["type"] != "http" or scope["path"].startswith("/sandbox/"):
                 await control(scope, receive, send)
                 return
+            if await reset_if_doomed(scope):
+                return
             with suppress(ClientDisconnect):
                 response = await self._site_request(Request(scope, receive))
                 await response(scope, receive, send)
+                if scope.get("sandbox.reset"):
+                    doom_connection(scope)
 
         return application
 
-    async def _site_request(self, request: Request) -> Response:
-        site = self._sites.get(request.url.path.lstrip("/").partition("/")[0])
-        return await site.handle(request) if site else no_service()
+    def _site_of(self, path: str) -> SandboxSite | None:
+        return self._sites.get(path.lstrip("/").partition("/")[0])
 
-    def _special(self, action: Action, path: str) -> None:
-        site = self._sites.get(path.lstrip("/").partition("/")[0])
-        if site is None:
-            return
-        match action:
-            case "expire_sessions":
-                site.access.expire_sessions()
-            case "forget_job":
-                site.forget_next += 1
-            case "repeat_job":
-                site.repeat_next += 1
+    async def _site_request(self, request: Request) -> Response:
+        site = self._site_of(request.url.path)
+        return await site.handle(request) if site else no_service()
 
     # --- control -------------------------------------------------------------------------------
 
@@ -274,9 +271,4 @@ class Sandbox:
         """The record of every site by name."""
         if not self._may_control(request):
             return empty(403)
-        return JSONResponse(
-            {
-                name: site.record.as_json(site.jobs.values(), site.scheduler)
-                for name, site in self._sites.items()
-            }
-        )
+        return JSONResponse({name: site.recorded() for name, site in self._sites.items()})

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from snakemake_executor_plugin_mantik.errors import UserError
 
-APIS = ("unicore",)
+APIS = ("unicore", "firecrest")
 """The APIs that a site of the sandbox can speak."""
 
 
@@ -65,6 +66,47 @@ class Timing:
     session_lifetime: float = 8 * 3600.0
 
 
+@dataclass(frozen=True)
+class FirecrestSettings:
+    """How a firecREST site behaves; the real values are those measured at a real firecREST v2.
+
+    Attributes:
+        token_lifetime: seconds that an access token is valid; real: 60 to 300.
+        token_margin: seconds that a token must still be valid to be taken; the server's
+            `min_token_ttl`, real: 30.
+        command_time: seconds that every command on the login node takes; real: 0.01 to 0.03.
+        command_timeout: seconds after which a command is given up (408, or 500 where it has
+            input); real: 5.
+        accounting_lag: seconds that the accounting is behind the scheduler, with half records
+            and jobs that are missing in lists by name; real: 0.3 to 4.
+        job_memory: seconds that the scheduler remembers a job that has ended, for its metadata;
+            Slurm's MinJobAge, real: 300.
+        max_sessions: commands at the same time; OpenSSH's MaxSessions, real: 10.
+        max_file_size: bytes of the largest direct upload; real: 5 MiB.
+        max_part_size: bytes of one part of a large upload; real: 2 GiB.
+        store_interval: seconds between two looks of an upload's job for its object; real: 60.
+        transfer_method: how large files travel, None: not at all.
+        accounts: the accounts that jobs may be charged to, the first is the default.
+        account_needed: whether transfers must name an account.
+        max_submit_jobs: jobs that a user may have waiting and running, None for no limit.
+    """
+
+    token_lifetime: float = 300.0
+    token_margin: float = 30.0
+    command_time: float = 0.01
+    command_timeout: float = 5.0
+    accounting_lag: float = 0.5
+    job_memory: float = 300.0
+    max_sessions: int = 10
+    max_file_size: int = 5 << 20
+    max_part_size: int = 2 << 30
+    store_interval: float = 2.0
+    transfer_method: Literal["s3"] | None = "s3"
+    accounts: tuple[str, ...] = ("sandbox",)
+    account_needed: bool = False
+    max_submit_jobs: int | None = None
+
+
 def machine_slots() -> int:
     """The CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -81,12 +123,14 @@ class Settings:
         slots: CPUs that the jobs of one site share.
         partitions: the queues, the first is the default.
         environment: variables that every job finds, over the minimal ones.
+        firecrest: what is particular to sites that speak firecREST.
     """
 
     timing: Timing = Timing()
     slots: int = field(default_factory=machine_slots)
     partitions: tuple[Partition, ...] = PARTITIONS
     environment: Mapping[str, str] = field(default_factory=dict)
+    firecrest: FirecrestSettings = FirecrestSettings()
 
 
 @dataclass(frozen=True)
@@ -106,7 +150,7 @@ class SiteOption:
         """Read `NAME=API` as `--site` takes it.
 
         Raises:
-            UserError: if the text is not of that form, or the API is not there (yet).
+            UserError: if the text is not of that form, or there is no such API.
         """
         name, _, api = text.partition("=")
         api = api or "unicore"
@@ -116,12 +160,6 @@ class SiteOption:
                 "the site has no usable name",
                 where=where,
                 do="Give a name of letters, digits, - and _, as in --site hpc1=unicore",
-            )
-        if api == "firecrest":
-            raise UserError(
-                "the sandbox does not speak firecREST yet",
-                where=where,
-                do=f"Use --site {name}=unicore",
             )
         if api not in APIS:
             raise UserError(

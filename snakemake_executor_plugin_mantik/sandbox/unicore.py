@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import Scope
 
 from snakemake_executor_plugin_mantik.sandbox.access import (
     ANONYMOUS,
@@ -23,6 +24,7 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
     paged,
     shown,
 )
+from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault
 from snakemake_executor_plugin_mantik.sandbox.files import Files, decode_path, free_space
 from snakemake_executor_plugin_mantik.sandbox.jobresources import JobResources, new_id
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
@@ -51,8 +53,8 @@ class UnicoreSite:
             acknowledged, or submitted to the scheduler twice (both seen at a real server).
     """
 
-    def __init__(self, name: str, directory: Path, settings: Settings) -> None:
-        """Make the site's directories; nothing runs before `start`."""
+    def __init__(self, name: str, directory: Path, settings: Settings, base: str) -> None:
+        """Make the site's directories; `base` is the server's URL."""
         self.name = name
         self.directory = directory.resolve()
         self.settings = settings
@@ -61,7 +63,7 @@ class UnicoreSite:
         self.jobs: dict[str, UnicoreJob] = {}
         self.forget_next = 0
         self.repeat_next = 0
-        self.url = f"http://127.0.0.1/{name}/rest/core"
+        self.url = f"{base}/{name}/rest/core"
         for storage in _SHARED_STORAGES:
             (self.directory / storage.lower()).mkdir(parents=True, exist_ok=True)
         home = self.directory / "home"
@@ -77,6 +79,51 @@ class UnicoreSite:
         self._job_resources = JobResources(self)
         self.tss = new_id()
         self._updates: asyncio.Task[None] | None = None
+
+    def config(self) -> str:
+        """The keys of the backend config that lead to this site."""
+        return f"UnicoreApiUrl: {self.url}\n"
+
+    def credentials(self) -> tuple[str, str]:
+        """User name and password."""
+        return self.access.username, self.access.password
+
+    def variables(self) -> dict[str, str]:
+        """The credentials, by what follows `MANTIK_SITE_` in the names of their variables."""
+        username, password = self.credentials()
+        return {"USERNAME": username, "PASSWORD": password}
+
+    def recorded(self) -> dict[str, Any]:
+        """What the site was asked and what it ran."""
+        jobs = [
+            {
+                "id": job.id,
+                "tags": job.tags,
+                "name": job.name,
+                "status": job.status,
+                "exit_code": job.exit_code,
+                "scheduler_ids": job.batch_ids,
+                "submitted": job.submitted,
+                "ended": job.ended,
+            }
+            for job in self.jobs.values()
+        ]
+        return self.record.as_json(jobs, self.scheduler)
+
+    def refusal(self, fault: Fault) -> dict[str, Any]:
+        """The body of a refused request."""
+        return {"errorMessage": fault.message, "status": fault.status}
+
+    def act(self, action: Action, scope: Scope) -> None:
+        """Let a fault happen to the request of `scope`."""
+        del scope
+        match action:
+            case "expire_sessions":
+                self.access.expire_sessions()
+            case "forget_job":
+                self.forget_next += 1
+            case "repeat_job":
+                self.repeat_next += 1
 
     def start(self) -> None:
         """Begin to look at the scheduler; to be called in the loop that serves the site."""

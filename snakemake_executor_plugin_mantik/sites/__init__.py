@@ -3,13 +3,17 @@
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 
 
 def make_site(
-    loaded: LoadedConfig, credential: Credential, workspace_name: str, *, project: Path
+    loaded: LoadedConfig,
+    credential: Credential,
+    workspace_name: str,
+    *,
+    project: Path,
+    account: str | None = None,
 ) -> Site:
     """The site that a backend config describes; nothing is sent before it is opened.
 
@@ -18,15 +22,23 @@ def make_site(
         credential: from `credentials.find_credentials`.
         workspace_name: name of the workspace's directory, where its path is not configured.
         project: the project folder; the CA file is relative to it.
+        account: the compute budget account, for jobs that a site itself needs to transfer files.
 
     Raises:
         UserError: if the site's API is not supported, or its URL or CA file cannot be used.
     """
-    if loaded.config.api != "unicore":
-        raise UserError(
-            "sites behind firecREST are not supported yet",
-            where=str(loaded.path),
-            do="Use a site with UnicoreApiUrl",
+    if loaded.config.firecrest is not None:
+        from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+
+        return FirecrestSite(
+            loaded.name,
+            loaded.config.api_url,
+            loaded.config.firecrest.machine,
+            credential,
+            workspace_name=workspace_name,
+            settings=loaded.config.site,
+            base=project,
+            account=account,
         )
     from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 

@@ -5,7 +5,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,10 @@ from snakemake_executor_plugin_mantik.sites.addresses import is_confidential
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""
+LEAST_LEFT_S: Final = 40.0
+"""How long a token is valid at least when it is used, if its whole life is not shorter, seconds.
+
+firecREST refuses tokens with less than 30 s left (its `min_token_ttl`)."""
 TOKEN_TIMEOUT_S: Final = 30.0
 """How long the issuer of tokens may take to answer, seconds."""
 SIGNED_FOR_S: Final = 300
@@ -37,6 +41,15 @@ class Credential:
     def get_auth_header(self) -> str:
         """The value of the Authorization header; the name is pyunicore's."""
         raise NotImplementedError
+
+    def headers(self) -> dict[str, str]:
+        """The headers that prove who we are; `renew` has been called before."""
+        return {"Authorization": self.get_auth_header()}
+
+    def refused(self, headers: Mapping[str, str]) -> bool:
+        """Told that a server has refused `headers`; whether others can be had with `renew`."""
+        del headers
+        return False
 
     def expires_at(self) -> float | None:
         """When it ends without a way to renew it, seconds since the epoch; None: never, unknown."""
@@ -73,6 +86,17 @@ class Bearer(Credential):
         return _expiry(self._token)
 
 
+class ApiKey(Credential):
+    """A key of a service account, in a header of its own (firecREST behind a gateway)."""
+
+    def __init__(self, key: str) -> None:
+        self._key = _header_safe(key)
+
+    def headers(self) -> dict[str, str]:
+        """The header that pyfirecrest's `ApiKeyAuth` sends."""
+        return {"X-API-Key": self._key}
+
+
 class SshKey(Credential):
     """Tokens signed with a private key whose public part the site knows (UNICORE's SSHKEY)."""
 
@@ -93,12 +117,105 @@ class SshKey(Credential):
         return f"Bearer {self._token}"
 
 
-class Refreshed(Credential):
+class Issued(Credential):
+    """Access tokens that are got from an OpenID Connect issuer, and renewed in time."""
+
+    refusal = "the credentials were refused"
+    remedy = "Check the credentials"
+
+    def __init__(
+        self,
+        token_url: str,
+        form: Mapping[str, str],
+        *,
+        client: Callable[[], httpx.Client] | None = None,
+    ) -> None:
+        """Prepare; nothing is sent before `renew`.
+
+        Args:
+            token_url: the issuer's token endpoint.
+            form: what it is sent, without what `_ask` adds.
+            client: makes the HTTP client.
+
+        Raises:
+            CredentialError: if others could read what is sent to `token_url`.
+        """
+        if not is_confidential(token_url):
+            raise CredentialError("the token URL has to be an https:// address", where="TOKEN_URL")
+        self._url = token_url
+        self._form = dict(form)
+        self._client = client or (lambda: httpx.Client(timeout=TOKEN_TIMEOUT_S))
+        self._token = ""
+        self._renew_at = 0.0
+        self._lock = threading.Lock()
+
+    async def renew(self) -> None:
+        """Get a new access token where the old one ends soon; requests in between wait.
+
+        Raises:
+            CredentialError: if the issuer does not take the credentials (any more).
+            SiteUnreachable: if it does not answer as an issuer does.
+        """
+        if time.time() >= self._renew_at:
+            await asyncio.to_thread(self._renew)
+
+    def get_auth_header(self) -> str:
+        """The Bearer header; `renew` has been called before."""
+        return f"Bearer {self._token}"
+
+    def refused(self, headers: Mapping[str, str]) -> bool:
+        """A token that a server refused before its time is renewed; the clocks may differ."""
+        if headers.get("Authorization") == self.get_auth_header():
+            self._renew_at = 0.0
+        return True
+
+    def _renew(self) -> None:
+        with self._lock:
+            asked = time.time()
+            if asked < self._renew_at:
+                return  # another request has done it meanwhile
+            answer = self._ask(self._form)
+            token, lifetime = answer.get("access_token"), answer.get("expires_in")
+            if not isinstance(token, str):
+                raise SiteUnreachable("the answer has no access token", where=self._url)
+            self._token = _header_safe(token)
+            self._keep(answer)
+            seconds = float(lifetime) if isinstance(lifetime, int | float) else ASSUMED_LIFETIME_S
+            self._renew_at = asked + seconds - _left(seconds)
+
+    def _keep(self, answer: Mapping[str, Any]) -> None:
+        """Keep what else an answer brings for the next request."""
+
+    def _ask(self, form: Mapping[str, str]) -> dict[str, Any]:
+        try:
+            with self._client() as client:
+                response = client.post(self._url, data=dict(form))
+            answer = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            # Not chained: the request in the HTTP error holds the secrets.
+            raise SiteUnreachable(
+                f"no token from its issuer: {type(error).__name__}", where=self._url
+            ) from None
+        if response.status_code in _BAD_GRANT:
+            raise CredentialError(
+                f"{self.refusal} ({response.status_code})", where=self._url, do=self.remedy
+            )
+        if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
+            raise SiteUnreachable(
+                f"no token from its issuer: status {response.status_code}", where=self._url
+            )
+        return answer
+
+
+class Refreshed(Issued):
     """An OpenID Connect refresh token: access tokens are got with it and renewed in time.
 
     Issuers may give a new refresh token each time; the newest is used from then on, in this process
     only.
     """
+
+    refusal = "the refresh token was refused"
+    remedy = "Log in again and set the new REFRESH_TOKEN"
 
     def __init__(
         self,
@@ -109,68 +226,50 @@ class Refreshed(Credential):
         *,
         client: Callable[[], httpx.Client] | None = None,
     ) -> None:
-        if not is_confidential(token_url):
-            raise CredentialError("the token URL has to be an https:// address", where="TOKEN_URL")
-        self._url = token_url
-        self._form = {"grant_type": "refresh_token", "client_id": client_id}
+        form = {
+            "grant_type": "refresh_token",
+            "client_id": client_id,
+            "refresh_token": refresh_token,
+        }
         if client_secret:
-            self._form["client_secret"] = client_secret
-        self._refresh_token = refresh_token
-        self._client = client or (lambda: httpx.Client(timeout=TOKEN_TIMEOUT_S))
-        self._token = ""
-        self._renew_at = 0.0
-        self._lock = threading.Lock()
+            form["client_secret"] = client_secret
+        super().__init__(token_url, form, client=client)
 
-    async def renew(self) -> None:
-        """Get a new access token where the old one ends soon; requests in between wait.
+    def _keep(self, answer: Mapping[str, Any]) -> None:
+        if newer := answer.get("refresh_token"):
+            self._form["refresh_token"] = str(newer)
 
-        Raises:
-            CredentialError: if the issuer does not take the refresh token any more.
-            SiteUnreachable: if it does not answer as an issuer does.
-        """
-        if time.time() >= self._renew_at:
-            await asyncio.to_thread(self._renew)
 
-    def get_auth_header(self) -> str:
-        """The Bearer header; `renew` has been called before."""
-        return f"Bearer {self._token}"
+class ClientCredentials(Issued):
+    """A client with a secret of its own (a robot account), as OAuth 2.0 has it."""
 
-    def _renew(self) -> None:
-        with self._lock:
-            if time.time() < self._renew_at:
-                return  # another request has done it meanwhile
-            answer = self._ask()
-            token, lifetime = answer.get("access_token"), answer.get("expires_in")
-            if not isinstance(token, str):
-                raise SiteUnreachable("the answer has no access token", where=self._url)
-            self._token = _header_safe(token)
-            self._refresh_token = str(answer.get("refresh_token") or self._refresh_token)
-            seconds = float(lifetime) if isinstance(lifetime, int | float) else ASSUMED_LIFETIME_S
-            # A token that lives shorter than the margin is used for half of its life.
-            self._renew_at = time.time() + max(seconds - RENEW_BEFORE_S, seconds / 2)
+    refusal = "the client and its secret were refused"
+    remedy = "Check CLIENT_ID and CLIENT_SECRET"
 
-    def _ask(self) -> dict[str, Any]:
-        form = {**self._form, "refresh_token": self._refresh_token}
-        try:
-            with self._client() as client:
-                response = client.post(self._url, data=form)
-            answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
-            # Not chained: the request in the HTTP error holds the refresh token.
-            raise SiteUnreachable(
-                f"no token from its issuer: {type(error).__name__}", where=self._url
-            ) from None
-        if response.status_code in _BAD_GRANT:
-            raise CredentialError(
-                f"the refresh token was refused ({response.status_code})",
-                where=self._url,
-                do="Log in again and set the new REFRESH_TOKEN",
-            )
-        if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
-            raise SiteUnreachable(
-                f"no token from its issuer: status {response.status_code}", where=self._url
-            )
-        return answer
+    def __init__(
+        self,
+        token_url: str,
+        client_id: str,
+        client_secret: str,
+        *,
+        client: Callable[[], httpx.Client] | None = None,
+    ) -> None:
+        form = {
+            "grant_type": "client_credentials",
+            "client_id": client_id,
+            "client_secret": client_secret,
+        }
+        super().__init__(token_url, form, client=client)
+
+
+def _left(lifetime: float) -> float:
+    """How long before its end a token of `lifetime` seconds is renewed, seconds.
+
+    One that cannot be valid for `LEAST_LEFT_S` at all is used for half of its life.
+    """
+    if lifetime <= LEAST_LEFT_S:
+        return lifetime / 2
+    return min(RENEW_BEFORE_S, max(LEAST_LEFT_S, lifetime / 2))
 
 
 def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:

@@ -62,6 +62,7 @@ class Submission:
         script: the bash script, complete; ends with 0 where `after_on_login` is set.
         resources: what to ask the scheduler for.
         before_on_login, after_on_login: commands run on the login node, outside the job.
+        login_shell: whether the script needs what a login shell has (environment modules).
     """
 
     tag: str
@@ -70,6 +71,7 @@ class Submission:
     resources: Resources
     before_on_login: tuple[str, ...] = ()
     after_on_login: tuple[str, ...] = ()
+    login_shell: bool = False
 
 
 class Phase(Enum):

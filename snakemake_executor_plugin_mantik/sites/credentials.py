@@ -12,7 +12,9 @@ from typing import Final, Protocol
 
 from snakemake_executor_plugin_mantik.errors import CredentialError
 from snakemake_executor_plugin_mantik.sites.authentication import (
+    ApiKey,
     Bearer,
+    ClientCredentials,
     Credential,
     Password,
     Refreshed,
@@ -20,7 +22,9 @@ from snakemake_executor_plugin_mantik.sites.authentication import (
 )
 
 __all__ = [
+    "ApiKey",
     "Bearer",
+    "ClientCredentials",
     "Credential",
     "Keyring",
     "Password",
@@ -51,27 +55,46 @@ class _Kind:
     optional: tuple[str, ...] = ()
 
 
-# In this order; the first whose needs are all there is taken.
-_KINDS: Final = (
-    _Kind(("TOKEN",), lambda v: Bearer(v["TOKEN"])),
-    _Kind(
-        ("REFRESH_TOKEN", "TOKEN_URL", "CLIENT_ID"),
-        lambda v: Refreshed(
-            v["TOKEN_URL"], v["CLIENT_ID"], v["REFRESH_TOKEN"], v.get("CLIENT_SECRET")
-        ),
-        ("CLIENT_SECRET",),
-    ),
-    _Kind(
-        ("USERNAME", "SSH_KEY"),
-        lambda v: SshKey(v["USERNAME"], Path(v["SSH_KEY"]).expanduser(), v.get("SSH_KEY_PASSWORD")),
-        ("SSH_KEY_PASSWORD",),
-    ),
-    _Kind(("USERNAME", "PASSWORD"), lambda v: Password(v["USERNAME"], v["PASSWORD"])),
+_REFRESH: Final = _Kind(
+    ("REFRESH_TOKEN", "TOKEN_URL", "CLIENT_ID"),
+    lambda v: Refreshed(v["TOKEN_URL"], v["CLIENT_ID"], v["REFRESH_TOKEN"], v.get("CLIENT_SECRET")),
+    ("CLIENT_SECRET",),
 )
+_TOKEN: Final = _Kind(("TOKEN",), lambda v: Bearer(v["TOKEN"]))
+
+# In this order; the first whose needs are all there is taken.
+_KINDS: Final[Mapping[str, tuple[_Kind, ...]]] = {
+    "unicore": (
+        _TOKEN,
+        _REFRESH,
+        _Kind(
+            ("USERNAME", "SSH_KEY"),
+            lambda v: SshKey(
+                v["USERNAME"], Path(v["SSH_KEY"]).expanduser(), v.get("SSH_KEY_PASSWORD")
+            ),
+            ("SSH_KEY_PASSWORD",),
+        ),
+        _Kind(("USERNAME", "PASSWORD"), lambda v: Password(v["USERNAME"], v["PASSWORD"])),
+    ),
+    "firecrest": (
+        _TOKEN,
+        _REFRESH,
+        _Kind(("API_KEY",), lambda v: ApiKey(v["API_KEY"])),
+        _Kind(
+            ("CLIENT_ID", "CLIENT_SECRET", "TOKEN_URL"),
+            lambda v: ClientCredentials(v["TOKEN_URL"], v["CLIENT_ID"], v["CLIENT_SECRET"]),
+        ),
+    ),
+}
 
 
 def find_credentials(
-    site: str, api: str, environ: Mapping[str, str], keyring: Keyring | None = None
+    site: str,
+    api: str,
+    environ: Mapping[str, str],
+    keyring: Keyring | None = None,
+    *,
+    token_url: str | None = None,
 ) -> Credential:
     """The credentials of a site.
 
@@ -80,29 +103,33 @@ def find_credentials(
 
     Args:
         site: name of the site.
-        api: `unicore`.
+        api: `unicore` or `firecrest`.
         environ: the environment's variables.
         keyring: where to look for what the environment lacks, under the service `mantik:<site>`;
             by default the system's, if it has one.
+        token_url: the issuer of tokens that the site's config names; TOKEN_URL comes before it.
 
     Raises:
         CredentialError: if there are none, or if what is there cannot be used.
     """
-    own = _from_environment(environ, (_variable(site),))
-    every = _from_environment(environ, (_variable(site), _variable(api)))
+    kinds = _KINDS[api]
+    named = {"TOKEN_URL": token_url} if token_url else {}
+    own = named | _from_environment(environ, (_variable(site),), kinds)
+    every = named | _from_environment(environ, (_variable(site), _variable(api)), kinds)
     try:
         for values in (own, every):
-            for kind in _KINDS:
+            for kind in kinds:
                 if all(name in values for name in kind.needs):
                     return kind.make(values)
         ring = keyring if keyring is not None else _system_keyring()
-        for kind in _KINDS:
+        for kind in kinds:
             with_ring = _with_keyring(kind, every, site, ring)
             if all(name in with_ring for name in kind.needs):
                 return kind.make(with_ring)
     except CredentialError as error:
         raise CredentialError(error.what, where=f"site {site}", do=error.do) from error
-    raise CredentialError(missing(site, api, every), where=f"site {site}", do=_WHAT_TO_SET)
+    told = missing(site, api, every.keys() - named.keys(), token_url is not None)
+    raise CredentialError(told, where=f"site {site}", do=_WHAT_TO_SET)
 
 
 _WHAT_TO_SET: Final = (
@@ -110,10 +137,22 @@ _WHAT_TO_SET: Final = (
 )
 
 
-def missing(site: str, api: str, found: Iterable[str] = ()) -> str:
-    """What was looked for in vain, as a text without any value."""
+def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = False) -> str:
+    """What was looked for in vain, as a text without any value.
+
+    Args:
+        site: name of the site.
+        api: `unicore` or `firecrest`.
+        found: bare names of the variables that are there.
+        token_url: whether the site's config names the issuer of tokens.
+    """
     names = "; ".join(
-        " and ".join(f"{_variable(api)}_{name}" for name in kind.needs) for kind in reversed(_KINDS)
+        " and ".join(
+            f"{_variable(api)}_{name}"
+            for name in kind.needs
+            if not (token_url and name == "TOKEN_URL")
+        )
+        for kind in reversed(_KINDS[api])
     )
     there = ", ".join(sorted(found))
     some = f" (found only {there})" if there else ""
@@ -124,9 +163,15 @@ def missing(site: str, api: str, found: Iterable[str] = ()) -> str:
 
 
 def require_all(
-    sites: Mapping[str, str], environ: Mapping[str, str], keyring: Keyring | None = None
+    sites: Mapping[str, str],
+    environ: Mapping[str, str],
+    keyring: Keyring | None = None,
+    *,
+    token_urls: Mapping[str, str] | None = None,
 ) -> dict[str, Credential]:
     """The credentials of all `sites` (API by site name).
+
+    `token_urls` are the issuers of tokens that the sites' configs name, by site name.
 
     Raises:
         CredentialError: with everything that is missing at any of them.
@@ -135,7 +180,8 @@ def require_all(
     errors: list[CredentialError] = []
     for site, api in sites.items():
         try:
-            found[site] = find_credentials(site, api, environ, keyring)
+            url = (token_urls or {}).get(site)
+            found[site] = find_credentials(site, api, environ, keyring, token_url=url)
         except CredentialError as error:
             errors.append(error)
     if len(errors) == 1:
@@ -173,10 +219,12 @@ def _service(site: str) -> str:
     return f"mantik:{site}"
 
 
-def _from_environment(environ: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+def _from_environment(
+    environ: Mapping[str, str], prefixes: tuple[str, ...], kinds: Iterable[_Kind]
+) -> dict[str, str]:
     """Values by bare name (`USERNAME`); empty variables count as not set, first prefix wins."""
     found: dict[str, str] = {}
-    for kind in _KINDS:
+    for kind in kinds:
         for name in (*kind.needs, *kind.optional):
             for prefix in prefixes:
                 if value := environ.get(f"{prefix}_{name}"):

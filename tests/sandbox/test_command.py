@@ -73,6 +73,27 @@ sys.exit(23)
     assert not (tmp_path / "box" / "hpc1" / "spool").exists()
 
 
+def test_two_apis_for_one_command(tmp_path: Path) -> None:
+    body = """
+import os, re, httpx
+directory, values = os.environ["MANTIK_SANDBOX_DIR"], os.environ
+config = dict(re.findall(r"(\\w+): (http.*|hpc2)", open(f"{directory}/hpc2.yaml").read()))
+token = httpx.post(config["TokenUrl"], data={
+    "grant_type": "client_credentials", "client_id": values["MANTIK_HPC2_CLIENT_ID"],
+    "client_secret": values["MANTIK_HPC2_CLIENT_SECRET"]}).json()
+headers = {"Authorization": "Bearer " + token["access_token"]}
+system = httpx.get(config["ApiUrl"] + "/status/systems", headers=headers).json()["systems"][0]
+print(system["name"], config["Machine"], token["expires_in"])
+assert os.path.exists(f"{directory}/hpc1.yaml")
+"""
+    arguments = ("run", "--site", "hpc1=unicore", "--site", "hpc2=firecrest", "--token-lifetime=60")
+    variables = {"MANTIK_SANDBOX_DIR": str(tmp_path / "box")}
+    process = start(*arguments, "--", sys.executable, "-c", body, environment=variables)
+    output, errors = process.communicate(timeout=60)
+    assert output.split() == ["hpc2", "hpc2", "60"], errors
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> None:
     body = f"echo $MANTIK_SANDBOX_DIR; trap 'exit 9' {number.name[3:]}; touch {tmp_path}/on; " + (
@@ -96,14 +117,21 @@ def test_a_command_that_a_signal_ended(tmp_path: Path) -> None:
 
 def test_up_prints_what_another_terminal_needs(tmp_path: Path) -> None:
     variables = {"MANTIK_SANDBOX_DIR": str(tmp_path)}
-    arguments = ("up", "--site", "hpc1", "--site", "other-site=unicore")
+    sites = ("hpc1", "other-site=unicore", "hpc2=firecrest")
+    arguments = ("up", *(word for site in sites for word in ("--site", site)))
     process = start(*arguments, environment=variables)
     assert process.stdout
     lines: list[str] = []
     while not lines or not lines[-1].startswith("#"):
         lines.append(process.stdout.readline())
     text = "".join(lines)
-    for name in ("MANTIK_SANDBOX_DIR", "MANTIK_HPC1_PASSWORD", "MANTIK_OTHER_SITE_USERNAME"):
+    for name in (
+        "MANTIK_SANDBOX_DIR",
+        "MANTIK_HPC1_PASSWORD",
+        "MANTIK_OTHER_SITE_USERNAME",
+        "MANTIK_HPC2_CLIENT_ID",
+        "MANTIK_HPC2_CLIENT_SECRET",
+    ):
         assert f"export {name}=" in text
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -119,7 +147,7 @@ def test_the_config_is_one_that_the_executor_reads(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("x=firecrest", "does not speak firecREST yet"), ("x=ssh", "no API 'ssh'"), ("=", "name")],
+    [("x=ssh", "no API 'ssh'"), ("=unicore", "name"), ("=", "name")],
 )
 def test_sites_that_cannot_be(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

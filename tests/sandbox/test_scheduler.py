@@ -256,6 +256,6 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     async def test(scheduler: Scheduler) -> None:
         job = scheduler.submit(script("true"), tmp_path / "nowhere")
         await end(job)
-        assert (job.state, job.exit_code) == (State.FAILED, 1)
+        assert (job.state, job.exit_text) == (State.FAILED, "0:53")
 
     play(tmp_path, test)

@@ -126,7 +126,7 @@ def test_a_job_may_wait_for_the_client(rest: RestClient) -> None:
     url = rest.submit(raw_job("cat file", haveClientStageIn="true"))
     storage = rest.job(url)["_links"]["workingDirectory"]["href"]
     wait_for(lambda: rest.job(url)["name"] != "N/A")
-    assert rest.job(url)["status"] == "READY"
+    wait_for(lambda: rest.job(url)["status"] == "READY")
     rest.http.put(f"{storage}/files/file", content=b"late", headers=OCTETS)
     assert rest.http.post(f"{url}/actions/start", json={}).status_code == 204
     assert rest.ended(url)["status"] == "SUCCESSFUL"

@@ -4,11 +4,8 @@ It stands for proxies, portals and servers in trouble; what UNICORE itself does 
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -19,69 +16,25 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites import repeating
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer
-from snakemake_executor_plugin_mantik.sites.unicore import connection as connections
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.files import Files
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
+from tests.support.parrot import Parrot, Say
 
 TOKEN = "t0p-secret-token"
 
 
-@dataclass
-class Say:
-    """An answer; `length` is the Content-Length it claims, None the true one."""
-
-    status: int = 200
-    body: bytes = b"{}"
-    headers: dict[str, str] = field(default_factory=dict)
-    length: int | None = None
-    delay_s: float = 0.0
-
-
-class Parrot:
-    """An HTTP server that gives the answers it was told, in order, the last one for ever."""
-
-    def __init__(self) -> None:
-        self.answers: list[Say] = [Say()]
-        self.asked: list[tuple[str, str, dict[str, str]]] = []
-        parrot = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                parrot.asked.append((self.command, self.path, dict(self.headers)))
-                say = parrot.answers.pop(0) if len(parrot.answers) > 1 else parrot.answers[0]
-                time.sleep(say.delay_s)
-                self.send_response(say.status)
-                for name, value in {"Content-Type": "application/json", **say.headers}.items():
-                    self.send_header(name, value)
-                length = len(say.body) if say.length is None else say.length
-                self.send_header("Content-Length", str(length))
-                self.end_headers()
-                self.wfile.write(say.body)
-
-            do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        self.url = f"http://127.0.0.1:{self.server.server_port}/rest/core"
-
-
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(connections, "REPEAT_FIRST_S", 0.01)
-    parrot = Parrot()
+    monkeypatch.setattr(repeating, "REPEAT_FIRST_S", 0.01)
+    parrot = Parrot("/rest/core")
     parrot.thread.start()
     yield parrot
-    parrot.server.shutdown()
-    parrot.thread.join()
-    parrot.server.server_close()
+    parrot.stop()
 
 
 def talk(
@@ -123,7 +76,7 @@ def test_gives_up_after_a_while(parrot: Parrot) -> None:
     parrot.answers = [Say(502)]
     with pytest.raises(SiteUnreachable):
         talk(parrot, lambda connection: connection.get("x", ""))
-    assert len(parrot.asked) == connections.REPEAT_ATTEMPTS
+    assert len(parrot.asked) == repeating.REPEAT_ATTEMPTS
 
 
 def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
@@ -284,11 +237,11 @@ def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
 
     with pytest.raises(SiteUnreachable):
         talk(parrot, states, timeout_s=0.1)
-    assert len(parrot.asked) <= 4 * connections.REPEAT_ATTEMPTS
+    assert len(parrot.asked) <= 4 * repeating.REPEAT_ATTEMPTS
 
 
 def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
-    parrot.answers = [Say(500)] * connections.REPEAT_ATTEMPTS
+    parrot.answers = [Say(500)] * repeating.REPEAT_ATTEMPTS
     parrot.answers.append(Say(body=b'{"status": "RUNNING"}'))
 
     async def states(connection: Connection) -> dict[str, JobState]:

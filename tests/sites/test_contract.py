@@ -59,6 +59,15 @@ async def until(site: Site, job: str, wanted: Callable[[JobState], bool]) -> Job
     raise AssertionError(f"the job is still {state}")
 
 
+async def until_found(site: Site, tag: str, wanted: set[str]) -> None:
+    """The list of a scheduler may lack a job for some seconds; it never tells one that is not."""
+    deadline = time.monotonic() + STARTS_S
+    while (found := set(await site.find(tag))) != wanted:
+        assert found < wanted
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
 def ended(state: JobState) -> bool:
     return state.phase is Phase.ENDED
 
@@ -112,7 +121,8 @@ class TestJobs:
             job = await site.submit(a_job("exit 0"))
             state = await until(site, job, ended)
             assert state.reason is Reason.SUCCESS
-            assert await site.explain(job) == state
+            explained = await site.explain(job)
+            assert (explained.phase, explained.reason) == (state.phase, state.reason)
 
         bench.run(scenario)
 
@@ -139,8 +149,8 @@ class TestJobs:
         async def scenario(site: Site) -> None:
             one, other = a_job("exit 0"), a_job("exit 0")
             jobs = [await site.submit(one), await site.submit(other), await site.submit(one)]
-            assert sorted(await site.find(one.tag)) == sorted([jobs[0], jobs[2]])
-            assert await site.find(other.tag) == [jobs[1]]
+            await until_found(site, one.tag, {jobs[0], jobs[2]})
+            await until_found(site, other.tag, {jobs[1]})
             assert await site.find(str(uuid.uuid4())) == []
 
         bench.run(scenario)
@@ -173,8 +183,10 @@ class TestJobs:
             job = await site.submit(a_job("exit 0"))
             await until(site, job, ended)
             await site.forget([job, "no-such-job"])
-            assert (await site.states([job]))[job].phase is Phase.UNKNOWN
-            assert (await site.explain(job)).phase is Phase.UNKNOWN
+            left = Phase.UNKNOWN if bench.forgets else Phase.ENDED
+            assert (await site.states([job]))[job].phase is left
+            assert (await site.explain(job)).phase is left
+            await site.forget([job])
 
         bench.run(scenario)
 
@@ -197,6 +209,10 @@ class TestJobs:
                 before_on_login=(f"echo before >> {log}", f"echo 'and before' >> {log} # note"),
                 after_on_login=(f"echo after >> {log}",),
             )
+            if not bench.hooks:
+                with pytest.raises(SiteRejected):
+                    await site.submit(hooked)
+                return
             state = await until(site, await site.submit(hooked), ended)
             assert state.reason is Reason.SUCCESS
             assert await content(site, "order") == b"before\nand before\njob\nafter\n"
@@ -204,6 +220,9 @@ class TestJobs:
         bench.run_opened(scenario)
 
     def test_hook_that_fails_ends_the_job(self, bench: Bench) -> None:
+        if not bench.hooks:
+            pytest.skip("the site runs nothing on a login node")
+
         async def scenario(site: Site) -> None:
             failing = Submission(
                 str(uuid.uuid4()), "x", "exit 0", Resources(), before_on_login=("true", "exit 4")

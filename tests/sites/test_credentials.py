@@ -15,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites.credentials import (
+    ApiKey,
     Bearer,
+    ClientCredentials,
     Credential,
     Password,
     Refreshed,
@@ -225,9 +227,14 @@ class Issuer:
     def answer(self, form: dict[str, str]) -> tuple[int, dict[str, object]]:
         if self.status != 200:
             return self.status, {}
-        if form["refresh_token"] != self.valid or form["client_secret"] != "cs":
-            return 400, {"error": "invalid_grant"}
+        if form["client_secret"] != "cs":
+            return 401, {"error": "invalid_client"}
         self.count += 1
+        if form["grant_type"] == "client_credentials":
+            assert set(form) == {"grant_type", "client_id", "client_secret"}
+            return 200, {"access_token": f"access-{self.count}", "expires_in": self.expires_in}
+        if form["refresh_token"] != self.valid:
+            return 400, {"error": "invalid_grant"}
         self.valid = f"refresh-{self.count}"
         return 200, {
             "access_token": f"access-{self.count}",
@@ -286,3 +293,121 @@ class TestRefreshed:
     def test_over_plain_http(self, host: str) -> None:
         with pytest.raises(CredentialError, match="https"):
             Refreshed(f"http://{host}/token", "id", "first")
+
+
+class TestClientCredentials:
+    def test_one_request_for_many_at_the_same_time(self, issuer: Issuer) -> None:
+        async def many() -> list[str]:
+            credential = ClientCredentials(issuer.url, "id", "cs")
+            return list(await asyncio.gather(*(header(credential) for _ in range(20))))
+
+        assert asyncio.run(many()) == ["Bearer access-1"] * 20
+
+    @pytest.mark.parametrize(
+        ("lifetime", "used_for"),
+        [(45, 5), (60, 20), (90, 45), (120, 60), (300, 240), (3600, 3540)],
+    )
+    def test_tokens_are_never_used_with_less_than_30_s_left(
+        self, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, lifetime: float, used_for: float
+    ) -> None:
+        """The server refuses them then; pyfirecrest's own client uses them up to 10 s."""
+        assert lifetime - used_for > 30
+        issuer.expires_in = lifetime
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now)
+        credential = ClientCredentials(issuer.url, "id", "cs")
+        for number in range(1, 6):
+            assert asyncio.run(header(credential)) == f"Bearer access-{number}"
+            now += used_for - 0.5
+            assert asyncio.run(header(credential)) == f"Bearer access-{number}"
+            now += 1
+
+    def test_tokens_that_live_shorter_than_that_are_used_for_half_their_life(
+        self, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        issuer.expires_in = 20.0
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now)
+        credential = ClientCredentials(issuer.url, "id", "cs")
+        assert asyncio.run(header(credential)) == "Bearer access-1"
+        now += 9
+        assert asyncio.run(header(credential)) == "Bearer access-1"
+        now += 2
+        assert asyncio.run(header(credential)) == "Bearer access-2"
+
+    def test_a_token_that_a_server_refused_is_renewed(self, issuer: Issuer) -> None:
+        credential = ClientCredentials(issuer.url, "id", "cs")
+        assert asyncio.run(header(credential)) == "Bearer access-1"
+        old = credential.headers()
+        assert credential.refused(old)
+        assert asyncio.run(header(credential)) == "Bearer access-2"
+        assert credential.refused(old)  # told late: it has been renewed since
+        assert asyncio.run(header(credential)) == "Bearer access-2"
+
+    def test_refused(self, issuer: Issuer) -> None:
+        credential = ClientCredentials(issuer.url, "id", SECRET)
+        with pytest.raises(CredentialError, match="CLIENT_SECRET") as caught:
+            asyncio.run(header(credential))
+        assert SECRET not in f"{caught.value} {credential!r}"
+
+
+class TestFirecrest:
+    def find(
+        self, environ: dict[str, str], token_url: str | None = "https://i/token"
+    ) -> Credential:
+        return find_credentials("alps", "firecrest", environ, EMPTY, token_url=token_url)
+
+    def test_kinds(self) -> None:
+        one = {"MANTIK_FIRECREST_CLIENT_ID": "id", "MANTIK_FIRECREST_CLIENT_SECRET": "cs"}
+        assert isinstance(self.find(one), ClientCredentials)
+        key = {**one, "MANTIK_FIRECREST_API_KEY": "key"}
+        assert self.find(key).headers() == {"X-API-Key": "key"}
+        refresh = {**key, "MANTIK_FIRECREST_REFRESH_TOKEN": "r"}
+        assert isinstance(self.find(refresh), Refreshed)
+        token = {**refresh, "MANTIK_FIRECREST_TOKEN": "t"}
+        assert self.find(token).headers() == {"Authorization": "Bearer t"}
+
+    def test_the_sites_own_come_first(self) -> None:
+        environ = {
+            "MANTIK_FIRECREST_TOKEN": "general",
+            "MANTIK_ALPS_CLIENT_ID": "id",
+            "MANTIK_ALPS_CLIENT_SECRET": "cs",
+        }
+        assert isinstance(self.find(environ), ClientCredentials)
+
+    def test_the_issuer(self, issuer: Issuer) -> None:
+        environ = {"MANTIK_ALPS_CLIENT_ID": "id", "MANTIK_ALPS_CLIENT_SECRET": "cs"}
+        assert asyncio.run(header(self.find(environ, issuer.url))) == "Bearer access-1"
+        environ["MANTIK_ALPS_TOKEN_URL"] = issuer.url
+        assert asyncio.run(header(self.find(environ))) == "Bearer access-2"
+        assert asyncio.run(header(self.find(environ, None))) == "Bearer access-3"
+
+    def test_missing_ones_are_named(self) -> None:
+        with pytest.raises(CredentialError) as caught:
+            self.find({"MANTIK_FIRECREST_CLIENT_ID": "id"})
+        told = str(caught.value)
+        assert "MANTIK_FIRECREST_CLIENT_SECRET" in told
+        assert "TOKEN_URL" not in told
+        assert "found only CLIENT_ID" in told
+        with pytest.raises(CredentialError, match="MANTIK_FIRECREST_TOKEN_URL"):
+            self.find({}, None)
+
+    def test_those_of_the_other_api_do_not_count(self) -> None:
+        with pytest.raises(CredentialError):
+            self.find({"MANTIK_UNICORE_TOKEN": "t", "MANTIK_FIRECREST_USERNAME": "me"})
+
+    def test_all_sites(self) -> None:
+        environ = {
+            "MANTIK_UNICORE_TOKEN": "t",
+            "MANTIK_FIRECREST_CLIENT_ID": "id",
+            "MANTIK_FIRECREST_CLIENT_SECRET": "cs",
+        }
+        sites = {"juwels": "unicore", "alps": "firecrest"}
+        found = require_all(sites, environ, EMPTY, token_urls={"alps": "https://i/token"})
+        assert isinstance(found["alps"], ClientCredentials)
+        with pytest.raises(CredentialError, match="https"):
+            require_all(sites, environ, EMPTY, token_urls={"alps": "http://i.example.org/token"})
+
+    def test_keys_that_no_header_carries(self) -> None:
+        with pytest.raises(CredentialError):
+            ApiKey("a\nb")

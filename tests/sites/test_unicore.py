@@ -24,7 +24,8 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteFacts,
     Submission,
 )
-from snakemake_executor_plugin_mantik.sites.credentials import Password, SshKey
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
 from tests.support.benches import unicore_site
@@ -294,5 +295,6 @@ def test_made_from_a_backend_config(unicorex: UnicoreX, tmp_path: Path, workspac
     site = make_site(configs["site"], credential, workspace, project=tmp_path)
     assert isinstance(site, UnicoreSite)
     run(site, nothing)
-    with pytest.raises(UserError, match="not supported yet"):
-        make_site(configs["other"], credential, workspace, project=tmp_path)
+    other = make_site(configs["other"], Bearer("t"), workspace, project=tmp_path, account="g34")
+    assert isinstance(other, FirecrestSite)
+    asyncio.run(other.close())

@@ -13,13 +13,22 @@ from typing import Literal, TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import (
+    FirecrestSite as FirecrestSandbox,
+)
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-from snakemake_executor_plugin_mantik.sites.credentials import Credential, Password
+from snakemake_executor_plugin_mantik.sites.credentials import (
+    Bearer,
+    ClientCredentials,
+    Credential,
+    Password,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.unicorex import PASSWORD, USER, UnicoreX
 
-BENCHES = ["unicorex_bench", "sandbox_bench"]
+BENCHES = ["unicorex_bench", "sandbox_bench", "sandbox_firecrest_bench"]
 """Fixtures that the contract suite runs with."""
 
 _T = TypeVar("_T")
@@ -33,11 +42,15 @@ class Bench:
         site: a new object for the bench's server and workspace.
         stranger: one whose credentials the server does not take.
         away: one whose server is not there.
+        hooks: whether the site runs commands on a login node.
+        forgets: whether the site's records of a job go when it is told to forget it.
     """
 
     site: Callable[[], Site]
     stranger: Callable[[], Site]
     away: Callable[[], Site]
+    hooks: bool = True
+    forgets: bool = True
 
     def run(self, scenario: Callable[[Site], Awaitable[_T]]) -> _T:
         """The result of `scenario` with a site that is open."""
@@ -107,6 +120,42 @@ def sandbox_bench(sandbox: Sandbox) -> Bench:
         site=site,
         stranger=lambda: site(password="wrong"),
         away=lambda: site(url=f"http://127.0.0.1:{closed_port()}/rest/core"),
+    )
+
+
+def firecrest_site(
+    sandbox: Sandbox,
+    workspace: str,
+    *,
+    url: str | None = None,
+    credential: Credential | None = None,
+    name: str = "hpc2",
+    **settings: object,
+) -> FirecrestSite:
+    """A firecREST site of the sandbox; further `settings` by their names in the config."""
+    served = sandbox.site(name)
+    assert isinstance(served, FirecrestSandbox)
+    client_id, secret = sandbox.credentials(name)
+    return FirecrestSite(
+        name,
+        url or sandbox.url(name),
+        name,
+        credential or ClientCredentials(served.token_url, client_id, secret),
+        workspace_name=workspace,
+        settings=SiteSettings.model_validate(settings),
+    )
+
+
+@pytest.fixture
+def sandbox_firecrest_bench(sandbox: Sandbox) -> Bench:
+    workspace = f"ws-{uuid.uuid4()}"
+    nobody = f"http://127.0.0.1:{closed_port()}"
+    return Bench(
+        site=lambda: firecrest_site(sandbox, workspace),
+        stranger=lambda: firecrest_site(sandbox, workspace, credential=Bearer("wrong")),
+        away=lambda: firecrest_site(sandbox, workspace, url=nobody),
+        hooks=False,
+        forgets=False,
     )
 
 

@@ -2,18 +2,28 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import pytest
 
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import (
+    FirecrestSettings,
+    Settings,
+    SiteOption,
+    Timing,
+)
 
 FAST = Settings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
                   memory_interval=0.1),
     slots=2,
+    firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, accounting_lag=0.2,
+                                store_interval=0.1),
 )  # fmt: skip
 """A sandbox that loses no time."""
 
@@ -22,12 +32,13 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A running sandbox with one UNICORE site, `hpc1`; shared by all tests of a worker.
+    """A running sandbox, shared by all tests of a worker: `hpc1` is UNICORE, `hpc2` firecREST.
 
     Leave faults as they were: `sandbox.faults.clear()`.
     """
     directory = tmp_path_factory.mktemp("sandbox")
-    with Sandbox(directory, [SiteOption("hpc1")], FAST) as box:
+    sites = [SiteOption("hpc1"), SiteOption("hpc2", "firecrest")]
+    with Sandbox(directory, sites, FAST) as box:
         yield box
 
 
@@ -88,6 +99,117 @@ def rest(sandbox: Sandbox) -> Iterator[RestClient]:
     client = RestClient(sandbox)
     with client.http:
         yield client
+
+
+class FirecrestClient:
+    """Plain HTTP to one firecREST site of a sandbox, with a token of it."""
+
+    def __init__(self, box: Sandbox, name: str = "hpc2") -> None:
+        site = box.site(name)
+        assert isinstance(site, FirecrestSite)
+        self.site = site
+        self.box = box
+        self.home = str(site.home)
+        self.machine = site.machine
+        self.http = httpx.Client(
+            base_url=site.url, headers={"Authorization": f"Bearer {self.token()}"}, timeout=30
+        )
+
+    def token(self, lifetime: float | None = None) -> str:
+        """A new access token."""
+        return self.box.call(lambda: self.site.tokens.issue(lifetime))
+
+    def ops(self, method: str, name: str, **more: Any) -> httpx.Response:
+        """Ask for a command on files."""
+        return self.http.request(method, f"/filesystem/{self.machine}/ops/{name}", **more)
+
+    def upload(self, directory: str, name: str, content: bytes) -> httpx.Response:
+        """Write a file."""
+        files = {"file": (name, content)}
+        return self.ops("POST", "upload", params={"path": directory}, files=files)
+
+    def directory(self, name: str) -> str:
+        """A new directory below home."""
+        path = f"{self.home}/{name}"
+        assert self.ops("POST", "mkdir", json={"path": path, "parent": True}).status_code == 201
+        return path
+
+    def post_job(self, script: str, **more: Any) -> httpx.Response:
+        """The answer to a submission."""
+        job = {"workingDirectory": self.home, "script": script, **more}
+        return self.http.post(f"/compute/{self.machine}/jobs", json={"job": job})
+
+    def submit(self, body: str, *options: str, **more: Any) -> str:
+        """Submit a bash script with these `#SBATCH` options and return the job's id."""
+        lines = "".join(f"#SBATCH {option}\n" for option in options)
+        answer = self.post_job(f"#!/bin/bash\n{lines}{body}\n", **more)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["jobId"])
+
+    def job(self, number: str) -> dict[str, Any]:
+        """What is told of one job."""
+        answer = self.http.get(f"/compute/{self.machine}/jobs/{number}")
+        assert answer.status_code == 200, answer.text
+        shown: dict[str, Any] = answer.json()["jobs"][0]
+        return shown
+
+    def jobs(self, **params: str) -> dict[str, dict[str, Any]]:
+        """The list of jobs, by id."""
+        answer = self.http.get(f"/compute/{self.machine}/jobs", params=params)
+        assert answer.status_code == 200, answer.text
+        return {job["jobId"]: job for job in answer.json()["jobs"]}
+
+    def ended(self, number: str) -> dict[str, Any]:
+        """The job's whole record, once it has ended."""
+
+        def whole() -> dict[str, Any] | None:
+            shown = self.job(number)
+            state = shown["status"]["state"]
+            over = state not in ("PENDING", "RUNNING") and shown["name"] != "allocation"
+            return shown if over else None
+
+        found = wait_for(whole)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def fire(sandbox: Sandbox) -> Iterator[FirecrestClient]:
+    """A client of the sandbox's firecREST site."""
+    client = FirecrestClient(sandbox)
+    with client.http:
+        yield client
+
+
+@pytest.fixture
+def place(fire: FirecrestClient, tmp_path: Path) -> str:
+    """A directory at the sandbox's firecREST site for this test."""
+    return fire.directory(tmp_path.name)
+
+
+def firecrest_site(directory: Path, **settings: Any) -> Iterator[FirecrestClient]:
+    """A client of a firecREST site with settings of its own."""
+    own = replace(FAST.firecrest, **settings)
+    sites = [SiteOption("hpc2", "firecrest")]
+    with Sandbox(directory, sites, replace(FAST, firecrest=own)) as box:
+        client = FirecrestClient(box)
+        with client.http:
+            yield client
+
+
+@pytest.fixture
+def own_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FirecrestClient]:
+    """Like `fire`, a site for one test; the parameter is its settings."""
+    yield from firecrest_site(tmp_path, **request.param)
+
+
+def message(answer: httpx.Response, status: int) -> str:
+    """The message of firecREST's error, whose body has the form of all its errors."""
+    body = answer.json()
+    assert answer.status_code == status, body
+    assert list(body) == ["errorType", "message", "causedBy", "data", "user"]
+    assert body["errorType"] == ("validation" if body["data"] else "error")
+    return str(body["message"])
 
 
 def raw_job(script: str, *options: str, **more: Any) -> dict[str, Any]:

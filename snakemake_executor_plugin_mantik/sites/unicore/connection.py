@@ -6,46 +6,30 @@ that keep the session, a limit on requests at the same time, repetition of what 
 """
 
 import asyncio
-import logging
-import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import certifi
 import httpx
-import stamina
 from pyunicore.aio.client import Transport
 
 from snakemake_executor_plugin_mantik.errors import (
-    SiteBusy,
     SiteError,
     SiteUnauthorized,
     SiteUnreachable,
-    UserError,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import is_confidential, is_loopback
+from snakemake_executor_plugin_mantik.sites.addresses import checked_url, is_loopback, tls
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.repeating import repeat
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
-REPEAT_ATTEMPTS: Final = 4
-"""How often an idempotent request is made at most before its error is told."""
-REPEAT_S: Final = 30.0
-"""How long the attempts of an idempotent request may take together, seconds."""
-REPEAT_FIRST_S: Final = 0.2
-"""Wait before the first repetition, seconds; doubled for each further one."""
-REPEAT_LONGEST_S: Final = 5.0
-"""Longest wait between two attempts, seconds."""
 CONNECT_S: Final = 30.0
 """How long a connection may take to be made, seconds."""
 IDLE_S: Final = 20.0
 """How long an idle connection is kept; shorter than servers' own limit, so that none is reused in
 the moment in which the server closes it."""
-
-# stamina warns of each repetition; an error that stays is told by whoever asked.
-logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 _T = TypeVar("_T")
 _JSON: Final = {"Accept": "application/json"}
@@ -71,7 +55,7 @@ class Connection:
         timeout_s: float,
         concurrent_requests: int,
     ) -> None:
-        self.base = checked_url(url, site)
+        self.base = checked_url(url, site, "UnicoreApiUrl")
         self.requests: Counter[str] = Counter()
         self.places = concurrent_requests
         self._site = site
@@ -82,7 +66,7 @@ class Connection:
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
         self._client = httpx.AsyncClient(
-            verify=_tls(ca_file, site),
+            verify=tls(ca_file, site),
             proxy=proxy,
             trust_env=not is_loopback(self.base),
             follow_redirects=False,
@@ -155,17 +139,7 @@ class Connection:
 
     async def repeat(self, act: Callable[[], Awaitable[_T]]) -> _T:
         """Do `act`, and again a few times if the site is busy or cannot be reached."""
-        async for attempt in stamina.retry_context(
-            on=_worth_repeating,
-            attempts=REPEAT_ATTEMPTS,
-            timeout=REPEAT_S,
-            wait_initial=REPEAT_FIRST_S,
-            wait_max=REPEAT_LONGEST_S,
-            wait_jitter=REPEAT_FIRST_S,
-        ):
-            with attempt:
-                return await act()
-        raise AssertionError("stamina makes one attempt at least")
+        return await repeat(act)
 
     def json_of(self, response: httpx.Response) -> dict[str, Any]:
         """The JSON object in `response`.
@@ -233,53 +207,6 @@ class Connection:
             raise SiteUnreachable(what, where=where, do=do) from error
         except httpx.InvalidURL as error:
             raise SiteUnreachable(f"{error}", where=where, do="Check UnicoreApiUrl") from error
-
-
-def checked_url(url: str, site: str) -> str:
-    """The base URL without a slash at its end; plain HTTP only on this machine.
-
-    Raises:
-        UserError: if credentials would travel readably, or the URL holds more than an address.
-    """
-    where = f"site {site}, UnicoreApiUrl"
-    if not is_confidential(url):
-        raise UserError(
-            "is no https:// address, and nothing else keeps the credentials from being read",
-            where=where,
-            do="Give the full URL, with https://",
-        )
-    parsed = httpx.URL(url)
-    if parsed.userinfo or parsed.query or parsed.fragment:
-        raise UserError(
-            "a user name, a query or a fragment has no place in the URL",
-            where=where,
-            do="Credentials come from the environment or the keyring",
-        )
-    return url.rstrip("/")
-
-
-def _tls(ca_file: Path | None, site: str) -> ssl.SSLContext:
-    """Certificates are always checked: against the system's, certifi's, and `ca_file`."""
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(
-                f"{ca_file} cannot be used: {error}",
-                where=f"site {site}, CAFile",
-                do="Name a file with certificates in PEM form",
-            ) from error
-    return context
-
-
-def _worth_repeating(error: Exception) -> bool | float:
-    if isinstance(error, SiteBusy):
-        if error.retry_after is None:
-            return True
-        return error.retry_after if error.retry_after < REPEAT_S else False
-    return isinstance(error, SiteUnreachable)
 
 
 def not_authorized(site: str, what: str) -> SiteError:

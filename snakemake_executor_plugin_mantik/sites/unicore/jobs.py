@@ -1,6 +1,5 @@
 """Jobs through UNICORE's job API."""
 
-import asyncio
 import logging
 import re
 import time
@@ -13,9 +12,9 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
-    SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
@@ -36,7 +35,7 @@ class Jobs:
     def __init__(self, connection: Connection, site: str, submissions_per_second: float) -> None:
         self._connection = connection
         self._site = site
-        self._pace = _Pace(1 / submissions_per_second)
+        self._pace = Pace(1 / submissions_per_second)
         self.clock = 0.0
         """Seconds to add to this machine's clock for the server's."""
 
@@ -173,47 +172,13 @@ class Jobs:
     async def _all(
         self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]
     ) -> dict[str, _T | SiteError]:
-        """What `act` gives for each job, or its error.
-
-        Once the site gives no answer at all, in spite of repetitions, the other jobs are not asked
-        for: each of them would wait as long.
-        """
-        left = iter(dict.fromkeys(ids))
-        answers: dict[str, _T | SiteError] = {}
-        silent: SiteUnreachable | None = None
-
-        async def ask() -> None:
-            nonlocal silent
-            for job_id in left:
-                try:
-                    answers[job_id] = silent or await act(job_id)
-                except SiteError as error:
-                    answers[job_id] = error
-                    if isinstance(error, SiteUnreachable) and error.status is None:
-                        silent = error
-
-        await asyncio.gather(*(ask() for _ in range(min(len(ids), self._connection.places))))
-        return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
+        """What `act` gives for each job, or its error."""
+        return await answers_of(ids, act, self._connection.places)
 
     def _check_tag(self, tag: str) -> None:
         """`_` and `%` would be wildcards, a blank or a comma would make two tags."""
         if not _TAG.fullmatch(tag):
             raise SiteRejected(f"{tag!r} cannot be a tag", where=f"site {self._site}")
-
-
-class _Pace:
-    """Lets one pass every `interval` seconds."""
-
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
-        self._next = 0.0
-
-    async def wait(self) -> None:
-        now = time.monotonic()
-        turn = max(now, self._next)
-        self._next = turn + self._interval
-        if turn > now:
-            await asyncio.sleep(turn - now)
 
 
 def _url(job_id: str) -> str:

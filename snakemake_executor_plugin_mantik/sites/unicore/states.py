@@ -13,6 +13,7 @@ from typing import Any, Final
 from pyunicore.aio.client import JobStatus
 
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.sites.slurm import MEMORY_TEXTS, SLURM_STATES
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
@@ -41,24 +42,6 @@ STATUS_TEXTS: Final = (
     (r"User application exited with non-zero exit code", Reason.EXIT_CODE),
 )
 """Texts of `statusMessage` of a FAILED job."""
-
-SLURM_STATES: Final = {
-    "TIMEOUT": Reason.TIME_LIMIT,
-    "DEADLINE": Reason.TIME_LIMIT,
-    "OUT_OF_MEMORY": Reason.OUT_OF_MEMORY,
-    "NODE_FAIL": Reason.NODE_FAILURE,
-    "BOOT_FAIL": Reason.NODE_FAILURE,
-    "PREEMPTED": Reason.PREEMPTED,
-    "CANCELLED": Reason.CANCELLED,
-    "REVOKED": Reason.CANCELLED,
-}
-"""`JobState` of Slurm, for jobs without an exit code of their own."""
-
-MEMORY_TEXTS: Final = re.compile(
-    r"exceeded (job |step )?memory limit|oom[-_]kill|OOM Killed|Out Of Memory|out-of-memory",
-    re.IGNORECASE,
-)
-"""What slurmstepd writes into a job's standard error when it or the kernel killed it."""
 
 _REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
 _UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")

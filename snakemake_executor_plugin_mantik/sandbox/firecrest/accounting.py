@@ -1,0 +1,206 @@
+"""What firecREST tells about jobs: the answers of sacct and squeue, put together as it does.
+
+The accounting is behind the scheduler. Just after a job's start and end it has half a record (no
+partition and directory, another name and group, a state that may be wrong for a running job), and
+a list by name then misses a job that has just ended (all of that measured).
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
+
+CLUSTER = "sandbox"
+USER_ID = 1000
+"""The number that the pretended user has at the pretended cluster."""
+
+WINDOWS = {"1h": 3600, "8h": 8 * 3600, "24h": 86_400, "3d": 3 * 86_400, "7d": 7 * 86_400}
+"""How far a list looks back, in seconds, by what the request says."""
+
+_PRIORITY = 1
+_OUT_OF_MEMORY_SIGNAL = 125
+_TERM = 15
+
+Record = dict[str, Any]
+
+
+class Accounting:
+    """The jobs of one scheduler as firecREST tells them.
+
+    Attributes:
+        hidden: ids of jobs that are denied.
+    """
+
+    def __init__(self, scheduler: Scheduler, settings: FirecrestSettings, user: str) -> None:
+        self.hidden: set[int] = set()
+        self._scheduler = scheduler
+        self._lag = settings.accounting_lag
+        self._user = user
+        self._default_account = settings.accounts[0]
+
+    def known(self, text: str) -> BatchJob | None:
+        """The job of an id as it stands in a URL."""
+        job = self._scheduler.jobs.get(int(text)) if text.isdecimal() else None
+        return None if job is None or job.id in self.hidden else job
+
+    def of_job(self, job: BatchJob) -> list[Record]:
+        """What is told of one job; at least one record."""
+        now = time.time()
+        found = _merged([self._sacct(job, now)], [self._squeue(job, now)])
+        # A job is known at once, whatever the lag: by squeue, or by half a record.
+        return found or [self._half(job, job.state, now)]
+
+    def listed(self, *, names: Iterable[str], account: str, window: float) -> list[Record]:
+        """The jobs with one of these names (none: all) that are not over for longer than `window`.
+
+        Both commands filter for themselves, so that half a record has no name to be found by.
+        """
+        now = time.time()
+        wanted = set(names)
+        sacct: list[Record | None] = []
+        squeue: list[Record | None] = []
+        for job in self._scheduler.jobs.values():
+            if job.id in self.hidden or (account and account != self._account(job)):
+                continue
+            if job.ended is None or job.ended > now - window:
+                sacct.append(self._sacct(job, now))
+            squeue.append(self._squeue(job, now))
+        if wanted:
+            sacct = [record for record in sacct if record and record["name"] in wanted]
+            squeue = [record for record in squeue if record and record["name"] in wanted]
+        return _merged(sacct, squeue)
+
+    def _account(self, job: BatchJob) -> str:
+        return job.request.account or self._default_account
+
+    def _squeue(self, job: BatchJob, now: float) -> Record | None:
+        if job.state.final:
+            return None
+        start = None if job.started is None else int(job.started)
+        record = self._record(job, now)
+        record |= {
+            "status": _status(job.state.value, job.reason, None, None),
+            "allocationNodes": job.request.nodes,
+            "nodes": os.uname().nodename if start else "",
+            "tasks": [],
+        }
+        record["time"]["end"] = None if start is None else start + job.request.time_s
+        return record
+
+    def _sacct(self, job: BatchJob, now: float) -> Record | None:
+        if job.state.final:
+            ended = job.ended or now
+            if now < ended + self._lag:
+                return self._half(job, job.state, now)
+            return self._whole(job, now)
+        if job.state is State.PENDING:
+            return self._whole(job, now) if now >= job.submitted + self._lag else None
+        started = job.started or now
+        if now < started + self._lag:
+            return None
+        if now < started + 2 * self._lag:
+            return self._half(job, State.PENDING, now)
+        return self._whole(job, now)
+
+    def _whole(self, job: BatchJob, now: float) -> Record:
+        record = self._record(job, now)
+        exit_code, signal = _ending(job)
+        state = _state_text(job.state)
+        record |= {
+            "status": _status(state, "None", exit_code, signal),
+            "allocationNodes": job.request.nodes if job.started else 0,
+            "nodes": os.uname().nodename if job.started else "None assigned",
+            "tasks": [_batch_step(job, record["time"])] if job.started else [],
+        }
+        return record
+
+    def _half(self, job: BatchJob, state: State, now: float) -> Record:
+        record = self._whole(job, now)
+        exit_code, signal = _ending(job) if state.final else (0, 0)
+        return record | {
+            "status": _status(_state_text(state), "None", exit_code, signal),
+            "name": "allocation",
+            "partition": "",
+            "workingDirectory": "",
+            "group": "root",
+            "tasks": [],
+        }
+
+    def _record(self, job: BatchJob, now: float) -> Record:
+        """What both commands tell alike, in the order of the real answers."""
+        elapsed = int((job.ended or now) - job.started) if job.started else 0
+        return {
+            "jobId": str(job.id),
+            "name": job.request.name,
+            "status": None,
+            "tasks": None,
+            "time": {
+                "elapsed": elapsed,
+                "start": None if job.started is None else int(job.started),
+                "end": None if job.ended is None else int(job.ended),
+                "suspended": 0,
+                # Slurm has limits in minutes only.
+                "limit": -(-job.request.time_s // 60) * 60,
+            },
+            "account": self._account(job),
+            "allocationNodes": 0,
+            "cluster": CLUSTER,
+            "group": self._user,
+            "nodes": "",
+            "partition": job.request.partition,
+            "killRequestUser": None,
+            "user": self._user,
+            "workingDirectory": str(job.directory),
+            "priority": _PRIORITY,
+        }
+
+
+def _merged(sacct: Iterable[Record | None], squeue: Iterable[Record | None]) -> list[Record]:
+    """One record for each job: sacct's, or squeue's if it says PENDING or sacct has none."""
+    found: dict[str, Record] = {}
+    for record in (*sacct, *squeue):
+        if record is not None:
+            pending = record["status"]["state"] == State.PENDING.value
+            if pending or record["jobId"] not in found:
+                found[record["jobId"]] = record
+    return list(found.values())
+
+
+def _status(state: str, reason: str, exit_code: int | None, signal: int | None) -> Record:
+    return {
+        "state": state,
+        "stateReason": reason or "None",
+        "exitCode": exit_code,
+        "interruptSignal": signal,
+    }
+
+
+def _state_text(state: State) -> str:
+    return f"CANCELLED by {USER_ID}" if state is State.CANCELLED else state.value
+
+
+def _ending(job: BatchJob) -> tuple[int, int]:
+    """Exit code and signal as the accounting has them: both 0 where Slurm ended the job."""
+    if job.state is State.OUT_OF_MEMORY:
+        return 0, _OUT_OF_MEMORY_SIGNAL
+    if job.state in (State.COMPLETED, State.FAILED):
+        return job.exit_code or 0, job.signal
+    return 0, 0
+
+
+def _batch_step(job: BatchJob, times: Record) -> Record:
+    exit_code, signal = _ending(job)
+    state = _state_text(job.state).partition(" ")[0]
+    if job.state is State.TIMEOUT:
+        state, signal = "CANCELLED", _TERM
+    return {
+        "id": f"{job.id}.batch",
+        "name": "batch",
+        "status": {
+            "state": state, "stateReason": None, "exitCode": exit_code, "interruptSignal": signal
+        },
+        "time": {**times, "limit": None},
+    }  # fmt: skip

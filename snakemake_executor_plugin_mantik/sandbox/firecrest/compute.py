@@ -1,0 +1,276 @@
+"""Jobs over firecREST's REST API: `/compute/SYSTEM/jobs`."""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from snakemake_executor_plugin_mantik.sandbox import processes, shims
+from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import WINDOWS, Accounting
+from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
+    Failure,
+    either,
+    flag,
+    invalid,
+    json_body,
+    text,
+)
+from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import NO_CHANNEL, Shell, too_slow
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
+from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
+
+_ID = re.compile(r"[a-zA-Z0-9]+")
+_LONGEST_NAME = 235
+_SERVER_VARIABLES = {"F7T_version": "v2.0.0"}
+"""What a job finds in its environment if the request brings no variables."""
+
+_OPTIONS = (
+    ("partition", ("partition",)),
+    ("reservation", ("reservation",)),
+    ("account", ("account",)),
+    ("job-name", ("name",)),
+    ("error", ("standardError", "standard_error")),
+    ("output", ("standardOutput", "standard_output")),
+    ("input", ("standardInput", "standard_input")),
+    ("constraint", ("constraints",)),
+)
+"""sbatch's options and the fields of a request that become one."""
+
+_TOO_MANY = (
+    "sbatch: error: AssocMaxSubmitJobLimit\n"
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)
+
+
+def slurm_failure(stderr: str, status: int = 1) -> Failure:
+    """What firecREST answers when a Slurm command fails: a 500, also for lasting reasons."""
+    return Failure(
+        500, f"Unexpected Slurm command response. exit_status:{status} std_err:{stderr}\n"
+    )
+
+
+def no_answer(reason: str) -> Failure:
+    """What firecREST answers to a question for jobs if sacct or squeue does not answer."""
+    return Failure(500, "Error executing Slurm command.", caused_by=[reason])
+
+
+def exported(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a job gets of those in a request.
+
+    They pass through `sbatch --export=ALL,K=V,...`, which splits at every comma.
+    """
+    items = ",".join(f"{name}={value}" for name, value in variables.items()).split(",")
+    pairs = (item.partition("=") for item in items)
+    return {name: value for name, equals, value in pairs if equals}
+
+
+class Compute:
+    """The jobs of one site."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        accounting: Accounting,
+        shell: Shell,
+        settings: FirecrestSettings,
+        home: Path,
+    ) -> None:
+        self._scheduler = scheduler
+        self._accounting = accounting
+        self._shell = shell
+        self._settings = settings
+        self._home = home
+
+    async def handle(self, request: Request, parts: list[str]) -> Response:
+        """Answer a request; `parts` are what follows `jobs` in the path.
+
+        Raises:
+            Failure: whatever the server answers instead.
+        """
+        match request.method, parts:
+            case "POST", []:
+                return await self._submit(request)
+            case "GET", []:
+                return await self._list(request)
+            case "GET", [number]:
+                return await self._one(number)
+            case "GET", [number, "metadata"]:
+                return await self._metadata(number)
+            case "PUT", [number, "attach"]:
+                return await self._attach(request, number)
+            case "DELETE", [number]:
+                return await self._cancel(number)
+            case _, [] | [_] | [_, "metadata" | "attach"]:
+                raise Failure(405, "Method Not Allowed")
+        raise Failure(404, "Not Found")
+
+    # --- submission ---------------------------------------------------------------------------
+
+    async def _submit(self, request: Request) -> Response:
+        body = await json_body(request)
+        job = body.get("job")
+        if not isinstance(job, dict):
+            raise invalid("body", "job", "Field required")
+        await self._shell.occupy()
+        number = await self.submit(job, twice=bool(request.scope.get("sandbox.repeat")))
+        if request.scope.get("sandbox.forget"):
+            self._accounting.hidden.add(number)
+        return JSONResponse({"jobId": str(number)}, 201)
+
+    async def submit(self, job: Mapping[str, Any], *, twice: bool = False) -> int:
+        """Submit what a request describes (all of it if `twice`) and return the job's id.
+
+        Raises:
+            Failure: where the request or Slurm is against it.
+        """
+        directory = text(job, "workingDirectory", "working_directory")
+        script = self._script(job)
+        if script is None:
+            # sbatch waits for its input until firecREST gives up.
+            await asyncio.sleep(self._settings.command_timeout)
+            raise too_slow()
+        variables = either(job, "env", "environment")
+        if variables is None:
+            variables = _SERVER_VARIABLES
+        if not isinstance(variables, dict):
+            raise invalid("body", "job", "Input should be a valid dictionary")
+        options = {
+            option: value
+            for option, names in _OPTIONS
+            if (value := text(job, *names, needed=False))
+        }
+        environment = exported({name: str(value) for name, value in variables.items()})
+        limit = self._settings.max_submit_jobs
+        if limit is not None and self._unfinished() >= limit:
+            raise Failure(
+                403, f"Job submission rejected: accounting/QOS policy limit exceeded. {_TOO_MANY}"
+            )
+        options["chdir"] = directory
+        number = 0
+        try:
+            for _ in range(2 if twice else 1):
+                number = self._scheduler.submit(script, self._home, options, environment).id
+        except SbatchError as error:
+            raise slurm_failure(str(error)) from error
+        return number
+
+    @staticmethod
+    def _script(job: Mapping[str, Any]) -> str | None:
+        if path := text(job, "scriptPath", "script_path", needed=False):
+            try:
+                return Path(path).read_text()
+            except OSError as error:
+                raise slurm_failure(f"sbatch: error: Unable to open file {path}") from error
+        return text(job, "script", needed=False) or None
+
+    def _unfinished(self) -> int:
+        return sum(not job.state.final for job in self._scheduler.jobs.values())
+
+    # --- what is known ------------------------------------------------------------------------
+
+    async def _ask_both(self) -> None:
+        """Run sacct and squeue at the same time; one of them failing is the end of the answer."""
+        try:
+            await self._shell.occupy(2)
+        except Failure as error:
+            raise no_answer(NO_CHANNEL) from error
+
+    async def _list(self, request: Request) -> Response:
+        query = request.query_params
+        flag(request, "allusers")
+        name, window = query.get("name", ""), query.get("time_window", "24h")
+        if len(name) > _LONGEST_NAME:
+            problem = f"String should have at most {_LONGEST_NAME} characters"
+            raise invalid("query", "name", problem)
+        if window not in WINDOWS:
+            allowed = ", ".join(repr(text) for text in WINDOWS)
+            raise invalid("query", "time_window", f"Input should be {allowed}")
+        await self._ask_both()
+        jobs = self._accounting.listed(
+            names=[one for one in name.split(",") if one],
+            account=query.get("account", ""),
+            window=WINDOWS[window],
+        )
+        return JSONResponse({"jobs": jobs})
+
+    async def _one(self, number: str) -> Response:
+        _check_id(number)
+        await self._ask_both()
+        return JSONResponse({"jobs": self._accounting.of_job(self._found(number))})
+
+    def _found(self, number: str) -> BatchJob:
+        job = self._accounting.known(number)
+        if job is None:
+            raise Failure(404, "Job not found.")
+        return job
+
+    async def _metadata(self, number: str) -> Response:
+        _check_id(number)
+        await self._shell.occupy(2)
+        job = self._found(number)
+        if job.ended is not None and job.ended < time.time() - self._settings.job_memory:
+            raise Failure(404, "Job not found.")
+        output = self._scheduler.output_path(job)
+        shown = {
+            "jobId": str(job.id),
+            "script": job.script.read_text() if job.script.is_file() else "",
+            # Cut at the first blank, as scontrol's line is read.
+            "standardInput": "/dev/null",
+            "standardOutput": str(output).partition(" ")[0],
+            "standardError": str(self._scheduler.error_path(job) or output).partition(" ")[0],
+        }
+        return JSONResponse({"jobs": [shown]})
+
+    # --- what is done to jobs -----------------------------------------------------------------
+
+    async def _cancel(self, number: str) -> Response:
+        _check_id(number)
+        await self._shell.occupy()
+        job = self._accounting.known(number)
+        complaint = f"scancel: error: Kill job error on job id {number}: "
+        if job is None:
+            raise slurm_failure(f"{complaint}Invalid job id specified", 0)
+        if job.state.final or job.verdict is State.CANCELLED:
+            what = f"scancel: Terminating job {number}\n{complaint}"
+            raise slurm_failure(f"{what}Job/step already completing or completed", 0)
+        self._scheduler.cancel(job.id)
+        return Response(status_code=204)
+
+    async def _attach(self, request: Request, number: str) -> Response:
+        """Run a command beside a running job, as `srun --overlap` does."""
+        _check_id(number)
+        command = text(await json_body(request), "command")
+        await self._shell.occupy()
+        job = self._accounting.known(number)
+        if job is None or job.state is not State.RUNNING:
+            raise slurm_failure("srun: error: Unable to confirm allocation for job: Invalid job id")
+        environment = shims.environment({"HOME": str(self._home), processes.MARK: job.mark})
+        process = await asyncio.create_subprocess_exec(
+            "/bin/bash", "-c", command, cwd=job.directory, env=environment,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._settings.command_timeout):
+                _, errors = await process.communicate()
+        except TimeoutError as error:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise too_slow() from error
+        if process.returncode:
+            raise slurm_failure(errors.decode(errors="replace"), process.returncode)
+        return Response(status_code=204)
+
+
+def _check_id(number: str) -> None:
+    if not _ID.fullmatch(number):
+        raise invalid("path", "job_id", "String should match pattern '^[a-zA-Z0-9]+$'")

@@ -1,0 +1,265 @@
+"""One firecREST site: its API, its token endpoint and its object store below `/SITE`."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault
+from snakemake_executor_plugin_mantik.sandbox.firecrest import status
+from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import Accounting
+from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import Failure, failed
+from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import Compute, no_answer
+from snakemake_executor_plugin_mantik.sandbox.firecrest.operations import Operations
+from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import (
+    Shell,
+    channel_closed,
+    too_slow,
+)
+from snakemake_executor_plugin_mantik.sandbox.firecrest.store import Store
+from snakemake_executor_plugin_mantik.sandbox.firecrest.tokens import Tokens
+from snakemake_executor_plugin_mantik.sandbox.firecrest.transfers import Transfers
+from snakemake_executor_plugin_mantik.sandbox.record import Record
+from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules
+from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler
+from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+
+VERSION = "2.x.x"
+"""The version that the site claims, as the server does that it was compared with."""
+
+_API = "/firecrest/v2"
+_TOKEN = "/auth/realms/sandbox/protocol/openid-connect/token"  # noqa: S105
+_STORE = "/store"
+_USER = "mantik"
+
+_CONFIG = """\
+Firecrest:
+  ApiUrl: {url}
+  TokenUrl: {token_url}
+  Machine: {machine}
+"""
+
+
+class FirecrestSite:
+    """A site: file systems, a scheduler, and firecREST in front of them.
+
+    Attributes:
+        name: as in the URL.
+        machine: the name of its one system.
+        directory: where all of it lies: `home`, `scratch`, `spool`, `store`.
+        home: the user's home directory, where transfer jobs work and write their logs.
+        tokens: the identity provider.
+        url, token_url: of the API and of the token endpoint.
+    """
+
+    def __init__(self, name: str, directory: Path, settings: Settings, base: str) -> None:
+        """Make the site's directories; `base` is the server's URL."""
+        self.name = name
+        self.machine = name.lower()
+        self.directory = directory.resolve()
+        self.settings = settings
+        self.url = f"{base}/{name}{_API}"
+        self.token_url = f"{base}/{name}{_TOKEN}"
+        self.record = Record()
+        own = settings.firecrest
+        roots = [self.directory / "home", self.directory / "scratch"]
+        self.home = roots[0] / _USER
+        for root in roots:
+            (root / _USER).mkdir(parents=True, exist_ok=True)
+        self.tokens = Tokens(_USER, own)
+        rules = Rules(part_limits=False, accounts=own.accounts, records_refused=True)
+        self.scheduler = Scheduler(
+            self.directory / "spool", settings, home=self.home, user=_USER, rules=rules
+        )
+        self.accounting = Accounting(self.scheduler, own, _USER)
+        self._own = own
+        self._roots = roots
+        self._since = time.time()
+        self._later: set[asyncio.Task[Response]] = set()
+        self._shell = Shell(own)
+        self._store = Store(self.directory / "store")
+        self._store.url = f"{base}/{name}{_STORE}"
+        self._compute = Compute(self.scheduler, self.accounting, self._shell, own, self.home)
+        self._operations = Operations(self._shell, own, roots, self.machine)
+        self._transfers = Transfers(
+            self._compute, self._shell, self._store, own,
+            roots=roots, system=self.machine, home=self.home,
+        )  # fmt: skip
+
+    # --- what the sandbox needs of a site ------------------------------------------------------
+
+    def start(self) -> None:
+        """Nothing: the server looks at its scheduler only when it is asked."""
+
+    async def stop(self) -> None:
+        """End all jobs and remove the object store; the file systems' files stay."""
+        for task in self._later:
+            task.cancel()
+        await self.scheduler.stop()
+        await asyncio.to_thread(self._store.remove)
+
+    def config(self) -> str:
+        """The keys of the backend config that lead to this site."""
+        return _CONFIG.format(url=self.url, token_url=self.token_url, machine=self.machine)
+
+    def credentials(self) -> tuple[str, str]:
+        """Client id and secret."""
+        return self.tokens.client_id, self.tokens.client_secret
+
+    def variables(self) -> dict[str, str]:
+        """The credentials, by what follows `MANTIK_SITE_` in the names of their variables."""
+        client_id, secret = self.credentials()
+        return {"CLIENT_ID": client_id, "CLIENT_SECRET": secret}
+
+    def recorded(self) -> dict[str, Any]:
+        """What the site was asked and what it ran."""
+        jobs = [_recorded(job) for job in self.scheduler.jobs.values()]
+        return self.record.as_json(jobs, self.scheduler)
+
+    def refusal(self, fault: Fault) -> dict[str, Any]:
+        """The body of a refused request."""
+        return {
+            "errorType": "error", "message": fault.message, "causedBy": None, "data": None,
+            "user": None if fault.status == 500 else _USER,
+        }  # fmt: skip
+
+    def act(self, action: Action, scope: Scope) -> None:
+        """Let a fault happen to the request of `scope`."""
+        match action:
+            case "expire_sessions":
+                self.tokens.change_key()
+            case "forget_job":
+                scope["sandbox.forget"] = True
+            case "repeat_job":
+                scope["sandbox.repeat"] = True
+
+    # --- requests ------------------------------------------------------------------------------
+
+    async def handle(self, request: Request) -> Response:
+        """Answer one request to this site."""
+        path = request.url.path.removeprefix(f"/{self.name}")
+        self.record.note(request.method, f"/{self.name}{path}")
+        if path == _TOKEN:
+            return await self.tokens.endpoint(request)
+        if path.startswith(f"{_STORE}/"):
+            raw = request.scope["raw_path"].decode("ascii").partition("?")[0]
+            return await self._store.handle(request, unquote(raw.partition(f"{_STORE}/")[2]))
+        user = None
+        try:
+            if not path.startswith(f"{_API}/"):
+                raise Failure(404, "Not Found")
+            # The real server lowers the whole path, so that system names have no case.
+            parts = path.removeprefix(f"{_API}/").lower().split("/")
+            if parts[:2] == ["status", "liveness"]:
+                return _with_headers(request, self._liveness(parts[2:]), None)
+            self.tokens.check(request.headers)
+            user = _USER
+            response = await self._in_time(request, parts)
+        except Failure as failure:
+            response = failed(failure, user)
+            if failure.unhandled:
+                request.scope["sandbox.reset"] = True
+        return _with_headers(request, response, user)
+
+    async def _in_time(self, request: Request, parts: list[str]) -> Response:
+        """Answer a request, or answer that it took too long, as a fault says."""
+        fault: Fault | None = request.scope.get("sandbox.timeout")
+        if fault is None:
+            return await self._answer(request, parts)
+        await request.body()
+        if fault.action == "timeout_after" and not fault.seconds:
+            await self._answer(request, parts)
+        await asyncio.sleep(self._own.command_timeout)
+        if fault.action == "timeout_after" and fault.seconds:
+            task = asyncio.create_task(self._answer_later(request, parts, fault.seconds))
+            self._later.add(task)
+            task.add_done_callback(self._later.discard)
+        raise _timeout_failure(request.method, parts)
+
+    async def _answer_later(self, request: Request, parts: list[str], seconds: float) -> Response:
+        await asyncio.sleep(seconds)
+        return await self._answer(request, parts)
+
+    async def _answer(self, request: Request, parts: list[str]) -> Response:
+        if parts == ["status", "systems"] and request.method == "GET":
+            return JSONResponse({"systems": [self._system()]})
+        if len(parts) >= 3 and parts[0] in ("status", "compute", "filesystem"):
+            area, system = parts[:2]
+            if system != self.machine:
+                raise Failure(404, "System not found")
+            match area, parts[2:]:
+                case "status", [kind] if request.method == "GET":
+                    return await self._status(kind)
+                case "compute", ["jobs", *rest]:
+                    return await self._compute.handle(request, rest)
+                case "filesystem", ["ops", name]:
+                    return await self._operations.handle(request, name)
+                case "filesystem", ["transfer", name]:
+                    return await self._transfers.handle(request, name)
+        raise Failure(404, "Not Found")
+
+    def _liveness(self, rest: list[str]) -> Response:
+        if not rest:
+            return Response(status_code=307, headers={"Location": f"{self.url}/status/liveness/"})
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._since))
+        age = int(time.time() - self._since)
+        return JSONResponse({"healthcheckRuns": {self.machine: moment}, "lastUpdate": age})
+
+    def _system(self) -> dict[str, Any]:
+        return status.system(self.machine, self._roots, self._own, self._store.url, self._since)
+
+    async def _status(self, kind: str) -> Response:
+        partitions = self.settings.partitions
+        found: Any
+        match kind:
+            case "nodes":
+                found = {"nodes": status.nodes(partitions)}
+            case "partitions":
+                found = {"partitions": status.partitions_shown(partitions)}
+            case "reservations":
+                found = {"reservations": []}
+            case "userinfo":
+                found = status.user_info(_USER, self._own)
+            case _:
+                raise Failure(404, "Not Found")
+        await self._shell.occupy()
+        return JSONResponse(found)
+
+
+def _timeout_failure(method: str, parts: list[str]) -> Failure:
+    """What firecREST answers when the command of a request takes too long."""
+    if (method, parts[0]) == ("POST", "compute") or parts[-2:] == ["ops", "upload"]:
+        return channel_closed()
+    if (method, parts[0]) == ("GET", "compute"):
+        return Failure(500, "()") if parts[-1] == "metadata" else no_answer(too_slow().message)
+    return too_slow()
+
+
+def _with_headers(request: Request, response: Response, user: str | None) -> Response:
+    """Add the headers of all of firecREST's answers."""
+    response.headers["f7t-timestamp"] = str(time.time())
+    response.headers["f7t-appversion"] = VERSION
+    if user is not None:
+        response.headers["f7t-authusername"] = user
+    for name in ("x-request-id", "x-correlation-id"):
+        if name in request.headers:
+            response.headers[name] = request.headers[name]
+    return response
+
+
+def _recorded(job: BatchJob) -> dict[str, Any]:
+    return {
+        "id": str(job.id),
+        "tags": [],
+        "name": job.request.name,
+        "status": job.state.value,
+        "exit_code": job.exit_code,
+        "scheduler_ids": [job.id],
+        "submitted": job.submitted,
+        "ended": job.ended,
+    }

@@ -1,0 +1,263 @@
+"""What firecREST's answers and pyfirecrest's exceptions mean: all of them to `SiteError`s.
+
+firecREST runs commands over ssh and answers with what they wrote, mostly as 500, so some texts have
+to be told apart: they stand in one table, and a test holds answers of a real server against it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import httpx
+import requests
+from firecrest.FirecrestException import (
+    FirecrestException,
+    JobTimeoutException,
+    MultipartUploadException,
+    NotImplementedOnAPIversion,
+    TransferJobFailedException,
+)
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
+
+TOO_LARGE: Final = 413
+"""A file or an output is larger than the server's `max_ops_file_size`."""
+TIMED_OUT: Final = 408
+"""A command at the site took longer than the server waits for it (5 s by default)."""
+
+_LONGEST_TEXT: Final = 400
+
+_CHECK_CREDENTIALS: Final = (
+    "Check the credentials of this site; they are read from the environment or the keyring"
+)
+
+
+class Meaning(Enum):
+    """What an error answer says about the act."""
+
+    UNKNOWN = SiteUnreachable
+    LATER = SiteBusy
+    CREDENTIALS = SiteUnauthorized
+    MISSING = SiteNotFound
+    NO = SiteRejected
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A text in an error answer, and its meaning.
+
+    Attributes:
+        text: regular expression, searched for without regard to case.
+        meaning: what it says.
+        do: what the user may do.
+    """
+
+    text: str
+    meaning: Meaning
+    do: str = ""
+
+
+ERROR_TEXTS: Final = (
+    # A command with input (submission, upload) that took longer than 5 s: it may go on.
+    Pattern(r"Channel not open for sending", Meaning.UNKNOWN),
+    # MaxSessions of the login node's sshd: other clients of the user count as well.
+    Pattern(r"Unable to open a new SSH channel", Meaning.LATER),
+    Pattern(r"is unhealthy", Meaning.LATER),
+    Pattern(
+        r"No SSH credentials found",
+        Meaning.CREDENTIALS,
+        "Ask the site to enable firecREST for your account",
+    ),
+    # scancel and qdel of jobs that are over.
+    Pattern(
+        r"already completing or completed|Invalid job id specified|Unknown Job.?Id|"
+        r"Job has finished",
+        Meaning.MISSING,
+    ),
+    # Slurm's limits on how many jobs are submitted; other limits stay exceeded.
+    Pattern(r"\b(QOS|Assoc)\w*Submit\w*Limit", Meaning.LATER),
+    Pattern(r"would exceed \S+ (per-\S+ )?limit of jobs", Meaning.LATER),
+    Pattern(
+        r"accounting/QOS policy limit exceeded|\b(QOS|Assoc)(Max|Min|Grp)\w*Limit",
+        Meaning.NO,
+        "Ask for less, or for another account, queue or QoS",
+    ),
+    # The scheduler does not answer: a submission may have got through.
+    Pattern(
+        r"Socket timed out|Unable to contact slurm controller|temporarily unable to accept|"
+        r"Resource temporarily unavailable|Communication failure|cannot connect to server",
+        Meaning.UNKNOWN,
+    ),
+    Pattern(r"sbatch: (error|fatal)|\bqsub: ", Meaning.NO, "Check the job's resources"),
+    Pattern(r"No space left|Disk quota exceeded", Meaning.NO, "Make room at the site"),
+    Pattern(r"File exists|Is a directory|Not a directory", Meaning.NO),
+    Pattern(r"No such file or directory|Job not found", Meaning.MISSING),
+    Pattern(
+        r"Permission denied|Operation not permitted|Read-only file system",
+        Meaning.NO,
+        "Check the permissions of your account at the site",
+    ),
+    Pattern(r"System not found", Meaning.NO, "Check Machine in the backend config"),
+    Pattern(
+        r"Account parameter is required",
+        Meaning.NO,
+        "Set MANTIK_COMPUTE_BUDGET_ACCOUNT: large files go through jobs at this site",
+    ),
+)
+"""Texts of `message` and `causedBy`; the first that fits counts."""
+
+_BY_STATUS: Final = {
+    401: Meaning.CREDENTIALS,
+    403: Meaning.CREDENTIALS,
+    404: Meaning.MISSING,
+    407: Meaning.UNKNOWN,
+    TIMED_OUT: Meaning.UNKNOWN,
+    424: Meaning.LATER,
+    425: Meaning.LATER,
+    429: Meaning.LATER,
+    501: Meaning.NO,
+    503: Meaning.LATER,
+}
+
+
+def error_of(error: Exception, site: str) -> SiteError | None:
+    """The error that an exception of a request stands for; None if it is none of a request."""
+    where = f"site {site}"
+    if isinstance(error, FirecrestException):
+        return answered(error.responses[-1], site)
+    if isinstance(error, FileNotFoundError):
+        return SiteNotFound(str(error), where=where)  # pyfirecrest's download()
+    if isinstance(error, httpx.HTTPError | httpx.InvalidURL | requests.RequestException):
+        return _no_answer(error, where)
+    for kinds, make in _OF_PYFIRECREST:
+        if isinstance(error, kinds):
+            return make(site)
+    return None
+
+
+_OF_PYFIRECREST: Final[
+    tuple[tuple[tuple[type[Exception], ...], Callable[[str], SiteError]], ...]
+] = (
+    (
+        (TransferJobFailedException, JobTimeoutException),
+        lambda site: SiteUnreachable("a transfer job of firecREST failed", where=f"site {site}"),
+    ),
+    (
+        (MultipartUploadException,),  # its text holds URLs that give access to the file
+        lambda site: SiteUnreachable("the site's object store took no file", where=f"site {site}"),
+    ),
+    (
+        (NotImplementedOnAPIversion,),
+        lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
+    ),
+    # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
+    ((KeyError, TypeError, ValueError), lambda site: nonsense("a request", site)),
+)
+
+
+def nonsense(path: str, site: str) -> SiteUnreachable:
+    """The error for an answer that cannot be what firecREST says."""
+    return SiteUnreachable(
+        f"{path} was answered with something that firecREST v2 does not say",
+        where=f"site {site}",
+        do="Check ApiUrl and the network (proxy, VPN, a login page)",
+    )
+
+
+def _no_answer(error: Exception, where: str) -> SiteUnreachable:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    do = "Check ApiUrl and the network"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        do = "Name the certificate of the site's authority with CAFile"
+    request = getattr(error, "_request", None)  # httpx raises where there is none
+    path = f" to {request.method} {request.url.path}" if isinstance(request, httpx.Request) else ""
+    return SiteUnreachable(f"no answer{path}: {reason}", where=where, do=do)
+
+
+def answered(response: httpx.Response, site: str) -> SiteError:
+    """The error that `response` stands for, which is not what was expected.
+
+    An answer that is not the server's own (a web page, of a proxy or a login portal) proves
+    nothing, whatever its status.
+    """
+    status = response.status_code
+    if str(response.headers.get("Content-Type", "")).startswith("text/html"):
+        return _error(
+            Meaning.UNKNOWN,
+            response,
+            site,
+            "a web page instead of an answer of firecREST",
+            "Check ApiUrl and the network (proxy, VPN, a login page)",
+        )
+    if status < 400:
+        return _error(Meaning.UNKNOWN, response, site, "not what firecREST v2 says", "Check ApiUrl")
+    body = body_of(response)
+    text = _text_of(response, body)
+    for pattern in ERROR_TEXTS:
+        if re.search(pattern.text, text, re.IGNORECASE):
+            return _error(pattern.meaning, response, site, text, pattern.do)
+    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
+    if meaning is Meaning.MISSING and "errorType" not in body:
+        meaning = Meaning.UNKNOWN  # of a gateway: no word about the file or the job
+    do = _CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
+    return _error(meaning, response, site, text, do)
+
+
+def body_of(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object in `response`, empty if there is none."""
+    try:
+        answer = json.loads(response.content)
+    except (ValueError, httpx.StreamError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def shaken(response: httpx.Response) -> bool:
+    """Whether the server closes the connection behind this answer (measured).
+
+    After an error that it did not handle itself, its own 500 names no user, uvicorn drops the
+    connection a little later: the next request on it is reset.
+    """
+    return response.status_code == 500 and body_of(response).get("user") is None
+
+
+def _error(
+    meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
+) -> SiteError:
+    request = response.request
+    what = f"{request.method} {request.url.path} was answered with {response.status_code}"
+    what = f"{what}: {text}" if text else what
+    where = f"site {site}"
+    status = response.status_code
+    if meaning is Meaning.LATER:
+        wait = retry_after(response.headers.get("Retry-After"))
+        return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
+    kind: type[SiteError] = meaning.value
+    return kind(what, where=where, do=do, status=status)
+
+
+def retry_after(header: str | None) -> float | None:
+    """The seconds that a Retry-After header asks to wait; None for none or for a date."""
+    if header is None or not re.fullmatch(r"\d{1,9}", header.strip()):
+        return None
+    return float(header)
+
+
+def _text_of(response: httpx.Response, body: dict[str, Any]) -> str:
+    """The server's own words on one line, shortened at the front: the reason comes last."""
+    caused = body.get("causedBy")
+    parts = [body.get("message"), *(caused if isinstance(caused, list) else [])]
+    text = " ".join(" ".join(str(part).split()) for part in parts if part)
+    if not body:
+        text = " ".join(response.text.split())
+    return text if len(text) <= _LONGEST_TEXT else f"…{text[-_LONGEST_TEXT:]}"

@@ -1,0 +1,191 @@
+"""The connection to a firecREST server: pooled, verified, counted, with typed errors.
+
+pyfirecrest makes the requests; this module gives it an HTTP client and adds what it lacks: errors
+with a meaning, tokens that the server takes, limits, repetition of what may be repeated.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+import httpx
+
+from snakemake_executor_plugin_mantik.errors import SiteUnauthorized
+from snakemake_executor_plugin_mantik.sites.addresses import checked_url, is_loopback, tls
+from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
+from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
+from snakemake_executor_plugin_mantik.sites.repeating import repeat
+
+CONNECT_S: Final = 30.0
+"""How long a connection may take to be made, seconds."""
+IDLE_S: Final = 60.0
+"""How long an idle connection is kept, seconds; one that the other side has closed meanwhile is
+noticed before it is used again."""
+SETTLE_S: Final = 0.5
+"""How long nothing is sent after an answer behind which the server drops the connection."""
+JOB_CHANNELS: Final = 2
+"""ssh channels that firecREST opens to ask for jobs: sacct and squeue at the same time."""
+
+_T = TypeVar("_T")
+
+
+class Connection:
+    """Requests to one firecREST server, as one user.
+
+    Attributes:
+        requests: how many requests were made, by kind, repetitions included.
+        places: how many requests may be under way at the same time.
+        client: pyfirecrest's client; use it through `ask` and `once`.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        url: str,
+        credential: Credential,
+        *,
+        ca_file: Path | None,
+        proxy: str | None,
+        timeout_s: float,
+        concurrent_requests: int,
+    ) -> None:
+        self.site = site
+        self.base = checked_url(url, site, "Firecrest.ApiUrl")
+        self.requests: Counter[str] = Counter()
+        self.places = concurrent_requests
+        self._credential = credential
+        self._sent: dict[str, str] = {}
+        self._channels = _Channels(concurrent_requests)
+        self._stores = asyncio.Semaphore(concurrent_requests)
+        self._quiet_until = 0.0
+        context = tls(ca_file, site)
+        timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+        self._session = Session(
+            verify=context,
+            proxy=proxy,
+            trust_env=not is_loopback(self.base),
+            follow_redirects=False,
+            timeout=timeout,
+            limits=httpx.Limits(
+                max_connections=3 * concurrent_requests,
+                max_keepalive_connections=concurrent_requests,
+                keepalive_expiry=IDLE_S,
+            ),
+            event_hooks={"request": [self._count], "response": [self._look]},
+        )
+        self.client = Client(self.base, self, tls=context, timeout=timeout, session=self._session)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.aclose()
+
+    async def auth_headers(self) -> Mapping[str, str]:
+        """The headers that prove who we are; pyfirecrest asks for them before each request."""
+        await self._credential.renew()
+        self._sent = self._credential.headers()
+        return self._sent
+
+    async def ask(
+        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1
+    ) -> _T:
+        """Make an idempotent request; repeated when that may help."""
+        return await repeat(lambda: self.once(what, act, channels=channels))
+
+    async def once(
+        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1
+    ) -> _T:
+        """Make a request, once more only if its token was refused and there is another one.
+
+        Args:
+            what: what it counts as in `requests`.
+            act: makes it with pyfirecrest's client.
+            channels: how many ssh channels it takes at the site.
+        """
+        async with self._channels.take(channels):
+            try:
+                return await self._act(what, act)
+            except SiteUnauthorized as error:
+                if error.status != httpx.codes.UNAUTHORIZED:
+                    raise
+                if not self._credential.refused(self._sent):
+                    raise
+            return await self._act(what, act)
+
+    async def store(self, what: str, act: Callable[[Client], Awaitable[_T]]) -> _T:
+        """Make a request to the site's object store, which needs no ssh."""
+        async with self._stores:
+            return await self._act(what, act)
+
+    @asynccontextmanager
+    async def download(self, url: str, offset: int) -> AsyncIterator[httpx.Response]:
+        """The answer that brings an object of the site's store, to be read in the context."""
+        async with self._stores:
+            token = kind.set("download")
+            try:
+                with self._told():
+                    async with self.client.stream(url, offset) as response:
+                        yield response
+            finally:
+                kind.reset(token)
+
+    async def _act(self, what: str, act: Callable[[Client], Awaitable[_T]]) -> _T:
+        token = kind.set(what)
+        try:
+            with self._told():
+                while (wait := self._quiet_until - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                return await act(self.client)
+        finally:
+            kind.reset(token)
+
+    async def _count(self, _request: httpx.Request) -> None:
+        self.requests[kind.get()] += 1
+
+    async def _look(self, response: httpx.Response) -> None:
+        if response.status_code == 500:
+            await response.aread()
+            if shaken(response):
+                self._quiet_until = time.monotonic() + SETTLE_S
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what pyfirecrest and the HTTP client raise into site errors."""
+        try:
+            yield
+        except Exception as error:
+            told = error_of(error, self.site)
+            if told is None:
+                raise
+            raise told from error
+
+
+class _Channels:
+    """The ssh channels that we open at the site: firecREST has one ssh connection per user.
+
+    OpenSSH allows ten on one (MaxSessions), shared with the user's other firecREST clients.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free = asyncio.Semaphore(count)
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def take(self, number: int) -> AsyncIterator[None]:
+        """Hold `number` channels in the context."""
+        taken = 0
+        try:
+            # One at a time: of two that want two each, none may wait for the other's second one.
+            async with self._turn:
+                for _ in range(min(number, self._count)):
+                    await self._free.acquire()
+                    taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()

@@ -1,0 +1,266 @@
+"""Files of the workspace through firecREST's file API: each request is a command over ssh."""
+
+import asyncio
+import re
+import stat
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteNotFound,
+    SiteRejected,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.base import Entry
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
+    TIMED_OUT,
+    TOO_LARGE,
+    nonsense,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
+    System,
+    local_time,
+    zone_of,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, parent
+from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
+from snakemake_executor_plugin_mantik.sites.repeating import repeat
+
+_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+
+
+class Files:
+    """The workspace's files."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        system: System,
+        paths: WorkspacePaths,
+        transfers: Transfers,
+    ) -> None:
+        self._connection = connection
+        self._system = system
+        self._paths = paths
+        self._transfers = transfers
+        self._where = f"site {connection.site}"
+        self._zone = 0.0
+        self._made: set[str] = set()
+        self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # Files come as base64 through a buffer of the size that files may have on their way up.
+        self._down_bytes = system.direct_bytes * 3 // 4 - 3
+
+    async def make_workspace(self) -> None:
+        """Make the workspace's directory, closed to others, unless it is there."""
+        known = await self._stat(JOBS)
+        new = known is None and await self._stat(".") is None
+        answer = await self._mkdir(JOBS)
+        if new:
+            await self._protect(".", "700")
+        known = known or await self._stat(JOBS)
+        try:
+            self._zone = zone_of(str(answer["lastModified"]), int(known["mtime"]) if known else 0)
+        except (KeyError, TypeError, ValueError) as error:
+            raise nonsense("mkdir", self._connection.site) from error
+
+    async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
+        """See `Site.put`; a private file is made without its content, closed to others, and filled.
+
+        Not made empty: a server waits 5 s for the end of a file without content.
+        """
+        self._paths.absolute(path)
+        if private:
+            await self._store(path, b"\n")
+            await self._protect(path, "600")
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        if size <= self._system.direct_bytes:
+            if isinstance(content, Path):
+                content = await asyncio.to_thread(content.read_bytes)
+            await self._store(path, content)
+        else:
+            await self._make(parent(path))
+            await self._transfers.upload(path, content, size, self)
+
+    async def _store(self, path: str, content: bytes) -> None:
+        """Write a file directly; its directory is made where it is not known to be there."""
+        directory, name = parent(path), path.rpartition("/")[2]
+        where = self._paths.absolute(directory)
+        self._paths.absolute(path)
+
+        async def act() -> None:
+            await self._make(directory)
+            try:
+                await self._connection.once(
+                    "upload", lambda c: c.store(self._system.name, where, name, content)
+                )
+            except SiteNotFound as error:
+                # Somebody removed the directory: repeat, and make it again.
+                self._made.discard(directory)
+                raise SiteUnreachable(error.what, where=error.where, status=error.status) from error
+            except SiteUnreachable as error:
+                if not content and error.status == TIMED_OUT and await self._is_empty(path):
+                    return
+                # Where the directory is missing a server says so, or that its input broke.
+                self._made.discard(directory)
+                raise
+
+        await repeat(act)
+
+    async def _is_empty(self, path: str) -> bool:
+        """Whether the file without content is there: a server makes it and tells a time-out."""
+        entry = await self.stat(path)
+        return entry is not None and not entry.directory and entry.size == 0
+
+    async def _protect(self, path: str, mode: str) -> None:
+        target = self._paths.absolute(path)
+        await self._connection.ask("chmod", lambda c: c.chmod(self._system.name, target, mode))
+
+    async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
+        """See `Site.get`; what the server does not give directly comes by a transfer.
+
+        A small file is one request; the server has no way to give bytes from the middle (its
+        `view` makes text of them, and replaces what is none).
+        """
+        target = self._paths.absolute(path)
+        entry = await self._reachable(path, offset) if offset else None
+        if entry and entry.size == offset:
+            return
+        if entry is None or entry.size <= self._down_bytes:
+            try:
+                content = await self._connection.ask(
+                    "download", lambda c: c.load(self._system.name, target)
+                )
+            except SiteRejected as error:
+                if error.status != TOO_LARGE:
+                    raise
+            else:
+                if len(content) > offset:
+                    yield content[offset:]
+                return
+        entry = entry or await self._reachable(path, offset)
+        async for chunk in self._transfers.download(path, entry, offset, self):
+            yield chunk
+
+    async def _reachable(self, path: str, offset: int) -> Entry:
+        entry = await self.stat(path)
+        if entry is None:
+            raise SiteNotFound(f"there is no file {path}", where=self._where)
+        if entry.directory:
+            raise SiteRejected(f"{path} is a directory", where=self._where)
+        if offset > entry.size:
+            raise SiteRejected(
+                f"{path} has {entry.size} bytes, less than {offset}", where=self._where
+            )
+        return entry
+
+    async def list(self, path: str) -> dict[str, Entry]:
+        """See `Site.list`."""
+        # With a slash `ls` tells what is in a directory, also behind a link, and refuses a file.
+        target = f"{self._paths.absolute(path)}/"
+        try:
+            answer = await self._connection.ask(
+                "list", lambda c: c.list_files(self._system.name, target, show_hidden=True)
+            )
+        except SiteRejected as error:
+            if "Not a directory" in error.what:
+                raise SiteNotFound(f"{path} is no directory", where=self._where) from error
+            raise
+        try:
+            entries = [self._entry(found) for found in answer]
+        except (KeyError, TypeError, ValueError) as error:
+            raise nonsense("ls", self._connection.site) from error
+        if any("/" in entry.name for entry in entries):
+            raise SiteNotFound(f"{path} is no directory", where=self._where)
+        return {entry.name: entry for entry in entries}
+
+    def _entry(self, found: Any) -> Entry:
+        directory = found["type"] == "d"
+        modified = local_time(str(found["lastModified"])) - self._zone
+        name = _unescaped(str(found["name"]))
+        return Entry(name, 0 if directory else int(found["size"]), directory, modified)
+
+    async def stat(self, path: str) -> Entry | None:
+        """See `Site.stat`; a symbolic link counts as what it leads to."""
+        found = await self._stat(path)
+        if found is None:
+            return None
+        try:
+            directory = stat.S_ISDIR(int(found["mode"]))
+            size, modified = int(found["size"]), float(found["mtime"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise nonsense("stat", self._connection.site) from error
+        return Entry(path.rsplit("/", 1)[-1], 0 if directory else size, directory, modified)
+
+    async def _stat(self, path: str) -> dict[str, Any] | None:
+        target = self._paths.absolute(path)
+        try:
+            answer = await self._connection.ask(
+                "stat", lambda c: c.stat(self._system.name, target, dereference=True)
+            )
+        except SiteNotFound:
+            return None
+        except SiteRejected as error:
+            if "Not a directory" in error.what:  # something above it is a file
+                return None
+            raise
+        if not isinstance(answer, dict):
+            raise nonsense("stat", self._connection.site)
+        return answer
+
+    async def checksum(self, path: str) -> str:
+        """The SHA-256 of a file, in hexadecimal digits."""
+        target = self._paths.absolute(path)
+        answer = await self._connection.ask(
+            "checksum", lambda c: c.checksum(self._system.name, target)
+        )
+        return str(answer.get("checksum", "")) if isinstance(answer, dict) else ""
+
+    async def make_directory(self, path: str) -> None:
+        """See `Site.make_directory`: `mkdir -p`, which refuses where a file is."""
+        await self._mkdir(path)
+
+    async def _mkdir(self, path: str) -> dict[str, Any]:
+        target = self._paths.absolute(path)
+        answer = await self._connection.ask(
+            "mkdir", lambda c: c.mkdir(self._system.name, target, create_parents=True)
+        )
+        self._made.add(path)
+        return answer if isinstance(answer, dict) else {}
+
+    async def _make(self, directory: str) -> None:
+        """Make a directory unless we have made it before; many at once make it once."""
+        if directory in self._made:
+            return
+        async with self._making[directory]:
+            if directory not in self._made:
+                await self._mkdir(directory)
+
+    async def remove(self, path: str) -> None:
+        """See `Site.remove`; what takes longer than the server waits goes on in a job there."""
+        target = self._paths.absolute(path)
+        if target == self._paths.root:
+            raise SiteRejected("the workspace itself is not removed", where=self._where)
+        self._made = {d for d in self._made if d != path and not d.startswith(f"{path}/")}
+        try:
+            job = await self._connection.ask(
+                "remove",
+                lambda c: c.rm(
+                    self._system.name, target, account=self._transfers.account, blocking=False
+                ),
+            )
+        except SiteNotFound:
+            return
+        if job is not None:
+            await self._transfers.finish(job)
+
+
+def _unescaped(name: str) -> str:
+    """A name as it is: `ls` in the C locale tells bytes outside of ASCII as octal numbers."""
+    if "\\" not in name:
+        return name
+    raw = name.encode("utf-8", "surrogateescape")
+    raw = _OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), raw)
+    return raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,172 @@
+"""Jobs through firecREST's compute API."""
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from firecrest.FirecrestException import NotImplementedOnAPIversion
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.sites.firecrest import states
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
+from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
+from snakemake_executor_plugin_mantik.sites.firecrest.script import has_tag
+from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
+from snakemake_executor_plugin_mantik.sites.slurm import MEMORY_TEXTS
+
+LIST_WINDOW: Final = "24h"
+"""How far back ended jobs are listed for their states; older ones are asked for singly."""
+SHORT_WINDOW: Final = "1h"
+"""The same for users with so many jobs that the server cannot list those of `LIST_WINDOW`."""
+FIND_WINDOW: Final = "7d"
+"""How far back jobs are looked for by their tags: as far as firecREST goes."""
+OUTPUT_BYTES: Final = 16_384
+"""How much of the end of a job's output is read to explain its end."""
+
+_ID: Final = re.compile(r"[A-Za-z0-9]+")
+_MISSING: Final = JobState(Phase.UNKNOWN, detail="the scheduler knows no such job (just now)")
+_log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """The user's jobs at a system."""
+
+    def __init__(self, connection: Connection, submissions_per_second: float) -> None:
+        self._connection = connection
+        self._pace = Pace(1 / submissions_per_second)
+        self._window = LIST_WINDOW
+        self.system = ""
+        """The system's name, known once the site is open."""
+
+    async def submit(self, script: str, directory: str) -> str:
+        """Send a batch script: one request, never repeated."""
+        await self._pace.wait()
+        answer = await self._connection.once(
+            "submit", lambda client: client.submit(self.system, directory, script_str=script)
+        )
+        job_id = str(answer.get("jobId") or "")
+        if not _ID.fullmatch(job_id):
+            raise nonsense("a submission", self._connection.site)
+        return job_id
+
+    async def find(self, tag: str) -> list[str]:
+        """See `Site.find`; the tag ends the job's name.
+
+        A job that just began to run is listed with half a record, without its name.
+        """
+        jobs = await self._list("find", FIND_WINDOW)
+        return [job_id for job_id, job in jobs.items() if has_tag(str(job.get("name")), tag)]
+
+    async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        """See `Site.states`: one request, and one for each job that is not listed."""
+        wanted = list(dict.fromkeys(ids))
+        found = await self._listed() if len(wanted) > 1 else {}
+        told = {job_id: states.state_of(found[job_id]) for job_id in wanted if job_id in found}
+        left = [job_id for job_id in wanted if job_id not in told]
+        places = max(1, self._connection.places // JOB_CHANNELS)
+        answers = await answers_of(left, self.state, places)
+        errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
+        for error in errors:
+            if isinstance(error, SiteUnauthorized) or len(errors) == len(wanted):
+                raise error
+        for job_id, answer in answers.items():
+            told[job_id] = (
+                JobState(Phase.UNKNOWN, detail=answer.what)
+                if isinstance(answer, SiteError)
+                else answer
+            )
+        return {job_id: told[job_id] for job_id in wanted}
+
+    async def state(self, job_id: str) -> JobState:
+        """The state of one job, from the scheduler's queue and its accounting at once."""
+        job = await self._job("status", job_id)
+        return _MISSING if job is None else states.state_of(job)
+
+    async def explain(self, job_id: str, output: Callable[[Client], Awaitable[Any]]) -> JobState:
+        """See `Site.explain`; `output` asks for the end of what the scheduler wrote of the job.
+
+        Its own record is asked for: the list has been seen to tell NODE_FAIL of a job that was
+        started again and cancelled then.
+        """
+        job = await self._job("explain", job_id)
+        if job is None:
+            return _MISSING
+        state = states.state_of(job)
+        if state.phase is not Phase.ENDED or state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
+            return state
+        try:
+            answer = await self._connection.ask("explain", output)
+            said = str(answer.get("content", "")) if isinstance(answer, dict) else ""
+        except (SiteNotFound, SiteRejected, SiteUnreachable) as error:
+            _log.debug("the output of job %s cannot be read: %s", job_id, error)
+            return state
+        if MEMORY_TEXTS.search(said):
+            return JobState(
+                state.phase,
+                Reason.OUT_OF_MEMORY,
+                state.detail,
+                state.exit_code,
+                state.scheduler_id,
+                state.queue,
+            )
+        return state
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        """See `Site.cancel`: a request for each job, firecREST has no other way."""
+        await self.each(
+            [job_id for job_id in ids if _ID.fullmatch(job_id)],
+            lambda job: self._connection.ask(
+                "cancel", lambda client: client.cancel_job(self.system, job)
+            ),
+        )
+
+    async def each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
+        """Do `act` for all jobs at once; missing jobs are fine; the first error is told."""
+        for answer in (await answers_of(ids, act, self._connection.places)).values():
+            if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
+                raise answer
+
+    async def _job(self, kind: str, job_id: str) -> dict[str, Any] | None:
+        if not _ID.fullmatch(job_id):
+            return None
+        try:
+            answer = await self._connection.ask(
+                kind, lambda client: client.job_info(self.system, job_id), channels=JOB_CHANNELS
+            )
+        except SiteNotFound:
+            return None
+        return self._by_id(answer).get(job_id)
+
+    async def _listed(self) -> dict[str, dict[str, Any]]:
+        """The user's jobs of the last day, or of the last hour where those are too many."""
+        try:
+            return await self._list("status", self._window)
+        except (SiteUnreachable, SiteRejected) as error:
+            if error.status is None or self._window == SHORT_WINDOW:
+                raise
+        jobs = await self._list("status", SHORT_WINDOW)
+        self._window = SHORT_WINDOW
+        return jobs
+
+    async def _list(self, kind: str, window: str) -> dict[str, dict[str, Any]]:
+        async def act(client: Client) -> Any:
+            try:
+                return await client.job_info(self.system, time_window=window)
+            except NotImplementedOnAPIversion:  # before 2.6: always a week
+                return await client.job_info(self.system)
+
+        return self._by_id(await self._connection.ask(kind, act, channels=JOB_CHANNELS))
+
+    def _by_id(self, answer: Any) -> dict[str, dict[str, Any]]:
+        if not isinstance(answer, list):
+            raise nonsense("a list of jobs", self._connection.site)
+        return {str(job.get("jobId")): job for job in answer if isinstance(job, dict)}

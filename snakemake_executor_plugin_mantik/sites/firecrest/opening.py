@@ -1,0 +1,264 @@
+"""Opening a site: what the server tells of its system, who we are, where the workspace lies."""
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected, UserError
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
+from snakemake_executor_plugin_mantik.sites.firecrest.script import Scheduler
+
+OURS: Final = "mantik"
+"""Directory in a file system that holds the workspaces that we make."""
+MAX_OPS_BYTES: Final = 5 << 20
+"""Largest file that goes directly, where a server does not say (its own default)."""
+
+_PREFERRED: Final = ("scratch", "project", "users", "store")
+_ZONE_STEP_S: Final = 900
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """A file system of a system.
+
+    Attributes:
+        path: where it is mounted; users have directories of their names in it.
+        kind: `scratch`, `users`, `project`, `store`, ...
+        default: whether the server puts its own files there.
+    """
+
+    path: str
+    kind: str
+    default: bool
+
+
+@dataclass(frozen=True)
+class System:
+    """One system, as the server describes it.
+
+    Attributes:
+        name: as the server has it.
+        scheduler: what its batch scripts are written for.
+        server: product and version.
+        file_systems: where files may lie.
+        direct_bytes: largest file that goes up directly.
+        transfer: how larger ones go (`s3`, `streamer`, `wormhole`), empty for not at all.
+        directives: lines that its transfer jobs begin with; may hold `{account}`.
+    """
+
+    name: str
+    scheduler: Scheduler
+    server: str
+    file_systems: tuple[FileSystem, ...]
+    direct_bytes: int = MAX_OPS_BYTES
+    transfer: str = ""
+    directives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class User:
+    """Who we are at the site.
+
+    Attributes:
+        name: login name.
+        account: the scheduler's default account, empty where the server does not tell.
+    """
+
+    name: str
+    account: str = ""
+
+
+async def read_system(connection: Connection, name: str) -> System:
+    """Ask the server for the system `name`; names do not depend on the case.
+
+    Raises:
+        UserError: if it is no firecREST v2, or has no such system.
+    """
+    where = f"site {connection.site}"
+    try:
+        answer, version = await connection.ask("status", lambda client: client.status())
+    except SiteNotFound as error:
+        raise UserError(
+            f"there is no firecREST v2 at {connection.base}: it has no /status/systems",
+            where=where,
+            do="Check ApiUrl, with the path that the site's documentation gives for version 2",
+        ) from error
+    systems = answer.get("systems")
+    if not isinstance(systems, list):
+        if "out" in answer:  # as version 1 answers the same path
+            raise UserError(
+                f"{connection.base} speaks firecREST version 1, which is not supported",
+                where=where,
+                do="Give the URL of the site's firecREST v2 as ApiUrl, and the system's name there "
+                "as Machine",
+            )
+        raise nonsense("/status/systems", connection.site)
+    found = {str(s["name"]): s for s in systems if isinstance(s, Mapping) and s.get("name")}
+    for known, description in found.items():
+        if known.lower() == name.lower():
+            return parse_system(description, version, connection.site)
+    raise UserError(
+        f"the server knows no system {name!r}, only {', '.join(sorted(found)) or 'none at all'}",
+        where=where,
+        do="Correct Machine in the backend config",
+    )
+
+
+def parse_system(description: Mapping[str, Any], version: str, site: str) -> System:
+    """A system as the server describes it; its keys are in two spellings."""
+    operation = _mapping(_pick(description, "dataOperation", "data_operation"))
+    transfer = _mapping(_pick(operation, "data_transfer", "dataTransfer"))
+    directives = _pick(operation, "datatransfer_jobs_directives", "datatransferJobsDirectives")
+    largest = _pick(operation, "max_ops_file_size", "maxOpsFileSize")
+    kind = str(_mapping(description.get("scheduler")).get("type", "")).lower()
+    scheduler: Scheduler
+    if kind == "slurm":
+        scheduler = "slurm"
+    elif kind == "pbs":
+        scheduler = "pbs"
+    else:
+        raise SiteRejected(
+            f"the system's scheduler {kind!r} is not supported",
+            where=f"site {site}",
+            do="Use a system with Slurm or PBS",
+        )
+    systems = _pick(description, "fileSystems", "file_systems")
+    return System(
+        name=str(description["name"]),
+        scheduler=scheduler,
+        server=f"firecREST {version or 'v2'}",
+        file_systems=tuple(
+            FileSystem(
+                path=posixpath.normpath(str(found["path"])),
+                kind=str(_pick(found, "dataType", "data_type") or ""),
+                default=bool(_pick(found, "defaultWorkDir", "default_work_dir")),
+            )
+            for found in (systems if isinstance(systems, list) else [])
+            if isinstance(found, Mapping) and str(found.get("path", "")).startswith("/")
+        ),
+        direct_bytes=largest if isinstance(largest, int) and largest > 0 else MAX_OPS_BYTES,
+        transfer=str(_pick(transfer, "serviceType", "service_type") or ""),
+        directives=tuple(map(str, directives)) if isinstance(directives, list) else (),
+    )
+
+
+async def read_user(connection: Connection, system: str) -> User:
+    """Ask who we are at the system."""
+    answer = await connection.ask(
+        "userinfo", lambda client: client.userinfo(system), channels=JOB_CHANNELS
+    )
+    user = answer.get("user")
+    name = user.get("name") if isinstance(user, Mapping) else user
+    if not isinstance(name, str) or not name or "/" in name:
+        raise nonsense("userinfo", connection.site)
+    accounts = answer.get("accounts")
+    defaults = [
+        str(account.get("name"))
+        for account in (accounts if isinstance(accounts, list) else [])
+        if isinstance(account, Mapping) and account.get("default")
+    ]
+    return User(name, defaults[0] if defaults else "")
+
+
+async def read_queues(connection: Connection, system: str) -> dict[str, QueueLimits]:
+    """The system's partitions; of their limits firecREST tells the number of nodes only."""
+    answer = await connection.ask("partitions", lambda client: client.partitions(system))
+    queues = {}
+    for found in answer if isinstance(answer, list) else []:
+        if isinstance(found, Mapping) and found.get("name"):
+            nodes = _pick(found, "totalNodes", "total_nodes")
+            known = isinstance(nodes, int) and nodes > 0
+            queues[str(found["name"])] = QueueLimits(nodes=(1, nodes) if known else None)
+    return queues
+
+
+def find_workspace(
+    file_systems: Sequence[FileSystem],
+    *,
+    user: str,
+    site: str,
+    name: str,
+    workspace: str | None,
+    storage: str | None,
+) -> str:
+    """The workspace's absolute path.
+
+    Args:
+        file_systems: of the system.
+        user: login name; users have directories of it in each file system.
+        site: the site's name, for errors.
+        name: of the workspace, where its path is not given.
+        workspace: its path as configured: absolute, or relative to the user's directory.
+        storage: kind or path of a file system as configured; by default scratch, else home.
+
+    Raises:
+        SiteRejected: if no file system fits, or `workspace` lies outside of all of them.
+    """
+    if workspace and workspace.startswith("/"):
+        path = posixpath.normpath(workspace)
+        if not any(_inside(path, found.path) for found in file_systems):
+            raise _no_storage(f"{path} lies in none of the file systems", site, file_systems)
+        return path
+    chosen = _chosen(file_systems, storage)
+    if chosen is None:
+        what = f"there is no file system {storage!r}" if storage else "there is no file system"
+        raise _no_storage(what, site, file_systems)
+    own = f"{chosen.path.rstrip('/')}/{user}"
+    path = posixpath.normpath(f"{own}/{workspace or f'{OURS}/{name}'}")
+    if not path.startswith(f"{own}/"):
+        raise SiteRejected(f"the workspace {workspace!r} lies outside of {own}", where=site)
+    return path
+
+
+def zone_of(told: str, modified: int) -> float:
+    """Seconds that the site's local time is ahead of UTC.
+
+    firecREST tells times of listings in it, without saying which it is; `told` and `modified` are
+    the times of the same file, local and since the epoch.
+    """
+    difference = local_time(told) - modified
+    return float(round(difference / _ZONE_STEP_S) * _ZONE_STEP_S)
+
+
+def local_time(told: str) -> float:
+    """Seconds since the epoch of a listing's time if it were UTC."""
+    return datetime.fromisoformat(told).replace(tzinfo=UTC).timestamp()
+
+
+def _chosen(file_systems: Sequence[FileSystem], storage: str | None) -> FileSystem | None:
+    if storage:
+        wanted = storage.lower().rstrip("/")
+        for found in file_systems:
+            if wanted in (found.kind.lower(), found.path.lower(), found.path.lower().strip("/")):
+                return found
+        return None
+    for kind in _PREFERRED:
+        of_kind = [found for found in file_systems if found.kind.lower() == kind]
+        if of_kind:
+            return next((found for found in of_kind if found.default), of_kind[0])
+    return next((found for found in file_systems if found.default), next(iter(file_systems), None))
+
+
+def _inside(path: str, root: str) -> bool:
+    return path.startswith(f"{root.rstrip('/')}/")
+
+
+def _no_storage(what: str, site: str, file_systems: Sequence[FileSystem]) -> SiteRejected:
+    there = ", ".join(f"{found.kind} ({found.path})" for found in file_systems) or "none"
+    return SiteRejected(
+        f"{what}; file systems there: {there}",
+        where=f"site {site}",
+        do="Set Storage or Workspace in the backend config to one of these",
+    )
+
+
+def _pick(found: Mapping[str, Any], *names: str) -> Any:
+    return next((found[name] for name in names if found.get(name) is not None), None)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,213 @@
+"""A site behind firecREST v2: the Site protocol, put together from connection, jobs and files."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, SiteFacts, Submission
+from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
+from snakemake_executor_plugin_mantik.sites.firecrest.files import Files
+from snakemake_executor_plugin_mantik.sites.firecrest.jobs import OUTPUT_BYTES, Jobs
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
+    System,
+    find_workspace,
+    read_queues,
+    read_system,
+    read_user,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, carries
+from snakemake_executor_plugin_mantik.sites.firecrest.script import batch_script
+from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
+
+
+class Settings(Protocol):
+    """What a firecREST site is told by the backend config (`config.settings.SiteSettings`)."""
+
+    @property
+    def workspace(self) -> str | None: ...  # noqa: D102
+    @property
+    def storage(self) -> str | None: ...  # noqa: D102
+    @property
+    def ca_file(self) -> str | None: ...  # noqa: D102
+    @property
+    def proxy(self) -> str | None: ...  # noqa: D102
+    @property
+    def timeout_s(self) -> int: ...  # noqa: D102
+    @property
+    def concurrent_requests(self) -> int: ...  # noqa: D102
+    @property
+    def submissions_per_second(self) -> float: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class _Opened:
+    system: System
+    paths: WorkspacePaths
+    files: Files
+
+
+class FirecrestSite:
+    """One workspace at one system behind a firecREST server; implements `Site`.
+
+    Attributes:
+        name: the site's name.
+        requests: how many HTTP requests were made so far, by kind.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        machine: str,
+        credentials: Credential,
+        *,
+        workspace_name: str,
+        settings: Settings,
+        base: Path | None = None,
+        account: str | None = None,
+    ) -> None:
+        """Prepare a site; nothing is sent before `open`.
+
+        Args:
+            name: the site's name, for messages.
+            url: base of the API.
+            machine: name of the system, as the server has it.
+            credentials: who the user is.
+            workspace_name: name of the workspace's directory, where its path is not configured.
+            settings: the site's settings.
+            base: directory that a relative CA file is relative to, by default the current one.
+            account: pays for the jobs that transfer large files; by default the user's own.
+
+        Raises:
+            UserError: for a URL or a CA file that cannot be used.
+        """
+        if "/" in workspace_name or not carries(workspace_name):
+            raise SiteRejected(f"{workspace_name!r} cannot be a workspace's name", where=name)
+        self.name = name
+        self._machine = machine
+        self._settings = settings
+        self._workspace_name = workspace_name
+        self._account = account
+        self._connection = Connection(
+            name,
+            url,
+            credentials,
+            ca_file=(base or Path()) / settings.ca_file if settings.ca_file else None,
+            proxy=settings.proxy,
+            timeout_s=settings.timeout_s,
+            concurrent_requests=settings.concurrent_requests,
+        )
+        self._jobs = Jobs(self._connection, settings.submissions_per_second)
+        self._opened: _Opened | None = None
+
+    @property
+    def requests(self) -> Counter[str]:
+        """How many HTTP requests were made so far, by kind."""
+        return self._connection.requests
+
+    @property
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise RuntimeError(f"site {self.name} was not opened")
+        return self._opened
+
+    @property
+    def _files(self) -> Files:
+        return self._open.files
+
+    async def open(self) -> SiteFacts:
+        """See `Site.open`. Five requests, eight when the workspace is new."""
+        system = await read_system(self._connection, self._machine)
+        self._jobs.system = system.name
+        user, queues = await asyncio.gather(
+            read_user(self._connection, system.name), read_queues(self._connection, system.name)
+        )
+        workspace = find_workspace(
+            system.file_systems,
+            user=user.name,
+            site=self.name,
+            name=self._workspace_name,
+            workspace=self._settings.workspace,
+            storage=self._settings.storage,
+        )
+        if not all(carries(part) for part in workspace.strip("/").split("/")):
+            raise SiteRejected(
+                f"firecREST cannot carry the workspace's path {workspace!r}",
+                where=f"site {self.name}",
+                do="Set Workspace in the backend config to a plain path",
+            )
+        paths = WorkspacePaths(self.name, workspace)
+        account = self._account or user.account or None
+        transfers = Transfers(self._connection, system, paths, self._jobs, account)
+        files = Files(self._connection, system, paths, transfers)
+        await files.make_workspace()
+        self._opened = _Opened(system, paths, files)
+        return SiteFacts(workspace, system.server, user.name, queues)
+
+    async def close(self) -> None:
+        """See `Site.close`."""
+        await self._connection.close()
+
+    async def submit(self, submission: Submission) -> str:
+        """See `Site.submit`."""
+        opened = self._open
+        output = opened.paths.absolute(JOBS)
+        script = batch_script(submission, opened.system.scheduler, output)
+        return await self._jobs.submit(script, opened.paths.root)
+
+    async def find(self, tag: str) -> list[str]:
+        """See `Site.find`."""
+        return await self._jobs.find(tag)
+
+    async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        """See `Site.states`."""
+        return await self._jobs.states(ids)
+
+    async def explain(self, job_id: str) -> JobState:
+        """See `Site.explain`."""
+        opened = self._open
+        path = f"{opened.paths.absolute(JOBS)}/{job_id}.out"
+        return await self._jobs.explain(
+            job_id, lambda client: client.tail(opened.system.name, path, num_bytes=OUTPUT_BYTES)
+        )
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        """See `Site.cancel`."""
+        await self._jobs.cancel(ids)
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """See `Site.forget`: what the scheduler wrote goes; its records are its own."""
+        known = [job_id for job_id in ids if job_id.isalnum()]
+        await self._jobs.each(known, lambda job: self._files.remove(f"{JOBS}/{job}.out"))
+
+    async def extend(self, ids: Sequence[str], seconds: float) -> None:
+        """See `Site.extend`: nothing is to be done, schedulers keep their records themselves."""
+
+    async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
+        """See `Site.put`."""
+        await self._files.put(path, content, private=private)
+
+    def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """See `Site.get`."""
+        return self._files.get(path, offset)
+
+    async def list(self, path: str) -> dict[str, Entry]:
+        """See `Site.list`."""
+        return await self._files.list(path)
+
+    async def stat(self, path: str) -> Entry | None:
+        """See `Site.stat`."""
+        return await self._files.stat(path)
+
+    async def make_directory(self, path: str) -> None:
+        """See `Site.make_directory`."""
+        await self._files.make_directory(path)
+
+    async def remove(self, path: str) -> None:
+        """See `Site.remove`."""
+        await self._files.remove(path)

@@ -1,0 +1,133 @@
+"""What the schedulers behind firecREST say of a job, in our words: pure functions.
+
+All of Slurm was seen on a real server (states, exit codes and signals in each case); PBS is after
+the source of firecREST and OpenPBS's own documentation.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.sites.slurm import SLURM_STATES
+
+_LONGEST_DETAIL: Final = 500
+
+_WAITING: Final = frozenset(
+    ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
+)
+_RUNNING: Final = frozenset(
+    ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+)
+_ENDED: Final = frozenset((*SLURM_STATES, "COMPLETED", "FAILED"))
+
+_PBS_PHASES: Final = {
+    **dict.fromkeys("QHWT", Phase.WAITING),
+    **dict.fromkeys("RESUB", Phase.RUNNING),
+    **dict.fromkeys("FX", Phase.ENDED),
+}
+
+LAUNCH_SIGNAL: Final = 53
+"""The signal that Slurm tells of a job whose working directory or output file cannot be had."""
+KILL_SIGNAL: Final = 9
+
+_PBS_SIGNALLED: Final = 256
+"""PBS's exit status of a job that a signal ended is this and the signal's number."""
+_PBS_TIME_LIMIT: Final = frozenset((-29, -28))
+_PBS_OUT_OF_MEMORY: Final = frozenset((-27, -26))
+
+
+def state_of(job: Mapping[str, Any]) -> JobState:
+    """The state that one job of firecREST's list tells.
+
+    Right after the start and the end of a job Slurm's accounting has half a record of it, in which
+    a job that runs may be PENDING; an end told in it was right each time.
+    """
+    status = job.get("status")
+    status = status if isinstance(status, Mapping) else {}
+    said = status.get("state")
+    said = " ".join(map(str, said)) if isinstance(said, list) else str(said or "")
+    word = said.split(" ")[0].rstrip("+")
+    phase = _phase(word)
+    code, signal = _number(status.get("exitCode")), _number(status.get("interruptSignal"))
+    reason = None
+    if phase is Phase.ENDED:
+        if len(word) == 1:
+            reason, signal = _pbs_reason(code)
+        else:
+            reason = _slurm_reason(word, code, signal, job)
+    plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
+    return JobState(
+        phase,
+        reason,
+        detail=_detail(said, status.get("stateReason"), signal),
+        exit_code=code if plain else None,
+        scheduler_id=str(job.get("jobId") or ""),
+        queue=str(job.get("partition") or ""),
+    )
+
+
+def _phase(word: str) -> Phase:
+    if word in _PBS_PHASES:
+        return _PBS_PHASES[word]
+    if word in _ENDED:
+        return Phase.ENDED
+    if word in _RUNNING:
+        return Phase.RUNNING
+    return Phase.WAITING if word in _WAITING else Phase.UNKNOWN
+
+
+def _slurm_reason(
+    word: str, code: int | None, signal: int | None, job: Mapping[str, Any]
+) -> Reason:
+    if word == "COMPLETED":
+        return Reason.SUCCESS
+    if word in SLURM_STATES:
+        return SLURM_STATES[word]
+    if code:
+        return Reason.EXIT_CODE
+    if signal == LAUNCH_SIGNAL:
+        return Reason.LAUNCH_FAILURE
+    if signal == KILL_SIGNAL and "CANCELLED by 0" in _steps(job):
+        return Reason.OUT_OF_MEMORY  # OverMemoryKill: slurmd itself cancels the step
+    return Reason.UNKNOWN
+
+
+def _pbs_reason(code: int | None) -> tuple[Reason, int | None]:
+    """Why PBS ended a job, and the signal that did it (`Exit_status` in `qstat`'s manual)."""
+    if code is None or code == 0:
+        return (Reason.UNKNOWN if code is None else Reason.SUCCESS), None
+    if code in _PBS_TIME_LIMIT:
+        return Reason.TIME_LIMIT, None
+    if code in _PBS_OUT_OF_MEMORY:
+        return Reason.OUT_OF_MEMORY, None
+    if code < 0:
+        return Reason.LAUNCH_FAILURE, None
+    if code < _PBS_SIGNALLED:
+        return Reason.EXIT_CODE, None
+    signal = code - _PBS_SIGNALLED
+    return (Reason.CANCELLED if signal == 15 else Reason.UNKNOWN), signal
+
+
+def _steps(job: Mapping[str, Any]) -> list[str]:
+    tasks = job.get("tasks")
+    return [
+        str(task["status"].get("state"))
+        for task in (tasks if isinstance(tasks, list) else [])
+        if isinstance(task, Mapping) and isinstance(task.get("status"), Mapping)
+    ]
+
+
+def _detail(said: str, reason: object, signal: int | None) -> str:
+    text = said
+    if reason and str(reason) != "None":
+        text = f"{text} ({reason})"
+    if signal:
+        text = f"{text}, signal {signal}"
+    return " ".join(text.split())[:_LONGEST_DETAIL]
+
+
+def _number(value: object) -> int | None:
+    try:
+        return int(str(value))
+    except ValueError:
+        return None

@@ -1,0 +1,90 @@
+"""How sites are asked: again where that may help, not too often, not in vain for each job."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import stamina
+
+from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteError, SiteUnreachable
+
+REPEAT_ATTEMPTS: Final = 4
+"""How often an idempotent request is made at most before its error is told."""
+REPEAT_S: Final = 30.0
+"""How long the attempts of an idempotent request may take together, seconds."""
+REPEAT_FIRST_S: Final = 0.2
+"""Wait before the first repetition, seconds; doubled for each further one."""
+REPEAT_LONGEST_S: Final = 5.0
+"""Longest wait between two attempts, seconds."""
+
+# stamina warns of each repetition; an error that stays is told by whoever asked.
+logging.getLogger("stamina").addHandler(logging.NullHandler())
+
+_T = TypeVar("_T")
+
+
+async def repeat(act: Callable[[], Awaitable[_T]]) -> _T:
+    """Do `act`, and again a few times if the site is busy or cannot be reached."""
+    async for attempt in stamina.retry_context(
+        on=_worth_repeating,
+        attempts=REPEAT_ATTEMPTS,
+        timeout=REPEAT_S,
+        wait_initial=REPEAT_FIRST_S,
+        wait_max=REPEAT_LONGEST_S,
+        wait_jitter=REPEAT_FIRST_S,
+    ):
+        with attempt:
+            return await act()
+    raise AssertionError("stamina makes one attempt at least")
+
+
+def _worth_repeating(error: Exception) -> bool | float:
+    if isinstance(error, SiteBusy):
+        if error.retry_after is None:
+            return True
+        return error.retry_after if error.retry_after < REPEAT_S else False
+    return isinstance(error, SiteUnreachable)
+
+
+async def answers_of(
+    ids: Sequence[str], act: Callable[[str], Awaitable[_T]], places: int
+) -> dict[str, _T | SiteError]:
+    """What `act` gives for each job, or its error; `places` of them at the same time.
+
+    Once the site gives no answer at all, in spite of repetitions, the other jobs are not asked
+    for: each of them would wait as long.
+    """
+    left = iter(dict.fromkeys(ids))
+    answers: dict[str, _T | SiteError] = {}
+    silent: SiteUnreachable | None = None
+
+    async def ask() -> None:
+        nonlocal silent
+        for job_id in left:
+            try:
+                answers[job_id] = silent or await act(job_id)
+            except SiteError as error:
+                answers[job_id] = error
+                if isinstance(error, SiteUnreachable) and error.status is None:
+                    silent = error
+
+    await asyncio.gather(*(ask() for _ in range(min(len(ids), places))))
+    return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
+
+
+class Pace:
+    """Lets one pass every `interval` seconds."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        """Return when it is the caller's turn."""
+        now = time.monotonic()
+        turn = max(now, self._next)
+        self._next = turn + self._interval
+        if turn > now:
+            await asyncio.sleep(turn - now)

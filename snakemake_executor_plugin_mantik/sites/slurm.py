@@ -1,0 +1,24 @@
+"""Slurm's own words for why a job ended, whatever API hands them on."""
+
+import re
+from typing import Final
+
+from snakemake_executor_plugin_mantik.sites.base import Reason
+
+SLURM_STATES: Final = {
+    "TIMEOUT": Reason.TIME_LIMIT,
+    "DEADLINE": Reason.TIME_LIMIT,
+    "OUT_OF_MEMORY": Reason.OUT_OF_MEMORY,
+    "NODE_FAIL": Reason.NODE_FAILURE,
+    "BOOT_FAIL": Reason.NODE_FAILURE,
+    "PREEMPTED": Reason.PREEMPTED,
+    "CANCELLED": Reason.CANCELLED,
+    "REVOKED": Reason.CANCELLED,
+}
+"""`JobState` of Slurm, for jobs without an exit code of their own."""
+
+MEMORY_TEXTS: Final = re.compile(
+    r"exceeded (job |step )?memory limit|oom[-_]kill|OOM Killed|Out Of Memory|out-of-memory",
+    re.IGNORECASE,
+)
+"""What slurmstepd writes into a job's standard error when it or the kernel killed it."""

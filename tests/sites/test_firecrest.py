@@ -1,0 +1,335 @@
+"""What a firecREST site does in trouble: the sandbox's faults are those of a real server."""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sandbox.faults import Fault
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import (
+    FirecrestSite as FirecrestSandbox,
+)
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
+from tests.support.benches import firecrest_site
+
+SUBMIT = {"method": "POST", "path": "/compute/hpc2/jobs$"}
+
+
+def run(box: Sandbox, scenario: Callable[[FirecrestSite], Awaitable[None]]) -> None:
+    async def with_site() -> None:
+        site = firecrest_site(box, f"ws-{uuid.uuid4()}")
+        try:
+            await site.open()
+            await scenario(site)
+        finally:
+            await site.close()
+
+    asyncio.run(with_site())
+
+
+def a_job(script: str = "exit 0") -> Submission:
+    return Submission(str(uuid.uuid4()), "job", script, Resources())
+
+
+async def content(site: FirecrestSite, path: str, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in site.get(path, offset=offset)])
+
+
+def served(box: Sandbox) -> FirecrestSandbox:
+    site = box.site("hpc2")
+    assert isinstance(site, FirecrestSandbox)
+    return site
+
+
+class TestSubmissions:
+    @pytest.mark.parametrize("action", ["timeout_after", "drop_after"])
+    def test_that_were_made_without_an_answer_are_found(self, faulty: Sandbox, action: str) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            fault = faulty.faults.add(Fault(action, **SUBMIT))  # type: ignore[arg-type]
+            job = a_job("sleep 2")
+            with pytest.raises(SiteUnreachable):
+                await site.submit(job)
+            assert fault.happened == 1
+            async with asyncio.timeout(20):
+                while not (found := await site.find(job.tag)):
+                    await asyncio.sleep(0.1)
+            assert len(found) == 1
+
+        run(faulty, scenario)
+
+    def test_that_were_not_made_are_told_likewise(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            faulty.faults.add(Fault("timeout_before", **SUBMIT))  # type: ignore[arg-type]
+            job = a_job()
+            with pytest.raises(SiteUnreachable):
+                await site.submit(job)
+            assert await site.find(job.tag) == []
+
+        run(faulty, scenario)
+
+    def test_after_an_answer_behind_which_the_connection_goes(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            faulty.faults.add(Fault("timeout_before", **SUBMIT))  # type: ignore[arg-type]
+            with pytest.raises(SiteUnreachable):
+                await site.submit(a_job())
+            assert await site.submit(a_job())
+
+        run(faulty, scenario)
+
+    def test_that_the_scheduler_refuses(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            with pytest.raises(SiteRejected, match="partition"):
+                await site.submit(replace(a_job(), resources=Resources(queue="nowhere")))
+
+        run(sandbox, scenario)
+
+    def test_are_made_once(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            fault = Fault("refuse", status=503, count=None, message="is unhealthy", **SUBMIT)  # type: ignore[arg-type]
+            faulty.faults.add(fault)
+            with pytest.raises(SiteBusy):
+                await site.submit(a_job())
+            assert fault.happened == 1
+
+        run(faulty, scenario)
+
+
+class TestStates:
+    def test_of_many_are_one_request(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            jobs = [await site.submit(a_job("sleep 1")) for _ in range(5)]
+            before = site.requests["status"]
+            found = await site.states(jobs)
+            assert {state.phase for state in found.values()} <= {Phase.WAITING, Phase.RUNNING}
+            assert site.requests["status"] == before + 1
+
+        run(sandbox, scenario)
+
+    def test_of_servers_that_list_no_window(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
+            site._connection.client.set_api_version("2.5.4")
+            found = await site.states(jobs)
+            assert Phase.UNKNOWN not in {state.phase for state in found.values()}
+
+        run(sandbox, scenario)
+
+    def test_are_asked_for_singly_where_the_list_lacks_them(
+        self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
+            original = Client.job_info
+
+            async def lacking(
+                self: Client, system: str, jobid: str | None = None, **more: object
+            ) -> object:
+                listed = await original(self, system, jobid, **more)
+                return listed if jobid else [job for job in listed if job["jobId"] != jobs[0]]
+
+            monkeypatch.setattr(Client, "job_info", lacking)
+            found = await site.states([*jobs, "999999"])
+            assert Phase.UNKNOWN not in {found[job].phase for job in jobs}
+            assert found["999999"].phase is Phase.UNKNOWN
+
+        run(sandbox, scenario)
+
+    def test_of_users_with_too_many_jobs(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
+            message = "Error executing Slurm command."
+            faulty.faults.add(
+                Fault("refuse", "GET", "/jobs$", status=500, message=message, count=4)
+            )
+            found = await site.states(jobs)
+            assert Phase.UNKNOWN not in {state.phase for state in found.values()}
+
+        run(faulty, scenario)
+
+
+class TestTokens:
+    def test_that_expired_behind_our_back_are_renewed(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            served(faulty).tokens.change_key()
+            await asyncio.gather(*(site.put(f"d/{n}", b"1") for n in range(10)))
+            assert len(await site.list("d")) == 10
+
+        run(faulty, scenario)
+
+
+class TestFiles:
+    def test_directory_that_somebody_removed_is_made_again(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            await site.put("d/e/one", b"1")
+            other = firecrest_site(sandbox, site._workspace_name)
+            await other.open()
+            await other.remove("d")
+            await other.close()
+            await site.put("d/e/two", b"2")
+            assert list(await site.list("d/e")) == ["two"]
+
+        run(sandbox, scenario)
+
+    def test_private_ones_are_closed_before_they_are_filled(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            await site.put("secret", b"s3cr3t", private=True)
+            found = await site._files._stat("secret")
+            assert found is not None
+            assert found["mode"] & 0o777 == 0o600
+            workspace = await site._files._stat(".")
+            assert workspace is not None
+            assert workspace["mode"] & 0o777 == 0o700
+
+        run(sandbox, scenario)
+
+    def test_small_ones_are_one_request(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            await site.put("f", b"1")
+            before = site.requests.copy()
+            await site.put("f", b"2")
+            assert await content(site, "f") == b"2"
+            assert site.requests - before == {"upload": 1, "download": 1}
+
+        run(sandbox, scenario)
+
+    def test_many_at_once_keep_to_the_ssh_channels_of_a_user(self, sandbox: Sandbox) -> None:
+        """The site has ten: one request more is refused, and repeated."""
+
+        async def scenario(site: FirecrestSite) -> None:
+            before = site.requests.copy()
+            job = await site.submit(a_job())
+            await asyncio.gather(
+                *(site.put(f"many/{n}", bytes(100_000)) for n in range(40)),
+                *(site.states([job]) for _ in range(10)),
+            )
+            assert site.requests - before == {"submit": 1, "mkdir": 1, "upload": 40, "status": 10}
+
+        run(sandbox, scenario)
+
+    def test_list_of_a_file(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            await site.put("f", b"1")
+            with pytest.raises(SiteNotFound):
+                await site.list("f")
+            assert await site.stat("f/g") is None
+            with pytest.raises(SiteRejected):
+                await site.put("f/g", b"1")
+            with pytest.raises(SiteRejected):
+                await site.make_directory("f/g")
+
+        run(sandbox, scenario)
+
+    def test_names_that_jobs_made(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            root = site._open.paths.root
+            job = await site.submit(a_job(f"mkdir '{root}/d' && touch '{root}/d/größer €'"))
+            async with asyncio.timeout(20):
+                while (await site.states([job]))[job].phase is not Phase.ENDED:
+                    await asyncio.sleep(0.1)
+            assert list(await site.list("d")) == ["größer €"]
+
+        run(sandbox, scenario)
+
+    def test_the_workspace_itself_stays(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            with pytest.raises(SiteRejected):
+                await site.remove(".")
+
+        run(sandbox, scenario)
+
+    def test_too_long_for_the_server_to_remove(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            await site.put("d/e/f", b"1")
+            faulty.faults.add(Fault("timeout_before", "DELETE", "/ops/rm"))
+            await site.remove("d")
+            assert await site.stat("d") is None
+
+        run(faulty, scenario)
+
+
+class TestLarge:
+    @pytest.mark.parametrize("way", ["s3", ""])
+    @pytest.mark.parametrize("name", ["large", "d/a b&c<d>"])
+    def test_go_and_come(self, sandbox: Sandbox, way: str, name: str) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            transfers = site._files._transfers
+            transfers._system = replace(transfers._system, transfer=way)
+            data = os.urandom((9 << 20) + 17)
+            await site.put(name, data)
+            assert await content(site, name) == data
+            for offset in (1, 5_000_000, len(data) - 1, len(data)):
+                assert await content(site, name, offset) == data[offset:]
+            with pytest.raises(SiteRejected):
+                await content(site, name, len(data) + 1)
+            if not way:
+                assert await site.list(".mantik/transfers") == {}
+
+        run(sandbox, scenario)
+
+    def test_over_a_directory(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            await site.make_directory("claim")
+            with pytest.raises(SiteRejected):
+                await site.put("claim", bytes(6 << 20))
+            assert (await site.list("."))["claim"].directory
+
+        run(sandbox, scenario)
+
+    def test_goes_on_where_it_broke(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            data = os.urandom(9 << 20)
+            await site.put("large", data)
+            faulty.faults.add(Fault("cut", "GET", "large", bytes=3 << 20))
+            came = b""
+
+            async def fetch() -> None:
+                nonlocal came
+                async for chunk in site.get("large"):
+                    came += chunk
+
+            with pytest.raises(SiteUnreachable):
+                await fetch()
+            assert 0 < len(came) < len(data)
+            before = site.requests["transfer"]
+            assert came + await content(site, "large", len(came)) == data
+            assert site.requests["transfer"] == before
+
+        run(faulty, scenario)
+
+    def test_that_nothing_came_of_is_no_success(
+        self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """firecREST's job ends well where it could not write."""
+
+        async def scenario(site: FirecrestSite) -> None:
+            data = bytes(6 << 20)
+            original = Client.upload
+
+            async def astray(
+                self: Client,
+                system: str,
+                file: object,
+                directory: str,
+                *rest: object,
+                **more: object,
+            ) -> object:
+                return await original(self, system, file, f"{directory}/nowhere", *rest, **more)
+
+            monkeypatch.setattr(Client, "upload", astray)
+            with pytest.raises(SiteUnreachable, match="nothing came"):
+                await site.put("large", data)
+
+        run(sandbox, scenario)

@@ -1,0 +1,178 @@
+"""What a server tells of itself, quoted from a real one, and what we make of it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.errors import SiteRejected, SiteUnreachable, UserError
+from snakemake_executor_plugin_mantik.sites import repeating
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
+    FileSystem,
+    find_workspace,
+    parse_system,
+    zone_of,
+)
+from tests.support.parrot import Parrot, Say
+
+DAINT: dict[str, Any] = {
+    "name": "Daint",
+    "ssh": {"host": "login", "timeout": {"connection": 5, "login": 5, "commandExecution": 5}},
+    "scheduler": {"type": "slurm", "version": "22.05.8"},
+    "fileSystems": [
+        {"path": "/users", "dataType": "users", "defaultWorkDir": False},
+        {"path": "/scratch/", "dataType": "scratch", "defaultWorkDir": True},
+        {"path": "/store", "dataType": "store", "defaultWorkDir": False},
+    ],
+    "dataOperation": {
+        "max_ops_file_size": 1048576,
+        "data_transfer": {"serviceType": "s3", "name": "s3", "public_url": "https://store"},
+        "datatransfer_jobs_directives": ["#SBATCH --time=0-00:15:00", "#SBATCH -A {account}"],
+    },
+}
+FILE_SYSTEMS = parse_system(DAINT, "2.x.x", "alps").file_systems
+
+
+@pytest.fixture
+def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
+    monkeypatch.setattr(repeating, "REPEAT_FIRST_S", 0.01)
+    parrot = Parrot("/hpc/firecrest/v1")
+    parrot.thread.start()
+    yield parrot
+    parrot.stop()
+
+
+def open_at(parrot: Parrot) -> None:
+    async def opened() -> None:
+        site = FirecrestSite(
+            "alps",
+            parrot.url,
+            "daint",
+            Bearer("s3cr3t"),
+            workspace_name="ws",
+            settings=SiteSettings(),
+        )
+        try:
+            await site.open()
+        finally:
+            await site.close()
+
+    asyncio.run(opened())
+
+
+def say(answer: object, status: int = 200) -> Say:
+    return Say(status, json.dumps(answer).encode(), {"f7t-appversion": "2.x.x"})
+
+
+def test_version_1_is_told(parrot: Parrot) -> None:
+    systems = [{"description": "System ready", "status": "available", "system": "daint"}]
+    parrot.answers = [
+        say({"description": "List of systems with status and description.", "out": systems})
+    ]
+    with pytest.raises(UserError, match="version 1") as caught:
+        open_at(parrot)
+    assert "ApiUrl" in str(caught.value)
+    assert len(parrot.asked) == 1
+
+
+def test_no_firecrest_is_told(parrot: Parrot) -> None:
+    parrot.answers = [
+        say({"errorType": "error", "message": "Not Found", "causedBy": None, "user": None}, 404)
+    ]
+    with pytest.raises(UserError, match="no firecREST v2 at"):
+        open_at(parrot)
+
+
+@pytest.mark.parametrize(
+    "answer", [Say(404), Say(200, b"<html>", {"Content-Type": "text/html"}), Say(200, b"[]")]
+)
+def test_a_portal_proves_nothing(parrot: Parrot, answer: Say) -> None:
+    parrot.answers = [answer]
+    with pytest.raises(SiteUnreachable):
+        open_at(parrot)
+
+
+def test_a_version_2_below_v1_is_one(parrot: Parrot) -> None:
+    parrot.answers = [
+        say({"systems": [DAINT]}),
+        say({"user": {"id": "1", "name": "me"}, "group": {}, "groups": [], "accounts": None}),
+        say({"partitions": []}),
+        Say(500),
+    ]
+    with pytest.raises(SiteUnreachable):
+        open_at(parrot)
+    assert any("/Daint/userinfo" in path for _, path, _ in parrot.asked)
+
+
+def test_unknown_systems_are_told_with_the_known(parrot: Parrot) -> None:
+    parrot.answers = [say({"systems": [{**DAINT, "name": "eiger"}, {**DAINT, "name": "clariden"}]})]
+    with pytest.raises(UserError, match="only clariden, eiger"):
+        open_at(parrot)
+
+
+def test_a_system() -> None:
+    system = parse_system(DAINT, "2.5.7", "alps")
+    assert (system.name, system.scheduler, system.server) == ("Daint", "slurm", "firecREST 2.5.7")
+    assert system.file_systems[1] == FileSystem("/scratch", "scratch", True)
+    assert (system.direct_bytes, system.transfer) == (1 << 20, "s3")
+    assert system.directives[1] == "#SBATCH -A {account}"
+
+
+def test_a_system_that_says_little() -> None:
+    system = parse_system({"name": "x", "scheduler": {"type": "PBS"}}, "", "alps")
+    assert (system.scheduler, system.direct_bytes, system.transfer) == ("pbs", 5 << 20, "")
+    with pytest.raises(SiteRejected, match="scheduler"):
+        parse_system({"name": "x", "scheduler": {"type": "lsf"}}, "", "alps")
+
+
+@pytest.mark.parametrize(
+    ("workspace", "storage", "path"),
+    [
+        (None, None, "/scratch/me/mantik/ws"),
+        (None, "users", "/users/me/mantik/ws"),
+        (None, "/STORE/", "/store/me/mantik/ws"),
+        ("deep/er", None, "/scratch/me/deep/er"),
+        ("deep", "store", "/store/me/deep"),
+        ("/store/project/x/", None, "/store/project/x"),
+    ],
+)
+def test_workspaces(workspace: str | None, storage: str | None, path: str) -> None:
+    found = find_workspace(
+        FILE_SYSTEMS, user="me", site="alps", name="ws", workspace=workspace, storage=storage
+    )
+    assert found == path
+
+
+@pytest.mark.parametrize(
+    ("workspace", "storage"),
+    [
+        ("/scratchy/x", None),
+        ("/", None),
+        (None, "nothing"),
+        ("../you", None),
+        ("/scratch/..", None),
+    ],
+)
+def test_workspaces_that_cannot_be(workspace: str | None, storage: str | None) -> None:
+    with pytest.raises(SiteRejected):
+        find_workspace(
+            FILE_SYSTEMS, user="me", site="alps", name="ws", workspace=workspace, storage=storage
+        )
+
+
+def test_home_where_there_is_no_scratch() -> None:
+    found = find_workspace(
+        FILE_SYSTEMS[:1], user="me", site="alps", name="ws", workspace=None, storage=None
+    )
+    assert found == "/users/me/mantik/ws"
+
+
+def test_time_zones() -> None:
+    assert zone_of("2026-11-21T13:20:45", 1795263645) == 3600
+    assert zone_of("2026-11-21T12:20:50", 1795263645) == 0
+    assert zone_of("2026-11-21T06:50:45", 1795263645) == -5.5 * 3600

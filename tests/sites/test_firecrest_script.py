@@ -1,0 +1,181 @@
+"""Batch scripts as they are sent."""
+
+from dataclasses import replace
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import SiteRejected, UserError
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sites.base import Submission
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import System
+from snakemake_executor_plugin_mantik.sites.firecrest.script import (
+    SCRIPT_BYTES,
+    Scheduler,
+    batch_script,
+    has_tag,
+    job_name,
+    pbs_directives,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.transfers import transfer_script
+
+TAG = "6f1c2a9e-0b1d-4c58-9a57-3f6d0a8b7e21"
+JOB = Submission(
+    TAG,
+    "train: fold=1,model='größer'",
+    "#!/bin/bash\n# Job\necho hi\n",
+    Resources(
+        queue="normal",
+        runtime_s=5400,
+        nodes=2,
+        cpus_per_task=16,
+        gpus_per_node=4,
+        memory_mib_per_node=65536,
+        account="g34",
+        reservation="maint",
+        constraint="gpu",
+        qos="debug",
+    ),
+)
+PBS = Resources(
+    queue="workq",
+    runtime_s=90_061,
+    nodes=2,
+    tasks=8,
+    cpus_per_task=4,
+    gpus_per_node=1,
+    memory_mib_per_node=2048,
+    account="g34",
+)
+
+
+def test_slurm() -> None:
+    assert batch_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs") == (
+        "#!/bin/bash\n"
+        f"#SBATCH --job-name=train_fold_1_model_gr_er-{TAG}\n"
+        "#SBATCH --partition=normal\n"
+        "#SBATCH --account=g34\n"
+        "#SBATCH --qos=debug\n"
+        "#SBATCH --reservation=maint\n"
+        "#SBATCH --constraint=gpu\n"
+        "#SBATCH --time=0-01:30:00\n"
+        "#SBATCH --nodes=2\n"
+        "#SBATCH --ntasks-per-node=1\n"
+        "#SBATCH --cpus-per-task=16\n"
+        "#SBATCH --gpus-per-node=4\n"
+        "#SBATCH --mem=65536M\n"
+        "#SBATCH --no-requeue\n"
+        '#SBATCH --output="/scratch/me/ws/.mantik/jobs/%j.out"\n'
+        "# Job\necho hi\n"
+    )
+
+
+def test_pbs() -> None:
+    assert batch_script(replace(JOB, resources=PBS), "pbs", "/work/me/ws/.mantik/jobs") == (
+        "#!/bin/bash\n"
+        "#PBS -S /bin/bash\n"
+        f"#PBS -N train_fold_1_model_gr_er-{TAG}\n"
+        "#PBS -q workq\n"
+        "#PBS -P g34\n"
+        "#PBS -r n\n"
+        "#PBS -l walltime=25:01:01\n"
+        "#PBS -l select=2:ncpus=16:mpiprocs=4:ngpus=1:mem=2048mb\n"
+        '#PBS -o "/work/me/ws/.mantik/jobs/"\n'
+        "#PBS -j oe\n"
+        "# Job\necho hi\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("resources", "select"),
+    [
+        (Resources(), None),
+        (Resources(nodes=3), "select=3"),
+        (Resources(cpus_per_task=8), "select=1:ncpus=8"),
+        (Resources(nodes=2, total_cpus=8), "select=2:ncpus=4"),
+        (Resources(tasks=4), "select=1:mpiprocs=4"),
+        (Resources(cpus_per_task=4, memory_mib_per_cpu=100), "select=1:ncpus=4:mem=400mb"),
+    ],
+)
+def test_chunks_of_pbs(resources: Resources, select: str | None) -> None:
+    found = [line for line in pbs_directives(resources, "x") if line.startswith("-l select")]
+    assert found == ([f"-l {select}"] if select else [])
+
+
+def test_reservations_of_pbs_are_queues() -> None:
+    assert "-q R12" in pbs_directives(Resources(queue="workq", reservation="R12"), "x")
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        Resources(qos="high"),
+        Resources(constraint="gpu"),
+        Resources(nodes=3, tasks=4),
+        Resources(nodes=3, total_cpus=4),
+        Resources(queue="a b"),
+        Resources(account="a\n#PBS -q other"),
+    ],
+)
+def test_what_pbs_cannot_be_asked_for(resources: Resources) -> None:
+    with pytest.raises(UserError):
+        pbs_directives(resources, "x")
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_login_shells(scheduler: Scheduler) -> None:
+    job = replace(JOB, resources=Resources(), login_shell=True)
+    assert batch_script(job, scheduler, "/w").startswith("#!/bin/bash -l\n#")
+
+
+def test_scripts_without_a_first_line_of_their_own() -> None:
+    script = batch_script(replace(JOB, script="exit 3"), "slurm", "/w")
+    assert script.startswith("#!/bin/bash\n#SBATCH")
+    assert script.endswith("\nexit 3")
+
+
+def test_too_large() -> None:
+    with pytest.raises(SiteRejected, match="bytes"):
+        batch_script(replace(JOB, script="#!/bin/bash\n" + "x" * SCRIPT_BYTES), "slurm", "/w")
+
+
+@pytest.mark.parametrize("hooks", [{"before_on_login": ("a",)}, {"after_on_login": ("a",)}])
+def test_hooks_on_the_login_node(hooks: dict[str, tuple[str, ...]]) -> None:
+    with pytest.raises(SiteRejected, match="login node"):
+        batch_script(
+            Submission(TAG, "x", "", Resources(), **hooks),  # type: ignore[arg-type]
+            "slurm",
+            "/w",
+        )
+
+
+@pytest.mark.parametrize("name", ["", "ü", "1st", "a" * 300, "rule: x=1, y='z\n'", "-x", "_"])
+def test_names_end_with_the_tag(name: str) -> None:
+    found = job_name(name, TAG)
+    assert has_tag(found, TAG)
+    assert len(found) <= 64
+    assert found[0].isalpha()
+    assert found.replace(".", "").replace("-", "").replace("_", "").isalnum()
+    assert not has_tag(found, TAG.replace("6", "7"))
+
+
+@pytest.mark.parametrize("tag", ["", "a b", "a,b", "x" * 41])
+def test_tags_that_cannot_be(tag: str) -> None:
+    with pytest.raises(SiteRejected):
+        job_name("x", tag)
+
+
+def test_transfer_jobs() -> None:
+    system = System(
+        "daint", "slurm", "x", (), directives=("#SBATCH --time=15", "#SBATCH -A {account}")
+    )
+    assert transfer_script(system, "/w", "g34", "true") == (
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=mantik-transfer\n"
+        '#SBATCH --output="/w/%j.out"\n'
+        "#SBATCH --time=15\n"
+        "#SBATCH -A g34\n"
+        "set -e\n"
+        "true\n"
+    )
+    with pytest.raises(SiteRejected, match="account"):
+        transfer_script(system, "/w", None, "true")

@@ -1,0 +1,55 @@
+"""An HTTP server that says what it is told: what real servers say too seldom for a test."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Say:
+    """An answer; `length` is the Content-Length it claims, None the true one."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
+    delay_s: float = 0.0
+
+
+class Parrot:
+    """An HTTP server that gives the answers it was told, in order, the last one for ever."""
+
+    def __init__(self, base: str = "") -> None:
+        self.answers: list[Say] = [Say()]
+        self.asked: list[tuple[str, str, dict[str, str]]] = []
+        parrot = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                parrot.asked.append((self.command, self.path, dict(self.headers)))
+                say = parrot.answers.pop(0) if len(parrot.answers) > 1 else parrot.answers[0]
+                time.sleep(say.delay_s)
+                self.send_response(say.status)
+                for name, value in {"Content-Type": "application/json", **say.headers}.items():
+                    self.send_header(name, value)
+                length = len(say.body) if say.length is None else say.length
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                self.wfile.write(say.body)
+
+            do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self.server.server_port}{base}"
+
+    def stop(self) -> None:
+        """End the server."""
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()

@@ -1,0 +1,54 @@
+"""Which try of an earlier run is the one that is asked for."""
+
+from dataclasses import replace
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.adopt import choose
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from tests.support.controller import request
+
+JOB = request(1)
+OPEN = [TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED]
+
+
+def record(state: TryState, number: int = 1, **values: str) -> TryRecord:
+    made = TryRecord(
+        id=f"{number:036}", site="sim", bucket=0, job=JOB.job, rule="make", name="n",
+        fingerprint="same", state=state,
+    )  # fmt: skip
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_the_same_job_is_taken_up(state: TryState) -> None:
+    found = record(state)
+    assert choose(JOB, "same", [found]).adopted == found
+    assert choose(replace(JOB, forced=True), "same", [found]).adopted == found
+
+
+@pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
+@pytest.mark.parametrize("values", [{"fingerprint": "other"}, {"site": "elsewhere"}])
+def test_another_job_is_not(state: TryState, values: dict[str, str]) -> None:
+    found = replace(record(state, outcome="succeeded"), **values)
+    choice = choose(JOB, "same", [found])
+    assert choice.adopted is None
+    assert choice.unwanted == (found,)
+
+
+def test_what_succeeded_is_taken_unless_forced() -> None:
+    found = record(TryState.ENDED, outcome="succeeded")
+    assert choose(JOB, "same", [found]).adopted == found
+    assert choose(replace(JOB, forced=True), "same", [found]).unwanted == (found,)
+
+
+def test_what_failed_is_run_again() -> None:
+    found = record(TryState.ENDED, outcome="failed: something")
+    assert choose(JOB, "same", [found]).unwanted == (found,)
+
+
+def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
+    tries = [record(TryState.SUBMITTED, n) for n in range(3)]
+    choice = choose(JOB, "same", tries)
+    assert choice.adopted == tries[2]
+    assert choice.unwanted == (tries[0], tries[1])

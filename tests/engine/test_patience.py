@@ -1,0 +1,96 @@
+"""What the log says of a site that does not answer, and how often it is asked."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
+from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteRejected, SiteUnreachable
+from tests.support import virtualtime
+
+HOUR_S = 3600.0
+
+
+class Flaky:
+    """Fails until a time, and notes when it was asked."""
+
+    def __init__(self, until: float, error: Callable[[], Exception]) -> None:
+        self.until, self.error = until, error
+        self.asked: list[float] = []
+
+    async def __call__(self) -> str:
+        now = asyncio.get_running_loop().time()
+        self.asked.append(now)
+        if now < self.until:
+            raise self.error()
+        return "done"
+
+
+def play(act: Flaky, beside: Callable[[Patience], object] | None = None) -> list[str]:
+    said: list[str] = []
+
+    async def run() -> None:
+        patience = Patience("hpc1", said.append, asyncio.get_running_loop().time)
+
+        async def others() -> None:
+            while beside is not None:
+                beside(patience)
+                await asyncio.sleep(2)
+
+        running = asyncio.create_task(others())
+        try:
+            assert await patience(act) == "done"
+        finally:
+            running.cancel()
+
+    virtualtime.run(run())
+    return said
+
+
+def unreachable() -> Exception:
+    return SiteUnreachable("no answer")
+
+
+def test_short_trouble_is_not_told() -> None:
+    assert play(Flaky(3, unreachable)) == []
+
+
+def test_long_trouble_is_told_ever_more_seldom_and_when_it_is_over() -> None:
+    act = Flaky(10 * HOUR_S, unreachable)
+    said = play(act)
+    assert 5 < len(said) < 20, said
+    assert "has not answered" in said[0]
+    assert "no answer" in said[0]
+    assert "answers again" in said[-1]
+    pauses = [b - a for a, b in zip(act.asked, act.asked[1:], strict=False)]
+    assert max(pauses) <= 75
+    assert len(act.asked) < 700
+
+
+def test_one_request_that_fails_while_others_succeed_is_told_too() -> None:
+    said = play(Flaky(HOUR_S, lambda: SiteBusy("job limit reached")), Patience.answered)
+    assert 1 <= len(said) < 10, said
+    assert "job limit reached" in said[0]
+
+
+@pytest.mark.parametrize("asked", [300.0, 1e9])
+def test_a_site_may_ask_for_a_pause_within_reason(asked: float) -> None:
+    act = Flaky(200, lambda: SiteBusy("later", retry_after=asked))
+    play(act)
+    assert min(asked, LONGEST_BUSY_S) <= act.asked[1] <= 1.25 * min(asked, LONGEST_BUSY_S)
+
+
+def test_other_errors_are_not_repeated() -> None:
+    act = Flaky(10, lambda: SiteRejected("no"))
+    with pytest.raises(SiteRejected):
+        play(act)
+    assert len(act.asked) == 1
+
+
+def test_note_is_said_once() -> None:
+    said: list[str] = []
+    patience = Patience("hpc1", said.append, lambda: 0.0)
+    patience.note("look")
+    patience.note("look")
+    assert said == ["Site hpc1: look"]

@@ -1,0 +1,328 @@
+"""The life of a job at a simulated site: coming back, giving up, purges, refusals."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.request import Outcome
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.journal import TryState, history
+from tests.support.controller import Controller, Killed, request, simulate
+from tests.support.simulated import Fate, Fault, World
+
+DAY_S = 86400.0
+
+
+def killed_when(
+    workdir: Path, world: World, dead: Callable[[Controller], bool], number: int = 1
+) -> Controller:
+    """Run a job until a condition comes true, then die."""
+
+    async def play() -> Outcome:
+        await controller.open()
+        return await controller.job(request(number))
+
+    def called() -> None:
+        if dead(controller):
+            controller.kill()
+
+    controller = Controller(world, workdir)
+    controller.site.called = called
+    with pytest.raises(Killed):
+        controller.run(play())
+    controller.bury()
+    return controller
+
+
+def run(workdir: Path, world: World, number: int = 1, **values: object) -> Outcome:
+    """A run of one job by a new controller."""
+    job = replace(request(number), **values)  # type: ignore[arg-type]
+    return simulate(workdir, world, lambda controller: controller.job(job))
+
+
+def states(workdir: Path) -> list[TryState]:
+    return [record.state for record in history(workdir / ".state")]
+
+
+DEATHS: dict[TryState, Callable[[Controller], bool]] = {
+    TryState.PLANNED: lambda c: c.site.calls["make_directory"] == 1,
+    TryState.SUBMITTING: lambda c: bool(c.world.jobs),
+    TryState.SUBMITTED: lambda c: bool(c.world.runs),
+    TryState.ENDED: lambda c: any(r.state is TryState.ENDED for r in c.journal.all_open_tries()),
+}
+
+
+@pytest.mark.parametrize("state", [*DEATHS])
+def test_taken_up_in_every_state(tmp_path: Path, state: TryState) -> None:
+    world = World()
+    if state is TryState.ENDED:
+        # The first call of the site after its end is that of another job.
+        other = asyncio.Event()
+
+        async def play(controller: Controller) -> None:
+            await controller.work.run(request(1))
+            other.set()
+
+        simulate(tmp_path, world, play)
+        (tmp_path / "out/1").unlink()
+    else:
+        killed_when(tmp_path, world, DEATHS[state]).forget()
+    assert states(tmp_path) == [state]
+
+    assert run(tmp_path, world).succeeded
+
+    assert [r.how for r in world.runs] == ["exit 0"]
+    assert states(tmp_path) == [TryState.DONE]
+    assert (tmp_path / "out/1").exists()
+
+
+def test_changed_job_is_given_up_before_another_starts(tmp_path: Path) -> None:
+    world = World(duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+
+    assert run(tmp_path, world, command="another").succeeded
+
+    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
+    first, second = world.runs
+    assert first.ended is not None
+    assert first.ended <= second.begun
+
+
+def test_leftover_of_a_claim_is_no_end(tmp_path: Path) -> None:
+    """A start that was killed between making and removing its own file beside the claim."""
+    world = World(duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+    (record,) = history(tmp_path / ".state")
+    world.write(f"{record.paths.claim}.by-node-17", b"owner=x\n")
+
+    assert run(tmp_path, world, command="another").succeeded
+
+    first, second = world.runs
+    assert first.ended is not None
+    assert first.ended <= second.begun
+
+
+def test_changed_job_that_waits_is_revoked(tmp_path: Path) -> None:
+    world = World(lambda spec: Fate(starts=(5000.0,)))
+    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3).forget()
+
+    assert run(tmp_path, world, command="another").succeeded
+
+    world.advance(world.now + DAY_S)
+    assert len(world.runs) == 1, "the first one never ran, late as it might be"
+
+
+def test_given_up_through_an_outage(tmp_path: Path) -> None:
+    world = World(duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+
+    async def play(controller: Controller) -> Outcome:
+        begun = world.now
+
+        def fault(method: str, about: str) -> Fault:
+            return "unreachable" if world.now < begun + 3000 else ""
+
+        controller.site.fault = fault
+        return await controller.job(replace(request(1), command="another"))
+
+    assert simulate(tmp_path, world, play).succeeded
+
+
+def test_given_up_though_the_site_denies_it_and_it_never_ends(tmp_path: Path) -> None:
+    """Its node died and the server forgot it: that must not hang the next run for ever."""
+    world = World(duration=lambda spec: 1000.0)
+    dead = killed_when(tmp_path, world, lambda c: bool(c.world.runs))
+    dead.forget()
+    for job_id in list(world.jobs):
+        world.forget(job_id)
+
+    assert run(tmp_path, world, command="another").succeeded
+    assert world.now < DAY_S
+
+
+def test_failed_try_of_a_killed_run_is_not_waited_for(tmp_path: Path) -> None:
+    """Its end was written down, then the controller died; the site knows nothing of it now."""
+    world = World(lambda spec: fates.pop(0))
+    fates = [Fate(killed_after=5.0), Fate()]
+
+    async def play(controller: Controller) -> None:
+        assert not (await controller.work.run(request(1))).succeeded
+
+    simulate(tmp_path, world, play)
+    for job_id in list(world.jobs):
+        world.forget(job_id)
+    begun = world.now
+
+    assert run(tmp_path, world).succeeded
+    assert world.now < begun + 200
+
+
+def test_results_that_are_gone_are_made_again(tmp_path: Path) -> None:
+    world = World()
+
+    async def play(controller: Controller) -> None:
+        assert (await controller.work.run(request(1))).succeeded
+
+    simulate(tmp_path, world, play)
+    assert states(tmp_path) == [TryState.ENDED]
+    world.purge()
+
+    assert run(tmp_path, world).succeeded
+    assert [r.how for r in world.runs] == ["exit 0", "exit 0"]
+
+
+def test_revoked_but_not_written_down(tmp_path: Path) -> None:
+    """A second Ctrl-C in the middle of the first: nobody wants the revoked try any more."""
+    world = World(lambda spec: Fate(starts=(5000.0,)))
+    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3).forget()
+    (record,) = history(tmp_path / ".state")
+    world.make_directory(record.paths.claim)
+
+    assert run(tmp_path, world).succeeded
+    assert len(world.runs) == 1
+
+
+def test_workspace_purged_while_jobs_wait(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x" * 10)
+    world = World(lambda spec: Fate(starts=(1000.0,)))
+
+    async def play(controller: Controller) -> Outcome:
+        world.after(500, world.purge)
+        outcome = await controller.job(request(1, "data"))
+        assert any("lost files" in line for line in controller.said)
+        return outcome
+
+    assert simulate(tmp_path, world, play).succeeded
+    assert [r.how for r in world.runs] == ["exit 0"]
+
+
+def test_purged_again_and_again_is_told(tmp_path: Path) -> None:
+    world = World(lambda spec: Fate(starts=(1000.0,)))
+
+    def purge() -> None:
+        world.purge()
+        world.after(700, purge)
+
+    world.after(500, purge)
+    with pytest.raises(Exception, match="keep disappearing"):
+        run(tmp_path, world)
+
+
+def test_refused_submission_fails_at_once(tmp_path: Path) -> None:
+    async def play(controller: Controller) -> None:
+        controller.site.fault = lambda method, about: "rejected" if method == "submit" else ""
+        await controller.job(request(1))
+
+    with pytest.raises(SiteRejected):
+        simulate(tmp_path, World(), play)
+    assert states(tmp_path) == [TryState.ABANDONED]
+
+
+@pytest.mark.parametrize("runs_after_all", [True, False])
+def test_repeated_submission_is_refused(tmp_path: Path, runs_after_all: bool) -> None:
+    """The first one's answer was lost; the account is out of budget when it is sent again."""
+    # It starts between the last look for it and the refusal.
+    world = World(lambda spec: Fate(starts=(121.0,) if runs_after_all else (), denied=True))
+
+    async def play(controller: Controller) -> Outcome:
+        def fault(method: str, about: str) -> Fault:
+            if method != "submit":
+                return ""
+            if controller.site.calls["submit"] == 1:
+                return "lost"
+            world.advance(world.now + 100)
+            return "rejected"
+
+        controller.site.fault = fault
+        return await controller.job(request(1))
+
+    if runs_after_all:
+        assert simulate(tmp_path, world, play).succeeded
+    else:
+        with pytest.raises(SiteRejected):
+            simulate(tmp_path, world, play)
+        (record,) = history(tmp_path / ".state")
+        assert world.files[record.paths.claim] is None, "it is revoked"
+    assert len(world.runs) == int(runs_after_all)
+
+
+@pytest.mark.parametrize("fault", ["busy", "unauthorized", "not found"])
+def test_submission_waits_and_says_why(tmp_path: Path, fault: Fault) -> None:
+    async def play(controller: Controller) -> Outcome:
+        def trouble(method: str, about: str) -> Fault:
+            return fault if method == "submit" and controller.world.now < 3000 else ""
+
+        controller.site.fault = trouble
+        # Another one runs, so that the site does answer meanwhile.
+        running = asyncio.ensure_future(controller.job(request(2)))
+        outcome = await controller.job(request(1))
+        await running
+        assert any("has not done what it was asked" in line for line in controller.said) or any(
+            "has not answered" in line for line in controller.said
+        )
+        assert len(controller.said) < 40, "no chatter"
+        return outcome
+
+    assert simulate(tmp_path, World(), play).succeeded
+
+
+def test_marker_that_stays_damaged_fails_the_try_and_not_the_next_one(tmp_path: Path) -> None:
+    world = World()
+
+    async def play(controller: Controller) -> None:
+        def damage() -> None:
+            for path in [p for p in world.files if p.endswith(".0") and "tries" in p]:
+                world.files[path] = b"damaged"
+
+        controller.site.called = damage
+        first = await controller.job(request(1))
+        assert not first.succeeded
+        assert "exit code 0" in first.message
+        controller.site.called = None
+        assert (await controller.job(request(1))).succeeded
+
+    simulate(tmp_path, world, play)
+
+
+def test_failed_job_stays_failed_whatever_becomes_of_its_log(tmp_path: Path) -> None:
+    world = World(code=lambda spec: 3)
+
+    async def play(controller: Controller) -> Outcome:
+        controller.site.fault = lambda m, about: "rejected" if about.endswith("/log") else ""
+        return await controller.job(request(1))
+
+    outcome = simulate(tmp_path, world, play)
+
+    assert "exit code 3" in outcome.message
+
+
+def test_full_local_disk_keeps_the_results_at_the_site(tmp_path: Path) -> None:
+    world = World()
+    (tmp_path / "out").write_text("a file where the directory of outputs should be")
+
+    outcome = simulate(tmp_path, world, lambda controller: controller.work.run(request(1)))
+
+    assert not outcome.succeeded
+    assert "still at the site" in outcome.message
+    (tmp_path / "out").unlink()
+    assert run(tmp_path, world).succeeded
+    assert len(world.runs) == 1
+
+
+def test_cost_of_a_job_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    def requests(count: int) -> float:
+        world = World(lambda spec: Fate(starts=(1.0,)), lambda spec: 10.0)
+
+        async def play(controller: Controller) -> float:
+            await asyncio.gather(*(controller.job(request(n)) for n in range(count)))
+            calls = controller.site.calls
+            return (sum(calls.values()) - calls["list"]) / count
+
+        return simulate(tmp_path / str(count), world, play)
+
+    for count in (5, 90):
+        (tmp_path / str(count)).mkdir()
+    assert requests(90) <= requests(5) <= 4, "submit, marker, forget"

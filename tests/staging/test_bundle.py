@@ -1,0 +1,139 @@
+"""Bundles carry every name, and never half of a file that changes."""
+
+import asyncio
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalFiles]:
+    with closing(Journal(tmp_path / "state")) as journal:
+        (tmp_path / "work").mkdir()
+        yield LocalFiles(tmp_path / "work", journal)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return tmp_path / "work"
+
+
+def look(local: LocalFiles, *paths: str) -> list[LocalFile]:
+    async def all_of_them() -> list[LocalFile]:
+        return [file for path in paths for file in await local.look(path)]
+
+    return asyncio.run(all_of_them())
+
+
+def test_real_tar_unpacks_every_name(local: LocalFiles, work: Path, tmp_path: Path) -> None:
+    (work / f"d/{NASTY}").mkdir(parents=True)
+    (work / f"d/{NASTY}/{NASTY}").write_text("content")
+    (work / "d/empty").mkdir()
+    long = "long/" + "x" * 200 + "/" + "ü" * 120
+    (work / long).parent.mkdir(parents=True)
+    (work / long).write_bytes(b"\0\xff")
+    (work / "-rf").write_text("")
+    files = look(local, "d", long, "-rf")
+    pack_to(files, tmp_path / "b.tar.gz")
+    into = tmp_path / "into"
+    into.mkdir()
+
+    subprocess.run(["tar", "-xzf", tmp_path / "b.tar.gz", "-C", into], check=True)
+
+    assert (into / f"d/{NASTY}/{NASTY}").read_text() == "content"
+    assert (into / long).read_bytes() == b"\0\xff"
+    assert (into / "d/empty").is_dir()
+    assert (into / "-rf").exists()
+
+
+def test_times_and_modes_go_along_but_no_owners(local: LocalFiles, work: Path) -> None:
+    (work / "run.sh").write_text("x")
+    (work / "run.sh").chmod(0o755)
+    os.utime(work / "run.sh", (1e9, 1e9))
+    (work / "secret").write_text("x")
+    (work / "secret").chmod(0o400)
+    with tarfile.open(fileobj=io.BytesIO(pack(look(local, "run.sh", "secret")))) as tar:
+        run, secret = tar.getmembers()
+    assert (run.mode, run.mtime, run.uid, run.uname) == (0o755, 1e9, 0, "")
+    assert secret.mode == 0o600, "it has to be replaced later"
+
+
+@pytest.mark.parametrize("change", ["longer", "touched", "gone"])
+def test_file_that_changed_since_it_was_looked_at(
+    local: LocalFiles, work: Path, change: str
+) -> None:
+    (work / "a").write_text("content")
+    files = look(local, "a")
+    match change:
+        case "longer":
+            (work / "a").write_text("more content")
+        case "touched":
+            os.utime(work / "a", (1, 1))
+        case _:
+            (work / "a").unlink()
+    with pytest.raises((UserError, FileNotFoundError)):
+        pack(files)
+
+
+def test_content_is_read_once(local: LocalFiles, work: Path) -> None:
+    (work / "a").write_text("1")
+    (first,) = look(local, "a")
+    os.utime(work / "a", ns=(first.mtime_ns, first.mtime_ns))
+    (work / "b").write_text("2")
+    os.utime(work / "b", ns=(first.mtime_ns, first.mtime_ns))
+    (work / "b").replace(work / "a")
+    (again,) = look(local, "a")
+    assert again.sha256 == first.sha256, "same size and time: taken for the same"
+    (work / "a").write_text("2")
+    (changed,) = look(local, "a")
+    assert changed.sha256 != first.sha256
+
+
+def test_many_who_ask_at_once_read_once(local: LocalFiles, work: Path) -> None:
+    (work / "a").write_bytes(os.urandom(1_000_000))
+
+    async def all_at_once() -> list[list[LocalFile]]:
+        return await asyncio.gather(*(local.look("a") for _ in range(30)))
+
+    assert len({file.sha256 for (file,) in asyncio.run(all_at_once())}) == 1
+
+
+def test_links(local: LocalFiles, work: Path) -> None:
+    (work / "d/sub").mkdir(parents=True)
+    (work / "d/sub/x").write_text("x")
+    (work / "d/link").symlink_to("sub/x")
+    (work / "d/loop").symlink_to(".")
+    (work / "d/dangling").symlink_to("nowhere")
+    os.mkfifo(work / "d/pipe")
+    assert {file.path for file in look(local, "d")} == {"d/sub/x", "d/link"}
+
+
+@pytest.mark.parametrize("trouble", ["missing", "name"])
+def test_what_cannot_be_sent_is_told(local: LocalFiles, work: Path, trouble: str) -> None:
+    (work / "d").mkdir()
+    if trouble == "name":
+        (work / "d" / os.fsdecode(b"\xff\xfe")).write_text("x")
+    with pytest.raises(UserError, match="UTF-8" if trouble == "name" else "cannot be read"):
+        look(local, "d" if trouble == "name" else "d/nowhere")
+
+
+def test_touched_is_not_read_again(local: LocalFiles, work: Path) -> None:
+    (work / "a").write_text("1")
+    local.touched("a", 1, "known")
+    local.touched("gone", 1, "known")
+    assert look(local, "a")[0].sha256 == "known"
+    local.touched("a", 2, "another size")
+    assert look(local, "a")[0].sha256 == "known"

@@ -1,0 +1,55 @@
+"""Which files of the working directory go up besides a job's inputs."""
+
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.staging.sources import Sources, select
+
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+
+
+def write(root: Path, *paths: str, size: int = 1) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(b"x" * size)
+
+
+def chosen(
+    root: Path, *exclude: str, products: tuple[str, ...] = (), total: int = 10**6
+) -> Sources:
+    return select(
+        root, Exclude(exclude), products=products, file_limit=1000, total_limit=total
+    )  # fmt: skip
+
+
+def test_small_files_of_every_name(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", f"d/{NASTY}", "d/e/f.csv")
+    found = chosen(tmp_path)
+    assert set(found.paths) == {"train.py", f"d/{NASTY}", "d/e/f.csv"}
+    assert found.size == 3
+
+
+def test_what_stays_here(tmp_path: Path) -> None:
+    write(
+        tmp_path, "keep.py", ".git/config", ".env", "d/__pycache__/x.pyc", "venv/pyvenv.cfg",
+        "venv/lib/x.py", "mlruns/1", "node_modules/x", "out/model", "data/in.csv", "big/x",
+        "notes.log",
+    )  # fmt: skip
+    (tmp_path / "dangling").symlink_to("nowhere")
+    found = chosen(tmp_path, "*.log", "big/", products=("out/model", "data"))
+    assert found.paths == ("keep.py",)
+
+
+def test_large_files_are_left_out_and_told(tmp_path: Path) -> None:
+    write(tmp_path, "large", size=1001)
+    write(tmp_path, "just", size=1000)
+    assert chosen(tmp_path) == Sources(("just",), 1000, ("large",))
+
+
+def test_too_much_together(tmp_path: Path) -> None:
+    write(tmp_path, *(f"{n}.py" for n in range(5)), size=900)
+    with pytest.raises(UserError, match="Exclude"):
+        chosen(tmp_path, total=4000)

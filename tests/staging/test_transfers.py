@@ -1,0 +1,88 @@
+"""Where outputs are put together before they take their places."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import TransferError
+from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
+from snakemake_executor_plugin_mantik.staging.transfers import SUFFIX, Landing
+
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+TRY = "3f0d7a6c-0000-4000-8000-000000000001"
+
+
+def file(path: str, mode: int = 0o644) -> OutputEntry:
+    return OutputEntry(path, "f", 1, mode, "", "marker")
+
+
+def directory(path: str) -> OutputEntry:
+    return OutputEntry(path, "d", 0, 0o755, "", "none")
+
+
+def settle(workdir: Path, roots: list[str], entries: list[OutputEntry]) -> None:
+    landing = Landing(workdir, TRY, roots)
+    for entry in entries:
+        if entry.type == "d":
+            landing.directory(entry)
+        elif entry.type == "f":
+            landing.write(entry, b"new")
+    landing.settle(entries)
+    landing.clear()
+    assert not list(workdir.rglob(f"*{SUFFIX}"))
+
+
+@pytest.mark.parametrize("name", [NASTY, "x" * 255, "ü" * 127, f"d/{NASTY}/{NASTY}"])
+def test_every_name(tmp_path: Path, name: str) -> None:
+    settle(tmp_path, [name], [file(name)])
+    assert (tmp_path / name).read_bytes() == b"new"
+
+
+def test_long_names_with_the_same_beginning_do_not_meet(tmp_path: Path) -> None:
+    names = ["x" * 240 + str(n) for n in range(3)]
+    landing = Landing(tmp_path, TRY, names)
+    assert len({landing.place(file(name)) for name in names}) == 3
+
+
+def test_directory_replaces_all_that_was_in_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "d/old").mkdir(parents=True)
+    settle(tmp_path, ["d"], [directory("d"), directory("d/e"), file("d/e/x")])
+    assert sorted(p.name for p in (tmp_path / "d").rglob("*")) == ["e", "x"]
+
+
+def test_link_in_the_way_is_replaced_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/precious").write_text("x")
+    (tmp_path / "d").symlink_to("target")
+    settle(tmp_path, ["d"], [file("d")])
+    assert (tmp_path / "target/precious").exists()
+    assert not (tmp_path / "d").is_symlink()
+
+
+def test_links_are_made_last(tmp_path: Path) -> None:
+    link = OutputEntry("d/link", "l", 0, 0o777, "", "none", "/etc")
+    settle(tmp_path, ["d"], [directory("d"), link, file("d/x")])
+    assert os.readlink(tmp_path / "d/link") == "/etc"
+
+
+def test_modes(tmp_path: Path) -> None:
+    settle(tmp_path, ["a", "b"], [file("a", 0o4755), file("b", 0o000)])
+    modes = [(tmp_path / name).stat().st_mode & 0o7777 for name in "ab"]
+    assert modes == [0o755, 0o400], "no set-uid, and always readable"
+
+
+def test_nothing_is_placed_before_all_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    landing = Landing(tmp_path, TRY, ["a"])
+    landing.write(file("a"), b"new")
+    assert (tmp_path / "a").read_text() == "old"
+    landing.clear()
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("path", ["b", "a/../../x", "a/../b", "/etc/passwd", ""])
+def test_undeclared_paths(tmp_path: Path, path: str) -> None:
+    landing = Landing(tmp_path, TRY, ["a"])
+    with pytest.raises(TransferError):
+        landing.place(file(path))

@@ -21,7 +21,9 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
 from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import (
+    Credential,
     expires_at,
     find_account,
     require_all,
@@ -98,22 +100,19 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     rendering.refuse(jobs, settings.deployment)
-    credentials = require_all({name: c.config.api for name, c in configs.items()}, os.environ)
+    credentials = require_all(
+        {name: c.config.api for name, c in configs.items()},
+        os.environ,
+        token_urls={n: f.token_url for n, c in configs.items() if (f := c.config.firecrest)},
+    )
     planners = {
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    sites = {
-        name: (
-            make_site(config, credentials[name], workspace_name(workdir), project=workdir),
-            planners[name],
-        )
-        for name, config in configs.items()
-    }
     engine = Engine(
-        sites,
+        _sites(configs, credentials, planners, workdir),
         workdir=workdir,
         state=Path(workflow.persistence.path) / STATE,
         tell=logger.info,
@@ -125,6 +124,30 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         raise
     return Run(engine, configs, settings)
+
+
+def _sites(
+    configs: Mapping[str, LoadedConfig],
+    credentials: Mapping[str, Credential],
+    planners: Mapping[str, Planner],
+    workdir: Path,
+) -> dict[str, tuple[Site, Planner]]:
+    """The sites by name. Names for one workspace, reached as one user, share a client and it."""
+    made: dict[object, Site] = {}
+    sites: dict[str, tuple[Site, Planner]] = {}
+    for name, loaded in configs.items():
+        config, credential = loaded.config, credentials[name]
+        key = (
+            config.api_url, config.firecrest, config.site.workspace, config.site.storage,
+            id(credential),
+        )  # fmt: skip
+        if key not in made:
+            made[key] = make_site(
+                loaded, credential, workspace_name(workdir), project=workdir,
+                account=planners[name].account,
+            )  # fmt: skip
+        sites[name] = (made[key], planners[name])
+    return sites
 
 
 def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:

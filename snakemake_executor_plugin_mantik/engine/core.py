@@ -43,7 +43,7 @@ class Engine:
         """Start the thread.
 
         Args:
-            sites: by name, not yet opened.
+            sites: by name, not yet opened. Names with the same site object share its workspace.
             workdir: the workflow's directory.
             state: our own local directory: journal, logs, things on their way.
             tell: writes a line to the user's log.
@@ -159,6 +159,12 @@ class Engine:
 
     async def _open_site(self, name: str) -> SiteWork:
         site, planner = self._sites[name]
+        first = next(other for other, (shared, _) in self._sites.items() if shared is site)
+        if first != name:
+            twin = await self._site(first)
+            self._journal.set_site(name, planner.config.api_url, twin.facts.workspace)
+            self._work[name] = SiteWork.sharing(twin, planner)
+            return self._work[name]
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
                 facts = await site.open()
@@ -168,8 +174,7 @@ class Engine:
                 where=f"site {name}",
                 do="Check the URL and the network, then start again; nothing was sent",
             ) from None
-        url = planner.config.unicore_api_url or ""
-        left = self._journal.set_site(name, url, facts.workspace)
+        left = self._journal.set_site(name, planner.config.api_url, facts.workspace)
         if left:
             self._tell(
                 f"Site {name} is another server or workspace than in the last run: what that run"
@@ -252,7 +257,7 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
         if tidy:
-            await asyncio.gather(*(w.ender.tidy(self._workdir) for w in self._work.values()))
-        await asyncio.gather(
-            *(site.close() for site, _ in self._sites.values()), return_exceptions=True
-        )
+            enders = {work.ender for work in self._work.values()}
+            await asyncio.gather(*(ender.tidy(self._workdir) for ender in enders))
+        clients = {id(site): site for site, _ in self._sites.values()}.values()
+        await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)

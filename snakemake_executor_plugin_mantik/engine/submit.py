@@ -51,6 +51,7 @@ class Submitter:
             resources=spec.resources,
             before_on_login=spec.environment.before_on_login,
             after_on_login=spec.environment.after_on_login,
+            login_shell=bool(spec.environment.modules),
         )
         self._journal.submitting(record.id, spec.resources.queue or "")
         try:

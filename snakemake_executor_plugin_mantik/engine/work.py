@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -102,6 +103,14 @@ class SiteWork:
             site, journal, self.watcher, settings=settings, patience=patience, tell=tell
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
+
+    @classmethod
+    def sharing(cls, twin: "SiteWork", planner: Planner) -> "SiteWork":
+        """The work of another name of the same workspace: other jobs, the same files and client."""
+        work = copy(twin)
+        work.planner = planner
+        work._slots = asyncio.Semaphore(planner.config.site.max_jobs)
+        return work
 
     async def run(self, request: JobRequest) -> Outcome:
         """The whole life of a job; returns when its end is known and its outputs are here.

@@ -54,6 +54,17 @@ class _Kind:
     make: Callable[[Mapping[str, str]], Credential]
     optional: tuple[str, ...] = ()
 
+    def made(self, values: Mapping[str, str], known: "Known") -> Credential:
+        """The credential of these values; the same one for the same values."""
+        names = (*self.needs, *self.optional)
+        key = tuple((name, values[name]) for name in names if name in values)
+        if key not in known:
+            known[key] = self.make(values)
+        return known[key]
+
+
+Known = dict[tuple[tuple[str, str], ...], Credential]
+"""Credentials by their values."""
 
 _REFRESH: Final = _Kind(
     ("REFRESH_TOKEN", "TOKEN_URL", "CLIENT_ID"),
@@ -95,6 +106,7 @@ def find_credentials(
     keyring: Keyring | None = None,
     *,
     token_url: str | None = None,
+    known: Known | None = None,
 ) -> Credential:
     """The credentials of a site.
 
@@ -108,11 +120,14 @@ def find_credentials(
         keyring: where to look for what the environment lacks, under the service `mantik:<site>`;
             by default the system's, if it has one.
         token_url: the issuer of tokens that the site's config names; TOKEN_URL comes before it.
+        known: credentials that were made for other sites: the same values are the same credential,
+            which is then renewed once for all of them.
 
     Raises:
         CredentialError: if there are none, or if what is there cannot be used.
     """
     kinds = _KINDS[api]
+    known = {} if known is None else known
     named = {"TOKEN_URL": token_url} if token_url else {}
     own = named | _from_environment(environ, (_variable(site),), kinds)
     every = named | _from_environment(environ, (_variable(site), _variable(api)), kinds)
@@ -120,12 +135,12 @@ def find_credentials(
         for values in (own, every):
             for kind in kinds:
                 if all(name in values for name in kind.needs):
-                    return kind.make(values)
+                    return kind.made(values, known)
         ring = keyring if keyring is not None else _system_keyring()
         for kind in kinds:
             with_ring = _with_keyring(kind, every, site, ring)
             if all(name in with_ring for name in kind.needs):
-                return kind.make(with_ring)
+                return kind.made(with_ring, known)
     except CredentialError as error:
         raise CredentialError(error.what, where=f"site {site}", do=error.do) from error
     told = missing(site, api, every.keys() - named.keys(), token_url is not None)
@@ -177,11 +192,12 @@ def require_all(
         CredentialError: with everything that is missing at any of them.
     """
     found: dict[str, Credential] = {}
+    known: Known = {}
     errors: list[CredentialError] = []
     for site, api in sites.items():
         try:
             url = (token_urls or {}).get(site)
-            found[site] = find_credentials(site, api, environ, keyring, token_url=url)
+            found[site] = find_credentials(site, api, environ, keyring, token_url=url, known=known)
         except CredentialError as error:
             errors.append(error)
     if len(errors) == 1:

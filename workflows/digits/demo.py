@@ -1,8 +1,9 @@
-"""The demo: runs this pipeline's rules as jobs at a sandbox site behind UNICORE's REST API.
+"""The demo: runs this pipeline's rules as jobs at two sandbox sites behind REST APIs.
 
-`make demo` starts it. Snakemake runs here; every rule runs as a job at the site `hpc1`, to which it
-is sent through HTTP, and what it makes comes back. The site is a server of this machine that speaks
-UNICORE's REST API; with another backend config the same command runs at a real centre.
+`make demo` starts it. Snakemake runs here; every rule runs as a job at `hpc1`, behind UNICORE's API,
+but training, which runs at `hpc2`, behind firecREST's. Jobs are sent through HTTP, and what they
+make comes back and goes where it is needed next. The sites are servers of this machine that speak
+those APIs; with other backend configs the same command runs at real centres.
 """
 
 import json
@@ -20,9 +21,10 @@ from snakemake_executor_plugin_mantik.cli.jobs import table
 from snakemake_executor_plugin_mantik.journal import history
 
 HERE = Path(__file__).resolve().parent
-SITE = "hpc1"
+SITES = {"hpc1": "unicore", "hpc2": "firecrest"}
 SANDBOX = HERE / ".sandbox"
-CONFIG = HERE / ".sandbox" / "digits" / f"{SITE}.yaml"
+CONFIGS = SANDBOX / "digits"
+ELSEWHERE = "train:mantik_site=hpc2"
 INSIDE = "--inside"
 SHOWN = Path("results")
 
@@ -35,18 +37,19 @@ def main() -> int:
         return inside()
     environment = os.environ | {"MANTIK_SANDBOX_DIR": str(SANDBOX)}
     command = ["-m", "snakemake_executor_plugin_mantik", "sandbox", "run"]
-    site = ["--site", f"{SITE}=unicore", "--", sys.executable, __file__, INSIDE]
+    sites = [word for name, api in SITES.items() for word in ("--site", f"{name}={api}")]
+    second_half = [*sites, "--", sys.executable, __file__, INSIDE]
     return subprocess.run(
-        [sys.executable, *command, *site], env=environment, check=False
+        [sys.executable, *command, *second_half], env=environment, check=False
     ).returncode
 
 
 def inside() -> int:
     """Run the pipeline at the sandbox's site and show what came of it."""
-    write_config()
+    configs = [str(write_config(name).relative_to(HERE)) for name in SITES]
     command = [
-        *("snakemake", "--executor", "mantik", "--jobs", "8"),
-        *("--mantik-backend-config", str(CONFIG.relative_to(HERE))),
+        *("snakemake", "--executor", "mantik", "--jobs", "8", "--set-resources", ELSEWHERE),
+        *("--mantik-backend-config", *configs),
         *("--rerun-incomplete", "--nolock", "--quiet", "rules", "host"),
     ]
     console.print(f"[bold]$ {shlex.join(command)}[/bold]  (in {HERE.relative_to(Path.cwd())})")
@@ -57,11 +60,13 @@ def inside() -> int:
     return code
 
 
-def write_config() -> None:
-    """Write the site's backend config: the sandbox's, with the environment that the jobs need."""
-    sandbox = (SANDBOX / f"{SITE}.yaml").read_text()
-    CONFIG.parent.mkdir(parents=True, exist_ok=True)
-    CONFIG.write_text(f"{sandbox}\nEnvironment:\n  Python: {json.dumps(sys.prefix)}\n")
+def write_config(site: str) -> Path:
+    """Write a site's backend config: the sandbox's, with the environment that the jobs need."""
+    sandbox = (SANDBOX / f"{site}.yaml").read_text()
+    CONFIGS.mkdir(parents=True, exist_ok=True)
+    config = CONFIGS / f"{site}.yaml"
+    config.write_text(f"{sandbox}\nEnvironment:\n  Python: {json.dumps(sys.prefix)}\n")
+    return config
 
 
 def show(started: float) -> None:

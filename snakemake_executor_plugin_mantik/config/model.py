@@ -26,12 +26,21 @@ from snakemake_executor_plugin_mantik.config.values import (
     any_text,
     describe,
     unfit,
+    whole_number,
 )
 
 IMAGE_TYPES: Final = ("local", "remote")
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
 
 _SSH: Final = "SSH is not supported: the site is reached through UnicoreApiUrl or Firecrest"
+
+
+def _whole(data: Mapping[str, Any], key: str) -> int | None:
+    """The number of a key, None where it is none: its own message tells that."""
+    try:
+        return whole_number(data.get(key), 1)
+    except ValueError:
+        return None
 
 
 def _image_type(value: object) -> str:
@@ -198,7 +207,7 @@ class Resources(Part):
     )
     nodes: Positive | None = Field(default=None, alias="Nodes", description="Number of nodes.")
     total_cpus: Positive | None = Field(
-        default=None, alias="TotalCPUs", description="CPUs over all nodes."
+        default=None, alias="TotalCPUs", description="CPUs over all nodes: Nodes times CPUsPerNode."
     )
     cpus_per_node: Positive | None = Field(
         default=None, alias="CPUsPerNode", description="CPUs on each node, for one task per node."
@@ -223,9 +232,14 @@ class Resources(Part):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """`Memory` is another name of `MemoryPerNode`."""
+        """`Memory` is another name of `MemoryPerNode`; CPUs can be divided among the nodes."""
         if "Memory" in data and "MemoryPerNode" in data:
             yield ("Memory",), "is another name of MemoryPerNode, and both are given; keep one"
+        total, nodes, cpus = (_whole(data, key) for key in ("TotalCPUs", "Nodes", "CPUsPerNode"))
+        if total and nodes and "CPUsPerNode" not in data and total % nodes:
+            yield ("TotalCPUs",), f"{total} CPUs cannot be divided among {nodes} Nodes"
+        if total and cpus and "Nodes" not in data and total % cpus:
+            yield ("TotalCPUs",), f"{total} CPUs are no multiple of CPUsPerNode ({cpus})"
 
     @classmethod
     def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:

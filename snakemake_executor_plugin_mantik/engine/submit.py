@@ -12,6 +12,22 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
 
 
+def submission_of(spec: JobSpec) -> Submission:
+    """A try as a site is given it.
+
+    Raises:
+        UserError: something of it no script can carry.
+    """
+    return Submission(
+        tag=spec.paths.try_id,
+        name=spec.name,
+        script=render(spec),
+        resources=spec.resources,
+        before_on_login=spec.environment.before_on_login,
+        after_on_login=spec.environment.after_on_login,
+    )
+
+
 class Submitter:
     """Submits tries to one site."""
 
@@ -35,14 +51,7 @@ class Submitter:
         if secrets:
             content = secret_assignments(secrets)
             await self._patience(lambda: self._site.put(spec.paths.secrets, content, private=True))
-        submission = Submission(
-            tag=record.id,
-            name=spec.name,
-            script=render(spec),
-            resources=spec.resources,
-            before_on_login=spec.environment.before_on_login,
-            after_on_login=spec.environment.after_on_login,
-        )
+        submission = submission_of(spec)
         self._journal.submitting(record.id, spec.resources.queue or "")
         wait = FIRST_WAIT_S
         while True:

@@ -21,6 +21,8 @@ from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
 WRONG = 2
 """Exit code where a file, or with `--connect` a site, is not as it has to be."""
 
+_MARKS = {"ok": "", "note": "", "warning": "(!) "}
+
 
 @dataclass
 class Report:
@@ -118,8 +120,10 @@ def _tell(report: Report) -> None:
     if report.loaded is not None:
         typer.echo(f"{report.file}: {summary(report.loaded.config)}")
     for finding in report.findings:
-        line = f"  {finding.verdict:<8} {finding.topic:<12} {finding.text}"
-        typer.echo(line, err=finding.verdict == "wrong")
+        if finding.verdict == "wrong":
+            typer.echo(f"{report.file}: {finding.topic}: {finding.text}", err=True)
+        else:
+            typer.echo(f"  {finding.topic + ':':<13} {_MARKS[finding.verdict]}{finding.text}")
 
 
 def _is_file(path: str) -> bool:

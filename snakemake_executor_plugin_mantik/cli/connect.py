@@ -22,8 +22,6 @@ from snakemake_executor_plugin_mantik.errors import (
     MantikError,
     SiteRejected,
     SiteUnauthorized,
-    SiteUnreachable,
-    UserError,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
@@ -70,7 +68,9 @@ def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
     findings += _credentials(credential, loaded.config.resources.runtime_s)
     account = find_account(loaded.name, os.environ)
     findings.append(
-        Finding("account", "ok", f"{account} is asked to pay; whether it may is told by the first job")
+        Finding(
+            "account", "ok", f"{account} is asked to pay; whether it may is told by the first job"
+        )
         if account
         else Finding("account", "note", "none is named (MANTIK_COMPUTE_BUDGET_ACCOUNT)")
     )
@@ -108,8 +108,11 @@ async def _ask(site: Site, loaded: LoadedConfig, resources: Resources) -> list[F
         text = f"the site has not answered for {ANSWER_WAIT_S:.0f} s; check the URL and the network"
         findings.append(Finding(topic, "wrong", text))
     except MantikError as error:
-        names = {SiteUnauthorized: "credentials", SiteRejected: "workspace", SiteUnreachable: topic}
-        findings.append(Finding(names.get(type(error), topic), "wrong", str(error)))
+        if isinstance(error, SiteUnauthorized):
+            topic = "credentials"
+        elif isinstance(error, SiteRejected):
+            topic = "workspace"
+        findings.append(Finding(topic, "wrong", str(error)))
     finally:
         await site.close()
     return findings
@@ -157,9 +160,7 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
             yield Finding("resources", "ok", "fit into what the queue allows")
 
 
-def _known_defects(
-    server: str, loaded: LoadedConfig, resources: Resources
-) -> Iterator[Finding]:
+def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
     if loaded.config.api != "unicore":
         return
     from snakemake_executor_plugin_mantik.sites.unicore.description import LOSSY, lost_on_the_way
@@ -178,7 +179,9 @@ def _known_defects(
             "with the scheduler's own directives, which is not affected"
         )
         if loaded.config.site.scheduler == "none":
-            text = f"UNICORE {first} to {last} lose memory of 2 GiB and more and GPUs; none is asked"
+            text = (
+                f"UNICORE {first} to {last} lose memory of 2 GiB and more and GPUs; none is asked"
+            )
         yield Finding("server", "note", text)
 
 

@@ -21,9 +21,7 @@ _INLINE = "as shown below"
 
 
 def render(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Backend config, FILE or NAME=FILE.")
-    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Backend config, FILE or NAME=FILE.")],
     command: Annotated[str, typer.Option("--command", help="The command of the job.")],
     project: Annotated[Path, typer.Option("--project", help="The project folder.")] = Path(),
     unicore_version: Annotated[

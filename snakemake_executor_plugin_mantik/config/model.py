@@ -102,7 +102,7 @@ class Apptainer(Part):
             return
         kind, path = kind.strip().lower(), path.strip()
         if kind == "remote" and not path.startswith(("/", "~", "$")) and "://" not in path:
-            yield ("Path",), f"has to be absolute for a remote image, found {describe(path)}"
+            yield ("Path",), f"must be absolute for a remote image, found {describe(path)}"
         if kind == "local" and "://" in path:
             yield ("Path",), f"is no file on this machine, found {describe(path)}; Type: remote?"
 

@@ -74,8 +74,8 @@ class SiteSettings(Part):
     scheduler: Annotated[Literal["slurm", "pbs", "none"], BeforeValidator(_scheduler)] = Field(
         default="slurm",
         alias="Scheduler",
-        description="The site's scheduler: slurm or pbs (jobs bring their own #SBATCH or #PBS lines), "
-        "or none where the API runs jobs by itself.",
+        description="The site's scheduler: slurm or pbs (jobs bring their own #SBATCH or #PBS "
+        "lines), or none where the API runs jobs by itself.",
     )
     workspace: Annotated[str, BeforeValidator(_workspace)] | None = Field(
         default=None,

@@ -6,7 +6,6 @@ stand-in: the try's UUID, the workspace's path where it is not configured, the n
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
@@ -118,7 +117,8 @@ def firecrest_request(spec: JobSpec, script: str) -> dict[str, Any]:
 def _spec(planner: Planner, site: str, command: str, image_size: int | None) -> JobSpec:
     name = "render"
     request = JobRequest(
-        number=0, job=name, rule=name, name=name, site=site, command=command, shell="bash",
+        number=0, job=name, rule=name, name=name, site=site, command=command,
+        shell="bash",
         resources={}, threads=1, variables={}, inputs=(), outputs=(),
     )  # fmt: skip
     record = TryRecord(

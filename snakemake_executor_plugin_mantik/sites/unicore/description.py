@@ -80,7 +80,7 @@ def job_description(
 
 
 def lost_on_the_way(resources: Resources, server: str) -> list[str]:
-    """What a server of this version (`3.0.0`, `UNICORE/X 3.0.0`) loses of a description's resources.
+    """What a server of this version (`3.0.0`, `UNICORE/X 3.0.0`) loses of what is asked.
 
     Measured with 3.0.0; read in the source of 2.7 to 3.1 (`TSIMessages.appendTSIResourceSpec`).
     """

@@ -25,7 +25,6 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
 )
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, carries
 
-
 _log = logging.getLogger(__name__)
 
 

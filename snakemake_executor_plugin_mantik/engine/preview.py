@@ -116,7 +116,7 @@ def firecrest_request(spec: JobSpec, script: str) -> dict[str, Any]:
 
 def _spec(planner: Planner, site: str, command: str, image_size: int | None) -> JobSpec:
     name = "render"
-    request = JobRequest(
+    request = JobRequest(  # noqa: S604 - the shell of the job
         number=0, job=name, rule=name, name=name, site=site, command=command,
         shell="bash",
         resources={}, threads=1, variables={}, inputs=(), outputs=(),

@@ -27,7 +27,10 @@ from snakemake_executor_plugin_mantik.config.values import (
     describe,
     unfit,
     whole_number,
+    words_schema,
 )
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.pbs import features
 
 IMAGE_TYPES: Final = ("local", "remote")
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
@@ -83,7 +86,9 @@ class Apptainer(Part):
         description="The image: on this machine, relative to the project folder or absolute "
         "(local); absolute at the site (remote).",
     )
-    type: Annotated[Literal["local", "remote"], BeforeValidator(_image_type)] = Field(
+    type: Annotated[
+        Literal["local", "remote"], BeforeValidator(_image_type), words_schema(*IMAGE_TYPES)
+    ] = Field(
         default="local",
         alias="Type",
         description="Where the image is: local is sent, remote is there.",
@@ -248,6 +253,21 @@ class Resources(Part):
         return {key: data[key] for key in data if key != "Memory"} if both else data
 
 
+def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+    """What PBS has no place for, where the site is said to have it."""
+    resources, site = data.get("Resources"), data.get("Site")
+    scheduler = site.get("Scheduler") if isinstance(site, Mapping) else None
+    if not isinstance(resources, Mapping) or str(scheduler).strip().lower() != "pbs":
+        return
+    if "QoS" in resources:
+        yield ("Resources", "QoS"), "is nothing that PBS knows; choose the Queue that stands for it"
+    constraints = resources.get("NodeConstraints")
+    try:
+        features(constraints if isinstance(constraints, str) else "")
+    except UserError as error:
+        yield ("Resources", "NodeConstraints"), f"cannot be sent to PBS: {error.do}"
+
+
 class BackendConfig(Part):
     """One Compute Backend Config: a site's API, the environment, the resources, what stays here."""
 
@@ -299,6 +319,7 @@ class BackendConfig(Part):
             yield ("UnicoreApiUrl",), f"is missing: {either}"
         if "UnicoreApiUrl" in data and "Firecrest" in data:
             yield ("UnicoreApiUrl",), f"{either}, but both are given"
+        yield from _not_for_pbs(data)
         environment = data.get("Environment")
         if "Firecrest" in data and "UnicoreApiUrl" not in data and isinstance(environment, Mapping):
             for hook in LOGIN_HOOKS:

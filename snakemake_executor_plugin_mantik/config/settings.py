@@ -20,6 +20,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     Url,
     any_text,
     describe,
+    words_schema,
 )
 
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
@@ -71,7 +72,9 @@ def _seconds(value: object) -> int | None:
 class SiteSettings(Part):
     """Settings of a site; times in seconds, sizes in bytes."""
 
-    scheduler: Annotated[Literal["slurm", "pbs", "none"], BeforeValidator(_scheduler)] = Field(
+    scheduler: Annotated[
+        Literal["slurm", "pbs", "none"], BeforeValidator(_scheduler), words_schema(*_SCHEDULERS)
+    ] = Field(
         default="slurm",
         alias="Scheduler",
         description="The site's scheduler: slurm or pbs (jobs bring their own #SBATCH or #PBS "

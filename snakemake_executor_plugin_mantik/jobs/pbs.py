@@ -61,22 +61,26 @@ def _chunks(resources: Resources) -> str | None:
         f"mpiprocs={tasks}" if cpus else "",
         f"ngpus={resources.gpus_per_node}" if resources.gpus_per_node else "",
         f"mem={memory}mb" if memory else "",  # 1024-based, whatever it is called
-        *_features(resources.constraint),
+        *features(resources.constraint or ""),
     ]
     asked = [part for part in parts if part]
     return ":".join([str(nodes), *asked]) if asked or resources.nodes else None
 
 
-def _features(constraint: str | None) -> list[str]:
-    """Features that the nodes must have, as resources of a chunk: `a100` is `a100=True`."""
-    features = re.split("[&:]", constraint) if constraint else []
-    for feature in features:
+def features(constraint: str) -> list[str]:
+    """Features that the nodes must have, as resources of a chunk: `a100` is `a100=True`.
+
+    Raises:
+        UserError: they are written in another way.
+    """
+    wanted = re.split("[&:]", constraint) if constraint else []
+    for feature in wanted:
         if not _FEATURE.fullmatch(feature):
             raise UserError(
                 f"{constraint!r} cannot be sent as resources of a chunk of PBS",
                 do="Write NodeConstraints as name or name=value, several of them with &",
             )
-    return [feature if "=" in feature else f"{feature}=True" for feature in features]
+    return [feature if "=" in feature else f"{feature}=True" for feature in wanted]
 
 
 def _share(number: int, nodes: int, what: str) -> int:

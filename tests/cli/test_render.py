@@ -146,7 +146,6 @@ def test_mistakes_are_told_each_on_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "what"),
     [
-        (f"{GOOD}Site: {{Scheduler: pbs}}\n".replace("q,", "q, QoS: x,"), (), "PBS knows no"),
         (GOOD, ("--project", "/no/such/folder"), "no such folder"),
         (
             f"{GOOD}Site: {{Scheduler: none}}\n".replace("q,", "q, GPUsPerNode: 1,"),

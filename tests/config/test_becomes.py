@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from snakemake_executor_plugin_mantik.config.becomes import COMBINED, RESOURCES, Becomes
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resources
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
+from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
 
 UNICORE = {"UnicoreApiUrl": "https://hpc.example.org/rest/core"}
 FIRECREST = {
@@ -64,12 +67,36 @@ def test_slurm(row: Becomes, api: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("api", [UNICORE, FIRECREST], ids=["unicore", "firecrest"])
 def test_pbs(row: Becomes, api: Mapping[str, Any]) -> None:
     if not row.pbs:
-        with pytest.raises(UserError, match="PBS"):
+        with pytest.raises(ValidationError, match="PBS"):
             made(api, row, "pbs")
         return
     found = directives(made(api, row, "pbs"), "#PBS")
     assert set(row.pbs) <= set(found)
     assert set(found) <= ALWAYS | set(row.pbs)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(qos="high"),
+        Asked(constraint="a b"),
+        Asked(constraint="a|b"),
+        Asked(queue="a b"),
+        Asked(nodes=2, tasks=3),
+        Asked(nodes=2, total_cpus=3),
+    ],
+)
+def test_what_pbs_cannot_have_is_refused(asked: Asked) -> None:
+    with pytest.raises(UserError):
+        pbs_directives(asked, "x")
+
+
+def test_tasks_and_memory_of_each_cpu_for_pbs() -> None:
+    asked = Asked(nodes=2, tasks=8, cpus_per_task=3, memory_mib_per_cpu=100, constraint="a=b&c")
+    select = "-l select=2:ncpus=12:mpiprocs=4:mem=1200mb:a=b:c=True"
+    assert select in pbs_directives(asked, "x")
+    assert "-l select=1:ncpus=4:mpiprocs=4" in pbs_directives(Asked(tasks=4), "x")
+    assert pbs_directives(Asked(), "ü", account="a") == ("-N mantik", "-P a", "-r n")
 
 
 @pytest.mark.parametrize("key", RESOURCES)

@@ -163,25 +163,22 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
 def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
     if loaded.config.api != "unicore":
         return
-    from snakemake_executor_plugin_mantik.sites.unicore.description import LOSSY, lost_on_the_way
+    from snakemake_executor_plugin_mantik.sites.unicore.description import lost_on_the_way
 
     # What any job with a GPU would meet, whatever this config asks for.
     if not lost_on_the_way(Resources(gpus_per_node=1), server):
         return
-    first, last = (".".join(map(str, version)) for version in LOSSY)
     lost = lost_on_the_way(resources, server)
     if loaded.config.site.scheduler == "none" and lost:
         text = f"{server} loses {' and '.join(lost)}; set Site: Scheduler to slurm or pbs"
         yield Finding("server", "wrong", text)
     else:
         text = (
-            f"UNICORE {first} to {last} lose memory of 2 GiB and more and GPUs; jobs are sent RAW, "
+            f"{server} loses memory of 2 GiB and more, and GPUs; jobs are sent RAW, "
             "with the scheduler's own directives, which is not affected"
         )
         if loaded.config.site.scheduler == "none":
-            text = (
-                f"UNICORE {first} to {last} lose memory of 2 GiB and more and GPUs; none is asked"
-            )
+            text = f"{server} loses memory of 2 GiB and more, and GPUs; none of it is asked"
         yield Finding("server", "note", text)
 
 

@@ -25,7 +25,7 @@ def render(
     command: Annotated[str, typer.Option("--command", help="The command of the job.")],
     project: Annotated[Path, typer.Option("--project", help="The project folder.")] = Path(),
     unicore_version: Annotated[
-        str, typer.Option("--unicore-version", help="Render for a server of this version: 3.0.0.")
+        str, typer.Option("--unicore-version", help="Render for a server of this version: 11.0.0.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -122,7 +122,7 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
         ({"Queue": "batch\n  GPUsPerNode: 99\n  Runtime: 99d"}, "Resources.GPUsPerNode"),
         (
             {"Queue": "batch\n  GPUsPerNode: 1", "Scheduler": "none"},
-            "server: UNICORE/X 3.0.0 loses GPUsPerNode of 1",
+            "server: UNICORE/X 11.0.0 loses GPUsPerNode of 1",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 """Submissions as UNICORE job descriptions: pure functions, without I/O.
 
-Where the scheduler is Slurm or PBS a job is sent RAW, with directives of its own: servers 2.7 to
-3.1 drop or garble memory of 2 GiB and more and every GPU count, and all make tasks of CPUs
+Where the scheduler is Slurm or PBS a job is sent RAW, with directives of its own: servers 9.3 to
+11.1 drop or garble memory of 2 GiB and more and every GPU count, and all make tasks of CPUs
 (measured). The description's Resources are then only checked against the queue's ranges.
 """
 
@@ -19,8 +19,11 @@ from snakemake_executor_plugin_mantik.sites.base import Submission
 COMMON_TAG = "mantik"
 """Tag of all our jobs, beside the try's own."""
 
-LOSSY: Final = ((2, 7), (3, 1))
-"""First and last version of UNICORE/X whose own resources lose memory and GPUs on their way."""
+LOSSY: Final = (((9, 3, 0), (11, 1)), ((2, 5, 5), (3, 1)))
+"""First and last versions whose own resources lose memory and GPUs on their way to the scheduler.
+
+As the server tells its version (that of the whole release), and as its part UNICORE/X counts.
+"""
 
 LOSSLESS_MIB: Final = 2047
 """The most memory that these versions hand on."""
@@ -80,12 +83,15 @@ def job_description(
 
 
 def lost_on_the_way(resources: Resources, server: str) -> list[str]:
-    """What a server of this version (`3.0.0`, `UNICORE/X 3.0.0`) loses of what is asked.
+    """What a server of this version (`11.0.0`, `UNICORE/X 11.0.0`) loses of what is asked.
 
-    Measured with 3.0.0; read in the source of 2.7 to 3.1 (`TSIMessages.appendTSIResourceSpec`).
+    Measured with 11.0.0 (UNICORE/X 3.0.0); read in the source from 9.3.0 (2.5.5, 2023-08-22) to
+    11.1.0 (3.1.0): memory in bytes becomes a 32-bit number, which is sent as the GPUs, too
+    (`TSIMessages.appendTSIResourceSpec`, `ResourceRequest.toInt`).
     """
-    match = re.search(r"(\d{1,9})\.(\d{1,9})", server)
-    if not match or not LOSSY[0] <= (int(match[1]), int(match[2])) <= LOSSY[1]:
+    match = re.search(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", server)
+    version = tuple(int(number or 0) for number in match.groups()) if match else ()
+    if not any(first <= version and version[:2] <= last for first, last in LOSSY):
         return []
     memory, gpus = resources.memory_mib_per_node or 0, resources.gpus_per_node or 0
     lost = [f"MemoryPerNode of {memory} MiB (2 GiB or more)"] if memory > LOSSLESS_MIB else []

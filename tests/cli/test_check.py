@@ -66,6 +66,20 @@ def test_names_that_no_site_can_have_are_a_warning(tmp_path: Path) -> None:
     assert "write NAME=FILE" in done.stderr
 
 
+def test_variables_that_linux_would_not_take_are_told(tmp_path: Path) -> None:
+    variables = {"LONG": "x" * 131_000, "FITS": "x" * 130_000 + "ü" * 490}
+    document = {
+        "UnicoreApiUrl": "https://hpc.example.org/rest/core",
+        "Resources": {"Queue": "q"},
+        "Environment": {"Variables": variables},
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document, ensure_ascii=False))
+    done = check(str(tmp_path / "a.json"))
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [
+        "Environment.Variables.LONG"
+    ]
+
+
 def test_json_has_it_all(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("{}")
     (tmp_path / "b.yaml").write_text(FIRECREST)

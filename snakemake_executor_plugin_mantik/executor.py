@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snakemake_interface_common.exceptions import ApiError
+from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
@@ -62,6 +62,8 @@ class Executor(RemoteExecutor):
 
         A job that cannot be run is reported as failed, with the reason.
         """
+        from snakemake.exceptions import RuleException, format_exception_to_string
+
         self._handle_signals()
         # A local checkpoint may have led to the first job that is not local.
         run = self._run or self._start()
@@ -72,6 +74,9 @@ class Executor(RemoteExecutor):
             self.workflow.async_run(self._prepare(job))
         except MantikError as error:
             self._refuse(job, str(error))
+        except (RuleException, WorkflowError) as error:
+            # An unknown name in the command, say: this job's failure, as it is locally.
+            self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))
         else:
             run.engine.submit(request)
 
@@ -106,6 +111,8 @@ class Executor(RemoteExecutor):
     def _refuse(self, job: Job, message: str) -> None:
         from snakemake_executor_plugin_mantik.engine.request import Outcome
 
+        if self._run is not None:
+            self._run.requested.discard(job.jobid)
         self._finished[job.jobid] = Outcome(job.jobid, "", False, f"{message}\n")
 
     async def check_active_jobs(

@@ -12,7 +12,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -142,8 +142,14 @@ class Journal:
         self._lock = (directory / "lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             self._lock.close()
+            if not isinstance(error, BlockingIOError):
+                raise JournalError(
+                    f"the journal cannot be locked ({error.strerror})",
+                    where=str(directory),
+                    do="Work in a directory on a file system that has locks",
+                ) from error
             raise JournalError(
                 "another Snakemake with the mantik executor is running in this directory",
                 where=str(directory),
@@ -151,16 +157,29 @@ class Journal:
             ) from None
         try:
             self._db = _connect(self.path)
-            self._prepare()
         except sqlite3.DatabaseError as error:
             self._lock.close()
-            raise JournalError(
-                f"the journal cannot be read ({error})",
-                where=str(self.path),
-                do="Keep a copy, then move it away; jobs that still run are then not adopted",
-            ) from error
+            raise self._damaged(str(error)) from error
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise self._damaged(str(error)) from error
+        except JournalError:
+            self.close()
+            raise
+
+    def _damaged(self, why: str) -> JournalError:
+        return JournalError(
+            f"the journal cannot be read ({why})",
+            where=str(self.path),
+            do="Keep a copy, then move it away; jobs that still run are then not adopted",
+        )
 
     def _prepare(self) -> None:
+        found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise self._damaged(" ".join(str(found).split()))
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise JournalError(
@@ -178,13 +197,20 @@ class Journal:
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise JournalError(
+                    f"the journal cannot be written ({error})",
+                    where=str(self.path),
+                    do="Free space here and start again: what runs is taken up",
+                ) from error
             raise
-        self._db.execute("COMMIT")
 
     # Sites
 
@@ -217,24 +243,36 @@ class Journal:
             )
         return left
 
+    def neighbours(self, site: str) -> list[str]:
+        """The names, `site` among them, under which the workspace of `site` is known."""
+        rows = self._db.execute(
+            "SELECT b.site AS site FROM sites a JOIN sites b ON a.url = b.url"
+            " AND a.workspace = b.workspace WHERE a.site = ? ORDER BY b.site",
+            (site,),
+        )
+        return [row["site"] for row in rows]
+
     def retire_buckets(self, site: str) -> list[int]:
-        """Close all buckets of `site` that may still lie there, and return their numbers.
+        """Close all buckets of the workspace of `site` that may lie there; their numbers.
 
         They are never used again: a job of theirs that the site starts late must not find a
         directory in which it could make a claim.
         """
+        buckets: set[int] = set()
+        names = self.neighbours(site)
         with self._write() as db:
-            rows = db.execute(
-                "SELECT DISTINCT bucket FROM tries WHERE site = :site AND bucket >="
-                " COALESCE((SELECT first_bucket FROM sites WHERE site = :site), 0)",
-                {"site": site},
-            ).fetchall()
-            buckets = sorted(row["bucket"] for row in rows)
-            if buckets:
-                db.execute(
-                    "UPDATE sites SET first_bucket = ? WHERE site = ?", (buckets[-1] + 1, site)
+            for name in names:
+                rows = db.execute(
+                    "SELECT DISTINCT bucket FROM tries WHERE site = :site AND bucket >="
+                    " COALESCE((SELECT first_bucket FROM sites WHERE site = :site), 0)",
+                    {"site": name},
                 )
-        return buckets
+                buckets.update(row["bucket"] for row in rows)
+            for name in names if buckets else []:
+                db.execute(
+                    "UPDATE sites SET first_bucket = ? WHERE site = ?", (max(buckets) + 1, name)
+                )
+        return sorted(buckets)
 
     # Tries
 
@@ -347,10 +385,14 @@ class Journal:
         ).fetchone()
         return _file(row) if row else None
 
-    def remote_files(self, site: str) -> list[FileRecord]:
-        """All that is known to lie in the workspace of `site`."""
+    def remote_files(self, site: str, *, below: str = "") -> list[FileRecord]:
+        """All that is known to lie in the workspace of `site`, or in a directory of it."""
+        # "0" is the character after "/".
+        low, high = (f"{below}/", f"{below}0") if below else ("", "\U0010ffff")
         rows = self._db.execute(
-            "SELECT path, size, sha256, source FROM remote_files WHERE site = ?", (site,)
+            "SELECT path, size, sha256, source FROM remote_files"
+            " WHERE site = ? AND path >= ? AND path < ?",
+            (site, low, high),
         )
         return [_file(row) for row in rows]
 
@@ -385,13 +427,29 @@ class Journal:
         """Bundles that were uploaded and are not known to have been unpacked, with their files."""
         rows = self._db.execute(
             "SELECT bundle, path, size, sha256, source FROM bundle_files JOIN bundles"
-            " ON bundle = bundles.id WHERE site = ? AND state = 'uploaded'",
+            " ON bundle = bundles.id WHERE site = ? AND state = 'uploaded' ORDER BY bundles.rowid",
             (site,),
         )
         bundles: dict[str, list[FileRecord]] = {}
         for row in rows:
             bundles.setdefault(row["bundle"], []).append(_file(row))
         return bundles
+
+    def bundle_files(self, bundle: str) -> list[FileRecord]:
+        """The files of a bundle that is not known to have been unpacked, else none."""
+        rows = self._db.execute(
+            "SELECT path, size, sha256, source FROM bundle_files WHERE bundle = ?", (bundle,)
+        )
+        return [_file(row) for row in rows]
+
+    def forget_bundled_files(self, site: str, paths: Iterable[str]) -> None:
+        """No bundle on its way to `site` brings these files any more."""
+        with self._write() as db:
+            db.executemany(
+                "DELETE FROM bundle_files WHERE path = ? AND bundle IN"
+                " (SELECT id FROM bundles WHERE site = ? AND state = 'uploaded')",
+                [(path, site) for path in paths],
+            )
 
     def set_bundle(self, bundle: str, state: str) -> None:
         """Note that a bundle is `unpacked`, or `gone` from the site."""
@@ -442,8 +500,8 @@ def history(directory: Path) -> list[TryRecord]:
             "no job has been sent from here yet", where=str(path), do="Run snakemake first"
         )
     try:
-        db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
-        db.row_factory = sqlite3.Row
-        return read_tries(db, "", ())
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:
+            db.row_factory = sqlite3.Row
+            return read_tries(db, "", ())
     except sqlite3.DatabaseError as error:
         raise JournalError(f"the journal cannot be read ({error})", where=str(path)) from error

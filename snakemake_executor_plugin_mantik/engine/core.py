@@ -61,6 +61,7 @@ class Engine:
         self._watching: list[asyncio.Task[None]] = []
         self._jobs: dict[int, asyncio.Task[None]] = {}
         self._requests: dict[int, JobRequest] = {}
+        self._ending = False
         self._outcomes: deque[Outcome] = deque()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mantik-engine", daemon=True)
@@ -130,9 +131,10 @@ class Engine:
             closing.result(timeout=CLOSE_WAIT_S)
         except TimeoutError:
             closing.cancel()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._journal.close()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._journal.close()
 
     # In the engine's thread
 
@@ -149,7 +151,11 @@ class Engine:
     async def _site(self, name: str) -> SiteWork:
         if name not in self._opening:
             self._opening[name] = asyncio.create_task(self._open_site(name))
-        return await self._opening[name]
+        try:
+            return await self._opening[name]
+        except BaseException:
+            self._opening.pop(name, None)  # the next job may have more luck
+            raise
 
     async def _open_site(self, name: str) -> SiteWork:
         site, planner = self._sites[name]
@@ -204,7 +210,10 @@ class Engine:
         except MantikError as error:
             outcome = Outcome(request.number, "", False, f"{error}\n")
         except asyncio.CancelledError:
-            raise
+            if self._ending:
+                raise
+            # Every job has an outcome, or Snakemake would wait for ever.
+            outcome = Outcome(request.number, "", False, f"{request.name}: it was given up.\n")
         except Exception:  # noqa: BLE001 - ours: told with all that is known, and the job reported
             outcome = Outcome(
                 request.number, "", False,
@@ -220,6 +229,7 @@ class Engine:
             await (await self._site(request.site)).commit(outcome, request)
 
     async def _cancel(self) -> list[TryRecord]:
+        self._ending = True
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
@@ -237,6 +247,7 @@ class Engine:
         return left
 
     async def _close(self, tidy: bool) -> None:
+        self._ending = True
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)

@@ -5,16 +5,21 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT
-from snakemake_executor_plugin_mantik.engine.watch import Watcher
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.watch import LOST_S, Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK
+from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK, marker_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, rest_safe
 
 CANCEL_WAIT_S = 60.0
-"""Seconds that cancelled jobs have to be confirmed as ended."""
+"""Seconds that cancelled jobs have to be confirmed as ended; after that they are told again."""
 CONFIRM_EVERY_S = 1.0
+CONFIRM_LONGEST_S = 15.0
+"""Seconds between two looks at a job that was told to end, at first and in the end."""
 TIDY_WAIT_S = 30.0
 """Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
 
@@ -23,12 +28,23 @@ class Ender:
     """Ends tries at one site and tidies up after them."""
 
     def __init__(
-        self, site: Site, journal: Journal, watcher: Watcher, tell: Callable[[str], None]
+        self,
+        site: Site,
+        journal: Journal,
+        watcher: Watcher,
+        *,
+        settings: SiteSettings,
+        patience: Patience,
+        tell: Callable[[str], None],
     ) -> None:
         self._site = site
+        # A site says that a job has ended as soon as it has passed on the wish, but the job has
+        # this long to end, and writes its marker then.
+        self._grace_s = settings.term_grace_s + settings.marker_grace_s
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
+        self._patience = patience
         self._tidying: set[asyncio.Task[None]] = set()
 
     async def done(self, try_id: str, ids: Sequence[str], *, let_end: bool = False) -> None:
@@ -58,68 +74,116 @@ class Ender:
     async def give_up(self, records: Iterable[TryRecord]) -> None:
         """See to it that these tries are over and will never run; nothing of them is wanted.
 
+        Waits for that as long as it takes.
+
         Raises:
-            SiteUnreachable: the site cannot be asked for longer than that may take.
+            SiteRejected: the site does not let us make that certain.
         """
         for record in records:
-            if record.state is not TryState.PLANNED and not await self._stop(record):
-                self._tell(
-                    f"{record.name}: the job {', '.join(record.site_jobs)} at {record.site} was"
-                    " told to end but has not confirmed it yet; waiting for it."
-                )
-                while not await self._is_over(record):
-                    await asyncio.sleep(CONFIRM_EVERY_S)
-            self._journal.abandoned(record.id, "cancelled")
+            # Of what was only planned, or has ended, nothing can come any more.
+            if record.state not in (TryState.PLANNED, TryState.ENDED):
+                await self._stop(record)
+            self._journal.abandoned(record.id, record.outcome or "cancelled")
             await self.done(record.id, record.site_jobs)
 
     async def cancel(self, records: Sequence[TryRecord]) -> list[TryRecord]:
-        """Cancel tries at the end of a run; those that did not confirm it in time."""
+        """Cancel tries at the end of a run; those that did not confirm it in time.
 
-        async def one(record: TryRecord) -> TryRecord | None:
+        What has succeeded already stays as it is: the next run takes it up.
+        """
+
+        async def one(record: TryRecord, deadline: float) -> TryRecord | None:
             try:
-                async with asyncio.timeout(CANCEL_WAIT_S):
-                    confirmed = await self._stop(record)
+                async with asyncio.timeout_at(deadline):
+                    end = None
+                    if record.state is not TryState.PLANNED and record.id not in succeeded:
+                        end = await self._stop(record)
             except (TimeoutError, SiteError):
                 return record
-            if not confirmed:
-                return record
-            self._journal.abandoned(record.id, "cancelled")
+            if end != 0 and record.id not in succeeded:
+                self._journal.abandoned(record.id, "cancelled")
             return None
 
-        results = await asyncio.gather(*(one(record) for record in records))
+        succeeded: set[str] = set()
+        deadline = asyncio.get_running_loop().time() + CANCEL_WAIT_S
+        with suppress(TimeoutError, SiteError):
+            async with asyncio.timeout_at(deadline):
+                succeeded = await self._succeeded(records)
+        results = await asyncio.gather(*(one(record, deadline) for record in records))
         return [record for record in results if record is not None]
 
-    async def _stop(self, record: TryRecord) -> bool:
-        """Revoke and cancel a try; whether it is confirmed to be over within the waiting time."""
-        self._watcher.forget(record.id)
-        try:
-            await self._site.make_directory(record.paths.claim)
-            revoked = True
-        except SiteRejected:
-            revoked = False
-        ids = list(record.site_jobs) or await self._site.find(record.id)
-        if ids:
-            await self._site.cancel(ids)
-        if revoked:
-            return True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CANCEL_WAIT_S):
-                while not await self._is_over(record):
-                    await asyncio.sleep(CONFIRM_EVERY_S)
-                return True
-        return False
+    async def _succeeded(self, records: Sequence[TryRecord]) -> set[str]:
+        """Those of the tries whose markers say that they succeeded."""
+        found = set()
+        sent = [r for r in records if r.state is not TryState.PLANNED]
+        for directory in {record.paths.tries for record in sent}:
+            with suppress(SiteNotFound):
+                for name in await self._site.list(directory):
+                    if (marker := marker_name(name)) is not None and marker[1] == 0:
+                        found.add(marker[0])
+        return found
 
-    async def _is_over(self, record: TryRecord) -> bool:
-        """Whether a try that has started has ended: by its marker, or by the scheduler's word."""
+    async def _stop(self, record: TryRecord) -> int | None:
+        """Revoke a try, or cancel it and wait until it is over; its exit code, if it tells one.
+
+        Raises:
+            SiteRejected: the site does not let us make certain that it never runs.
+        """
+        self._watcher.forget(record.id)
+        revoked = await self._patience(lambda: claims.revoke(self._site, record))
+        clock = asyncio.get_running_loop().time
+        begun = told = clock()
+        ids = list(record.site_jobs) or await self._patience(lambda: self._site.find(record.id))
+        await self._ask_to_end(ids)
+        while not revoked:
+            over, code = await self._is_over(record, ids, clock() - begun)
+            if over:
+                return code
+            passed = clock() - begun
+            await asyncio.sleep(min(max(CONFIRM_EVERY_S, passed / 20), CONFIRM_LONGEST_S))
+            if clock() - told > CANCEL_WAIT_S:
+                told = clock()
+                self._tell(
+                    f"{record.name}: the job {', '.join(ids) or record.id} at {record.site} was"
+                    f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
+                    " waiting for it."
+                )
+                # It may be one that we do not know of that runs.
+                found = await self._patience(lambda: self._site.find(record.id))
+                ids = list(dict.fromkeys([*ids, *found]))
+                await self._ask_to_end(ids)
+        return None
+
+    async def _ask_to_end(self, ids: Sequence[str]) -> None:
+        if ids:
+            # One that the site does not let us end is waited for all the same.
+            with suppress(SiteRejected, SiteNotFound):
+                await self._patience(lambda: self._site.cancel(ids))
+
+    async def _is_over(
+        self, record: TryRecord, ids: Sequence[str], passed: float
+    ) -> tuple[bool, int | None]:
+        """Whether a try that has started has ended, and the exit code that its marker tells.
+
+        Without a marker the scheduler's word on the job that holds the claim counts. `passed` is
+        the time since it was asked to end. A site that knows nothing of it is believed as late as
+        the watcher would.
+        """
         try:
-            entries = await self._site.list(record.paths.tries)
-            if any(name.startswith(f"{record.id}.") for name in entries):
-                return True
-            ids = list(record.site_jobs) or await self._site.find(record.id)
-            states = await self._site.states(ids)
-        except TRANSIENT:
-            return False
-        return bool(states) and all(s.phase is Phase.ENDED for s in states.values())
+            with suppress(SiteNotFound):
+                for name in await self._site.list(record.paths.tries):
+                    if (marker := marker_name(name)) is not None and marker[0] == record.id:
+                        return True, marker[1]
+            if passed <= self._grace_s:
+                return False, None
+            states = await self._site.states(ids) if ids else {}
+            holder = await claims.owner(self._site, record)
+        except SiteError:
+            return False, None
+        phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
+        if phases <= {Phase.UNKNOWN}:
+            return passed > LOST_S, None
+        return phases == {Phase.ENDED}, None
 
     async def tidy(self, workdir: Path) -> None:
         """At the end of a run: remove what nobody needs any more, as far as the site answers.
@@ -131,7 +195,9 @@ class Ender:
             async with asyncio.timeout(TIDY_WAIT_S):
                 await asyncio.gather(*self._tidying, return_exceptions=True)
                 await self._sweep(workdir)
-                if not any(r.site == self._site.name for r in self._journal.all_open_tries()):
+                # Another name of the same workspace may have jobs there, too.
+                names = set(self._journal.neighbours(self._site.name))
+                if not any(r.site in names for r in self._journal.all_open_tries()):
                     await self._empty()
 
     async def _empty(self) -> None:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.engine.patience import FIRST_WAIT_S, Patience
 from snakemake_executor_plugin_mantik.engine.watch import End
-from snakemake_executor_plugin_mantik.errors import OutputMissing, SiteNotFound, TransferError
+from snakemake_executor_plugin_mantik.errors import (
+    OutputMissing,
+    SiteNotFound,
+    SiteRejected,
+    TransferError,
+)
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
     MarkerInvalid,
@@ -53,17 +58,18 @@ class Fetcher:
 
         Raises:
             MarkerInvalid: it is not this try's, or damaged for good.
+            SiteError: the site does not give it.
         """
         assert end.exit_code is not None
         path = record.paths.marker(end.exit_code)
         wait = FIRST_WAIT_S
         while True:
-            content = await self._patience(lambda: read(self._site, path))
             try:
+                content = await self._patience(lambda: read(self._site, path))
                 return await asyncio.to_thread(
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
-            except MarkerInvalid:
+            except (MarkerInvalid, SiteNotFound, SiteRejected):
                 if wait > LONGEST_MARKER_WAIT_S:
                     raise
             await asyncio.sleep(wait)
@@ -116,7 +122,14 @@ class Fetcher:
         if archived:
             await self._archive(record, marker, landing, archived)
         alone = [e for e in marker.files if e.place == "alone" and e.type == "f"]
-        await asyncio.gather(*(self._alone(entry, landing) for entry in alone))
+        downloads = [asyncio.create_task(self._alone(entry, landing)) for entry in alone]
+        try:
+            await asyncio.gather(*downloads)
+        finally:
+            # One that failed ends the others: nothing may be written once this is over.
+            for task in downloads:
+                task.cancel()
+            await asyncio.gather(*downloads, return_exceptions=True)
 
     async def _archive(
         self, record: TryRecord, marker: Marker, landing: Landing, entries: list[OutputEntry]
@@ -132,7 +145,13 @@ class Fetcher:
             local.unlink(missing_ok=True)
 
     async def _alone(self, entry: OutputEntry, landing: Landing) -> None:
-        assert rest_safe(entry.path)
+        if not rest_safe(entry.path):
+            # Such names travel in archives, unless the site had no room to make one.
+            raise TransferError(
+                "the site's file API cannot carry the name, and it had no room for an archive",
+                where=f"site {self._site.name}, file {entry.path!r}",
+                do="Free space or quota there and run the rule again",
+            )
         await download(
             self._site, entry.path, landing.place(entry), size=entry.size, sha256=entry.sha256,
             repeat=self._patience,
@@ -145,7 +164,7 @@ class Fetcher:
         it is not to be had (a job that never started) the result is empty and no file is made.
         """
         tail = marker.log if marker is not None else b""
-        if marker is None or LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
+        if marker is None or marker.bare or LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
             tail = await self._whole_log(record) or tail
         elif marker.log_bytes > len(tail):
             note = f"[the first {marker.log_bytes - len(tail)} bytes are left out here]\n"

@@ -6,7 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteUnauthorized, SiteUnreachable
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteError,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
 
 T = TypeVar("T")
 
@@ -15,29 +20,50 @@ TRANSIENT = (SiteUnreachable, SiteBusy, SiteUnauthorized)
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
+LONGEST_BUSY_S = 900.0
+"""Seconds to stay away at most when a site asks for it (Retry-After)."""
 FIRST_TOLD_S = 5.0
 """Seconds of silence before the log mentions it; told again each time that has doubled."""
+REFUSED_TOLD_S = 60.0
+"""Seconds that one request has to fail, while the site answers others, before the log says so."""
 
 
 class Patience:
     """Repeats what a site did not answer, as long as it takes; one for all work at a site."""
 
-    def __init__(self, site: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        site: str,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a patience that tells of `site`; `clock` gives seconds that only grow."""
         self._site = site
         self._tell = tell
+        self._clock = clock
         self._since: float | None = None
         self._next_told = FIRST_TOLD_S
+        self._refused_told = REFUSED_TOLD_S
+        self._refused_at: float | None = None
+        self._noted: set[str] = set()
 
-    async def __call__(self, act: Callable[[], Awaitable[T]]) -> T:
-        """The result of `act`, which must be harmless when repeated."""
+    async def __call__(
+        self,
+        act: Callable[[], Awaitable[T]],
+        repeat: tuple[type[SiteError], ...] = TRANSIENT,
+    ) -> T:
+        """The result of `act`, which must be harmless when repeated after the errors `repeat`."""
         wait = FIRST_WAIT_S
+        started = self._clock()
         while True:
             try:
                 result = await act()
-            except TRANSIENT as error:
+            except repeat as error:
                 self.failed(error)
-                pause = getattr(error, "retry_after", None) or wait * random.uniform(0.75, 1.25)  # noqa: S311
-                await asyncio.sleep(min(pause, LONGEST_WAIT_S))
+                self._refused(error, self._clock() - started)
+                asked = getattr(error, "retry_after", None)
+                pause = min(asked, LONGEST_BUSY_S) if asked else wait
+                await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
                 wait = min(wait * 2, LONGEST_WAIT_S)
             else:
                 self.answered()
@@ -45,8 +71,8 @@ class Patience:
 
     def failed(self, error: Exception) -> None:
         """Note that the site did not answer, and say so when it is time to."""
-        now = time.monotonic()
-        self._since = self._since or now
+        now = self._clock()
+        self._since = now if self._since is None else self._since
         silent = now - self._since
         if silent >= self._next_told:
             self._next_told = silent * 2
@@ -55,10 +81,29 @@ class Patience:
                 f" does this run when it does. {error}"
             )
 
+    def _refused(self, error: Exception, silent: float) -> None:
+        """One request fails again and again while the site answers others: say so as well."""
+        now = self._clock()
+        if self._refused_at is not None and now - self._refused_at > 4 * self._refused_told:
+            self._refused_told = REFUSED_TOLD_S
+        if silent < self._refused_told or self._next_told > FIRST_TOLD_S:
+            return
+        self._refused_told, self._refused_at = silent * 2, now
+        self._tell(
+            f"Site {self._site} has not done what it was asked for {silent:.0f} s; it is asked"
+            f" again until it does. {error}"
+        )
+
     def answered(self) -> None:
         """Note that the site answers, and say so if its silence was told."""
         if self._since is not None and self._next_told > FIRST_TOLD_S:
-            silent = time.monotonic() - self._since
+            silent = self._clock() - self._since
             self._tell(f"Site {self._site} answers again after {silent:.0f} s.")
         self._since = None
         self._next_told = FIRST_TOLD_S
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self._tell(f"Site {self._site}: {text}")

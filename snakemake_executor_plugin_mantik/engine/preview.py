@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import slurm_directives
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
-from snakemake_executor_plugin_mantik.sites.unicore.description import batch_file, job_description
+from snakemake_executor_plugin_mantik.sites.unicore.description import directives, job_description
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
 """Stands for the UUID of a try."""
@@ -166,13 +166,14 @@ def _submission(
 def _with_directives(config: BackendConfig, submission: Submission) -> str:
     """The script with the scheduler's directives behind its first line.
 
-    UNICORE is sent the two apart (`bss.sh` and `job.sh`), firecREST together.
+    UNICORE is sent the two apart (`bss.sh` begins with the ones, `job.sh` is the other), firecREST
+    together.
     """
     scheduler = config.site.scheduler
     if config.api == "unicore":
         if scheduler == "none":
             return submission.script
-        head = batch_file(submission, scheduler)
+        head = "\n".join([*directives(submission, scheduler), ""])
     elif scheduler == "pbs":
         head = _head("#PBS", (*pbs_directives(submission.resources, submission.name), "-j oe"))
     else:
@@ -180,5 +181,5 @@ def _with_directives(config: BackendConfig, submission: Submission) -> str:
     return head + submission.script.partition("\n")[2]
 
 
-def _head(mark: str, directives: Collection[str]) -> str:
-    return "\n".join(["#!/bin/bash", *(f"{mark} {line}" for line in directives), ""])
+def _head(mark: str, options: Collection[str]) -> str:
+    return "\n".join(["#!/bin/bash", *(f"{mark} {line}" for line in options), ""])

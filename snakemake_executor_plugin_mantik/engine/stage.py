@@ -3,12 +3,12 @@
 import asyncio
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.errors import SiteNotFound
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
@@ -61,15 +61,26 @@ class Stager:
         self._patience = patience
         self._scratch = scratch
         self._inline_limit = inline_limit
-        self._pending: dict[tuple[str, str], str] = {}
+        # By path: the checksum and the bundle of what is on its way; one content at a time.
+        self._pending: dict[str, tuple[str, str]] = {}
         self._uploads: dict[str, asyncio.Task[None]] = {}
-        self._old: dict[str, list[FileRecord]] = defaultdict(list)
-        for file in journal.remote_files(site.name):
-            self._old[_directory(file.path)].append(file)
+        self._old: dict[str, list[FileRecord]] = {}
         self._comparisons: dict[str, asyncio.Task[None]] = {}
+        self._distrust()
+        self._source_files: Sequence[LocalFile] = ()
         self._sources: set[str] = set()
+        self._sources_lost = False
+        self._sending = asyncio.Lock()
         for bundle, files in journal.pending_bundles(site.name).items():
-            self._pending |= {(file.path, file.sha256): bundle for file in files}
+            self._pending |= {file.path: (file.sha256, bundle) for file in files}
+
+    def _distrust(self) -> None:
+        """Compare with the site, before it counts, what the manifest says now."""
+        old = defaultdict(list)
+        for file in self._journal.remote_files(self._site.name):
+            old[_directory(file.path)].append(file)
+        self._old = dict(old)
+        self._comparisons = {}
 
     async def send_sources(self, sources: Sequence[LocalFile]) -> int:
         """Send what is new of the sources in one bundle; the number of files that it holds.
@@ -77,7 +88,13 @@ class Stager:
         Sources of an earlier run that are no longer here are removed at the site, so that nothing
         imports them there.
         """
-        here = {file.path for file in sources}
+        self._source_files = sources
+        here = {file.path: file.sha256 for file in sources}
+        await self._withdraw(
+            bundle
+            for bundle, files in self._journal.pending_bundles(self._site.name).items()
+            if any(file.source and here.get(file.path) != file.sha256 for file in files)
+        )
         known = self._journal.remote_files(self._site.name)
         gone = [file.path for file in known if file.source and file.path not in here]
         for path in gone:
@@ -90,6 +107,7 @@ class Stager:
         self._sources = set(pending)
         if fresh:
             self._sources.add(await self._upload(fresh))
+        self._sources_lost = False
         return len(fresh)
 
     async def stage(self, files: Sequence[LocalFile], named: Sequence[str]) -> Staged:
@@ -99,7 +117,16 @@ class Stager:
             files: all that the job needs, directories already walked.
             named: the inputs' own paths as the rule names them, directories included.
         """
+        async with self._sending:
+            if self._sources_lost:
+                await self.send_sources(self._source_files)
+        await self._withdraw(
+            self._pending[file.path][1]
+            for file in files
+            if file.path in self._pending and not self._is_pending(file)
+        )
         await self._check(files)
+        await self._clear(files, named)
         missing = [file for file in files if not self._there(file)]
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
@@ -119,13 +146,26 @@ class Stager:
         checks += [InputFile(path, directory=True) for path in named if path not in sizes]
         return Staged(needed, inline, carried, tuple(checks))
 
+    async def _clear(self, files: Sequence[LocalFile], named: Sequence[str]) -> None:
+        """Remove from directories that a job reads what is no longer in them here."""
+        here = {file.path for file in files}
+        gone = [
+            file.path
+            for directory in named
+            if directory not in here
+            for file in self._journal.remote_files(self._site.name, below=directory)
+            if file.path not in here and rest_safe(file.path)
+        ]
+        for path in gone:
+            await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
+        self._journal.forget_remote_files(self._site.name, gone)
+
     def confirm(self, staged: Staged) -> None:
         """A job that was given `staged` has unpacked it."""
         files = list(staged.carried)
-        pending = self._journal.pending_bundles(self._site.name) if staged.bundles else {}
         for bundle in staged.bundles:
-            files += pending.get(bundle, [])
-            if bundle in pending:
+            if held := self._journal.bundle_files(bundle):
+                files += held
                 self._journal.set_bundle(bundle, "unpacked")
             self._sources.discard(bundle)
         if files:
@@ -134,24 +174,56 @@ class Stager:
     def made(self, files: Sequence[FileRecord]) -> None:
         """These files lie in the workspace now: a job unpacked or made them."""
         for file in files:
-            self._pending.pop((file.path, file.sha256), None)
-        self._journal.set_remote_files(self._site.name, files)
+            self._pending.pop(file.path, None)
+        self._journal.set_remote_files(self._site.name, [f for f in files if _is_text(f.path)])
 
     def gone(self, bundles: Sequence[str]) -> None:
         """A job could not unpack these bundles: what they hold is sent again."""
         for bundle in bundles:
-            self._pending = {key: b for key, b in self._pending.items() if b != bundle}
-            self._sources.discard(bundle)
+            self._drop(bundle)
+            if bundle in self._sources:
+                self._sources.discard(bundle)
+                self._sources_lost = True
             self._journal.set_bundle(bundle, "gone")
 
+    def purged(self) -> None:
+        """The workspace has lost things: nothing is believed to be there before it is seen."""
+        self._distrust()
+        self.gone(list(self._journal.pending_bundles(self._site.name)))
+        self._sources_lost = True
+
     def lost(self, paths: Sequence[str]) -> None:
-        """A job did not find these files at the site, whatever the manifest says."""
+        """A job did not find these files at the site, whatever the manifest says.
+
+        Nor are they on their way any more: a bundle that should have brought them is unpacked.
+        """
+        for path in paths:
+            self._pending.pop(path, None)
         self._journal.forget_remote_files(self._site.name, paths)
+        self._journal.forget_bundled_files(self._site.name, paths)
+
+    def _drop(self, bundle: str) -> None:
+        self._pending = {path: p for path, p in self._pending.items() if p[1] != bundle}
+
+    async def _withdraw(self, bundles: Iterable[str]) -> None:
+        """Take back bundles that hold earlier contents of files that have changed since.
+
+        A job that unpacked one late would put the old content over the new one. A job that waits
+        for it finds it gone, and is sent again.
+        """
+        for bundle in dict.fromkeys(bundles):
+            self.gone([bundle])
+            path = bundle_path(bundle)
+            await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
 
     def _sort(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
         """The bundles on their way that hold some of the missing files, and the other files."""
-        bundles = [self._pending[key] for file in missing if (key := _key(file)) in self._pending]
-        return bundles, [file for file in missing if _key(file) not in self._pending]
+        bundles = [self._pending[file.path][1] for file in missing if self._is_pending(file)]
+        return bundles, [file for file in missing if not self._is_pending(file)]
+
+    def _is_pending(self, file: LocalFile) -> bool:
+        known = self._pending.get(file.path)
+        return known is not None and known[0] == file.sha256
 
     def _there(self, file: LocalFile) -> bool:
         known = self._journal.remote_file(self._site.name, file.path)
@@ -160,12 +232,12 @@ class Stager:
     async def _upload(self, files: Sequence[LocalFile]) -> str:
         """Start to upload one bundle of `files`; jobs that need it wait for its task."""
         bundle = str(uuid.uuid4())
-        self._pending |= {_key(file): bundle for file in files}
+        self._pending |= {file.path: (file.sha256, bundle) for file in files}
         self._uploads[bundle] = asyncio.create_task(self._send(bundle, files))
         try:
             await self._uploads[bundle]
         except BaseException:
-            self._pending = {k: b for k, b in self._pending.items() if b != bundle}
+            self._drop(bundle)
             raise
         finally:
             self._uploads.pop(bundle, None)
@@ -185,28 +257,29 @@ class Stager:
 
         Centres purge scratch; a name that the file API cannot carry is not worth trusting.
         """
-        for directory in {_directory(file.path) for file in files} & self._old.keys():
-            if directory not in self._comparisons:
-                task = asyncio.create_task(self._compare(directory))
-                self._comparisons[directory] = task
-            await self._comparisons[directory]
+        directories = {_directory(file.path) for file in files} & self._old.keys()
+        for directory in directories - self._comparisons.keys():
+            task = asyncio.create_task(self._compare(directory, self._old[directory]))
+            self._comparisons[directory] = task
+        await asyncio.gather(*(self._comparisons[directory] for directory in directories))
 
-    async def _compare(self, directory: str) -> None:
+    async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:
         try:
             if not rest_safe(directory):
                 raise SiteNotFound("not asked")
             entries = await self._patience(lambda: self._site.list(directory))
-        except SiteNotFound:
+        except (SiteNotFound, SiteRejected):
             entries = {}
         lost = [
             file.path
-            for file in self._old[directory]
+            for file in files
             if not _matches(file, entries)
             # What a job of this run has made since is newer than the records of earlier ones.
             and self._journal.remote_file(self._site.name, file.path) == file
         ]
         self._journal.forget_remote_files(self._site.name, lost)
-        del self._old[directory]
+        if self._old.get(directory) is files:
+            del self._old[directory]
 
 
 def _matches(file: FileRecord, entries: Mapping[str, Entry]) -> bool:
@@ -218,5 +291,6 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _key(file: LocalFile) -> tuple[str, str]:
-    return (file.path, file.sha256)
+def _is_text(path: str) -> bool:
+    """Whether the journal can hold a path: not one that is not UTF-8 (surrogate escapes)."""
+    return path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path)

@@ -4,12 +4,21 @@ import asyncio
 import shlex
 from collections.abc import Mapping
 
-from snakemake_executor_plugin_mantik.engine.patience import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
-from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteUnauthorized, SiteUnreachable
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteNotFound,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
+
+_NOT_DONE = (SiteBusy, SiteUnauthorized, SiteNotFound)
+"""After these the job does not exist and may simply be submitted again. Not found is what a server
+says of its own services while it starts."""
 
 
 def submission_of(spec: JobSpec) -> Submission:
@@ -53,22 +62,17 @@ class Submitter:
             await self._patience(lambda: self._site.put(spec.paths.secrets, content, private=True))
         submission = submission_of(spec)
         self._journal.submitting(record.id, spec.resources.queue or "")
-        wait = FIRST_WAIT_S
-        while True:
-            try:
-                site_job = await self._site.submit(submission)
-            except SiteUnreachable as error:
-                self._patience.failed(error)
-                return None
-            except (SiteBusy, SiteUnauthorized) as error:
-                # It did not happen, so it may simply be said again.
-                self._patience.failed(error)
-                await asyncio.sleep(getattr(error, "retry_after", None) or wait)
-                wait = min(wait * 2, LONGEST_WAIT_S)
-            else:
-                self._patience.answered()
-                self._journal.submitted(record.id, site_job)
-                return site_job
+        try:
+            site_job = await self._patience(lambda: self._site.submit(submission), repeat=_NOT_DONE)
+        except SiteUnreachable as error:
+            self._patience.failed(error)
+            return None
+        self._journal.submitted(record.id, site_job)
+        return site_job
+
+    def purged(self) -> None:
+        """The workspace has lost things: its directories are made anew."""
+        self._buckets.clear()
 
     async def _bucket(self, spec: JobSpec) -> None:
         """The directory that the job makes its claim in must be there before the job."""
@@ -77,7 +81,11 @@ class Submitter:
             self._buckets[bucket] = asyncio.create_task(
                 self._patience(lambda: self._site.make_directory(spec.paths.tries))
             )
-        await self._buckets[bucket]
+        try:
+            await self._buckets[bucket]
+        except BaseException:
+            self._buckets.pop(bucket, None)  # the next job may have more luck
+            raise
 
 
 def secret_assignments(secrets: Mapping[str, str]) -> bytes:

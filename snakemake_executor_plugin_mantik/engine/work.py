@@ -4,10 +4,12 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.engine import messages
+from snakemake_executor_plugin_mantik.engine import claims, messages
 from snakemake_executor_plugin_mantik.engine.adopt import choose
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
@@ -17,11 +19,11 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import End, EndKind, Watcher
-from snakemake_executor_plugin_mantik.errors import MantikError, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.errors import MantikError, SiteError, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import Reason, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 
 BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
@@ -36,15 +38,17 @@ class _Life:
     """One try that this run has to do with.
 
     Attributes:
-        staged: what its script carried; None if an earlier run submitted it.
         ids: the site's ids of it.
         submitted_at: seconds since the epoch.
+        sent: how often it was submitted, an earlier run's submission counting as one.
+        staged: what each script that this run submitted carried.
     """
 
     record: TryRecord
-    staged: Staged | None
     ids: list[str]
     submitted_at: float
+    sent: int
+    staged: list[Staged] = field(default_factory=list)
 
 
 class SiteWork:
@@ -83,15 +87,20 @@ class SiteWork:
         self._logs = state / "logs"
         self._tell = tell
         self._give_up = give_up
-        scratch = state / "transfers"
+        scratch = state / "transfers" / quote(site.name, safe="")
         scratch.mkdir(parents=True, exist_ok=True)
+        for left in scratch.iterdir():
+            left.unlink()  # of a run that was killed
         self.local = LocalFiles(workdir, journal)
-        patience = Patience(site.name, tell)
+        clock = asyncio.get_running_loop().time
+        patience = self._patience = Patience(site.name, tell, clock)
         self.stager = Stager(site, journal, patience, scratch, settings.inline_limit_bytes)
-        self.watcher = Watcher(site, settings, patience, journal.submitted)
+        self.watcher = Watcher(site, settings, patience, journal.submitted, clock)
         self._fetcher = Fetcher(site, patience, workdir, scratch)
         self._submitter = Submitter(site, journal, patience)
-        self.ender = Ender(site, journal, self.watcher, tell)
+        self.ender = Ender(
+            site, journal, self.watcher, settings=settings, patience=patience, tell=tell
+        )
         self._slots = asyncio.Semaphore(settings.max_jobs)
 
     async def run(self, request: JobRequest) -> Outcome:
@@ -104,7 +113,10 @@ class SiteWork:
         async with self._slots:
             for _ in range(RESTAGED + 1):
                 record = await self._try(request, files)
-                life, end = await self._carry(request, record, files)
+                sent = record.state is not TryState.PLANNED
+                submitted_at = record.submitted or time.time()
+                life = _Life(record, list(record.site_jobs), submitted_at, int(sent))
+                end = await self._carry(request, life, files)
                 outcome = await self._conclude(request, life, end)
                 if outcome is not None:
                     return outcome
@@ -139,61 +151,79 @@ class SiteWork:
             fingerprint=fingerprint,
         )  # fmt: skip
 
-    async def _carry(
-        self, request: JobRequest, record: TryRecord, files: list[LocalFile]
-    ) -> tuple[_Life, End]:
+    async def _carry(self, request: JobRequest, life: _Life, files: list[LocalFile]) -> End:
         """Submit the try unless the site may know it already, and wait for its end."""
-        life = _Life(record, None, list(record.site_jobs), record.submitted or time.time())
         resources = self.planner.resources(request.resources, request.threads)
-        submit = record.state is TryState.PLANNED
+        submit = life.sent == 0
         while True:
             if submit:
                 await self._submit(request, life, files)
-            end = await self.watcher.watch(record, life.ids, resources.runtime_s)
+            end = await self.watcher.watch(
+                life.record, life.ids, resources.runtime_s, sent=life.sent
+            )
+            life.ids = list(dict.fromkeys([*life.ids, *end.ids]))
             if end.kind is not EndKind.VANISHED:
-                return life, end
+                return end
             self._tell(f"{request.name}: no trace of it at {request.site}, submitted again.")
             submit = True
 
     async def _submit(self, request: JobRequest, life: _Life, files: list[LocalFile]) -> None:
-        life.staged = await self.stager.stage(files, request.inputs)
-        spec = self.planner.spec(request, life.record, self.facts, life.staged)
+        staged = await self.stager.stage(files, request.inputs)
+        spec = self.planner.spec(request, life.record, self.facts, staged)
         # From now on the job may change them there, whether it succeeds or not.
         self.stager.lost([output.path for output in request.outputs])
         life.submitted_at = time.time()
         try:
             site_job = await self._submitter.submit(life.record, spec, request.secrets)
         except SiteRejected as error:
+            if life.sent and not await self._revoke(life.record):
+                return  # an earlier submission of it runs, after all
             self._journal.abandoned(life.record.id, f"failed: {error.what}")
             raise
-        life.ids = [site_job] if site_job else []
+        life.sent += 1
+        life.staged.append(staged)
         if site_job:
+            # Earlier ids stay: any of them may be the one that runs.
+            life.ids.append(site_job)
             queue = spec.resources.queue
             self._tell(messages.submitted(request.name, request.site, site_job, queue))
+
+    async def _revoke(self, record: TryRecord) -> bool:
+        """Whether a try is certain never to run from now on."""
+        return await self._patience(lambda: claims.revoke(self.site, record))
 
     async def _conclude(self, request: JobRequest, life: _Life, end: End) -> Outcome | None:
         """The job's outcome from its try's end; None if it is to be tried again at once."""
         record = life.record
-        where = f"{request.site}, {', '.join(life.ids) or record.id}"
         path = self._log_path(request, record)
-        if end.kind is EndKind.SCHEDULER:
-            log = await self._fetcher.log(record, None, path)
-            words = messages.stopped(end.state, where, log, self._shown(path))
-            return self._failed(request, life, words, path if log else None, None)
-        marker = await self._fetcher.marker(record, end)
+        if end.exit_code is None:
+            return await self._conclude_without_marker(request, life, end, path)
+        try:
+            marker = await self._fetcher.marker(record, end)
+        except (MarkerInvalid, SiteError) as error:
+            await self._log(record, None, path)
+            words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
+            return self._failed(request, life, f"{words}. {error}\n", path, None)
         if self._purged(life, marker):
-            self._journal.abandoned(record.id, "failed: files were purged at the site")
-            await self.ender.done(record.id, life.ids)
+            await self._again(life, "files were purged at the site")
             return None
-        if marker.failed_step not in BEFORE_INPUTS and life.staged is not None:
-            self.stager.confirm(life.staged)
+        # Of several submissions it is not known which one ran, and so what it unpacked.
+        if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
+            self.stager.confirm(life.staged[0])
         if marker.exit_code != 0:
             self.stager.lost([output.path for output in request.outputs])
+            return await self._command_failed(request, life, marker, path)
+        return await self._command_succeeded(request, life, marker, path)
+
+    async def _command_succeeded(
+        self, request: JobRequest, life: _Life, marker: Marker, path: Path
+    ) -> Outcome:
+        """The job itself says that it succeeded; now its outputs have to come here."""
+        record = life.record
         try:
             fetched = await self._fetcher.outputs(record, marker, request.outputs)
-            log = await self._fetcher.log(record, marker, path)
         except MantikError as error:
-            await self._fetcher.log(record, marker, path)
+            await self._log(record, marker, path)
             return self._failed(request, life, f"{error}\n", path, marker)
         except OSError as error:
             return self._failed(
@@ -201,22 +231,75 @@ class SiteWork:
                 f"The outputs cannot be written here ({error.strerror}: {error.filename}). They are"
                 " still at the site: free space and start again.\n", None, None, keep=True,
             )  # fmt: skip
-        if marker.exit_code == 0:
-            return self._succeeded(request, life, marker, fetched.files, path)
+        await self._log(record, marker, path)
+        return self._succeeded(request, life, marker, fetched.files, path)
+
+    async def _conclude_without_marker(
+        self, request: JobRequest, life: _Life, end: End, path: Path
+    ) -> Outcome | None:
+        if (lost := self._lost(request, life, end)) is not None:
+            await self._again(life, lost)
+            return None
+        log = await self._log(life.record, None, path)
+        words = messages.stopped(end.state, self._where(request, life), log, self._shown(path))
+        return self._failed(request, life, words, path if log else None, None)
+
+    async def _again(self, life: _Life, why: str) -> None:
+        """A try is over and is nobody's failure; the job gets another one."""
+        self._journal.abandoned(life.record.id, f"failed: {why}")
+        await self.ender.done(life.record.id, life.ids)
+
+    @staticmethod
+    def _where(request: JobRequest, life: _Life) -> str:
+        return f"{request.site}, {', '.join(life.ids) or life.record.id}"
+
+    async def _command_failed(
+        self, request: JobRequest, life: _Life, marker: Marker, path: Path
+    ) -> Outcome:
+        """The job itself says that it failed; trouble with its logs does not change that."""
+        with suppress(MantikError, OSError):
+            if not marker.bare:
+                await self._fetcher.outputs(life.record, marker, request.outputs)
+        log = await self._log(life.record, marker, path)
         limit = self.planner.resources(request.resources, request.threads).runtime_s
         timed_out = limit is not None and _ran(marker) >= limit - max(60, 0.02 * limit)
+        where = self._where(request, life)
         words = messages.failed(marker, where, log, self._shown(path), timed_out)
         return self._failed(request, life, words, path, marker)
+
+    def _lost(self, request: JobRequest, life: _Life, end: End) -> str | None:
+        """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
+        if end.kind is EndKind.REVOKED:
+            return "given up before it started"
+        if life.record.state is TryState.ENDED:
+            return "its results are no longer at the site"
+        if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:
+            return None
+        # The script ends well without a claim only where the directory for it has gone.
+        self._tell(f"{request.name}: the workspace at {request.site} has lost files; sent again.")
+        self.stager.purged()
+        self._submitter.purged()
+        return "the workspace was purged"
 
     def _purged(self, life: _Life, marker: Marker) -> bool:
         """Whether the job did not find what was to be there; then that is sent again."""
         if marker.missing_inputs:
             self.stager.lost(marker.missing_inputs)
-        elif marker.failed_step == "bundles" and life.staged is not None and life.staged.bundles:
-            self.stager.gone(life.staged.bundles)
-        else:
+            return True
+        if marker.failed_step != "bundles" or marker.signal:
             return False
-        return True
+        bundles = [bundle for staged in life.staged for bundle in staged.bundles]
+        self.stager.gone(list(dict.fromkeys(bundles)))
+        # What an earlier run's script carried is not known.
+        return bool(bundles) or not life.staged
+
+    async def _log(self, record: TryRecord, marker: Marker | None, path: Path) -> bytes:
+        """The end of the job's log; trouble with it does not change how the job ended."""
+        try:
+            return await self._fetcher.log(record, marker, path)
+        except (SiteError, OSError) as error:
+            self._tell(f"{record.name}: its log could not be fetched. {error}")
+            return marker.log if marker is not None else b""
 
     def _succeeded(
         self,

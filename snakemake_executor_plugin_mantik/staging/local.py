@@ -68,6 +68,8 @@ class LocalFiles:
         root = local or self._workdir / path
         try:
             found = await asyncio.to_thread(_walk, root, path)
+            for at, _, _ in found:
+                at.encode()
             return [
                 LocalFile(at, here, 0, status.st_mtime_ns, directory=True, source=source)
                 if stat.S_ISDIR(status.st_mode)
@@ -77,6 +79,12 @@ class LocalFiles:
                 )
                 for at, here, status in found
             ]  # fmt: skip
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"a file has the name {error.object!r}, which is not UTF-8",
+                where=str(root).encode(errors="replace").decode(),
+                do="Give it another name",
+            ) from error
         except OSError as error:
             raise UserError(
                 f"the file cannot be read ({error.strerror or error})",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from snakemake_executor_plugin_mantik.errors import SiteUnreachable, TransferError
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.sites.base import Site
 
@@ -49,11 +49,13 @@ async def download(
 
     Raises:
         TransferError: its content is not what the job made, after some attempts.
+        SiteNotFound: it is no longer there.
         OSError: it cannot be written here.
     """
     for _ in range(ATTEMPTS):
         await repeat(lambda: _append(site, path, target, size))
-        if not sha256 or await asyncio.to_thread(_sha256, target) == sha256:
+        right = target.stat().st_size == size
+        if right and (not sha256 or await asyncio.to_thread(_sha256, target) == sha256):
             return
         target.unlink()
     raise TransferError(
@@ -66,17 +68,30 @@ async def download(
 async def _append(site: Site, path: str, target: Path, size: int) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("ab") as file:
-        offset = file.tell()
-        if offset > size:
-            file.truncate(0)
-            offset = 0
+        offset = here = file.tell()
         if offset < size:
             async for part in site.get(path, offset=offset):
                 await asyncio.to_thread(file.write, part)
-        if file.tell() < size:
-            raise SiteUnreachable(
-                f"{file.tell()} of {size} bytes came", where=f"site {site.name}, file {path}"
-            )
+                here += len(part)
+                if here > size:
+                    break  # it has grown since: no use to read on
+    if here < size:
+        await _not_whole(site, path, here, size)
+
+
+async def _not_whole(site: Site, path: str, here: int, size: int) -> None:
+    """Tell a transfer that broke off, to be gone on with, from a file that became shorter."""
+    where = f"site {site.name}, file {path}"
+    entry = await site.stat(path)
+    if entry is None:
+        raise SiteNotFound(f"there is no file {path}", where=where)
+    if entry.size < size:
+        raise TransferError(
+            f"the file has {entry.size} bytes there, the job made {size}",
+            where=where,
+            do="Something changed it at the site; run the rule again",
+        )
+    raise SiteUnreachable(f"{here} of {size} bytes came", where=where)
 
 
 def _sha256(path: Path) -> str:
@@ -90,12 +105,11 @@ class Landing:
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
         """Prepare for `outputs`, the paths that the rule declares, relative to `workdir`."""
         self._workdir = workdir
-        self._suffix = f".{try_id[:8]}{SUFFIX}"
-        self._roots = {path: self._beside(path) for path in outputs}
-
-    def _beside(self, path: str) -> Path:
-        place = self._workdir / path
-        return place.with_name(f".{place.name[:200]}{self._suffix}")
+        # Numbered, since a name of our own added to a long one would be too long.
+        self._roots = {
+            path: (workdir / path).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
+            for number, path in enumerate(outputs)
+        }
 
     def place(self, entry: OutputEntry) -> Path:
         """The local path that an output's content is to be written to for now.
@@ -134,12 +148,15 @@ class Landing:
             TransferError: one is missing there or differs.
         """
         wanted = {entry.path: entry for entry in entries}
-        with tarfile.open(archive, "r:") as tar:
-            for member in tar:
-                entry = wanted.pop(os.path.normpath(member.name), None)
-                content = tar.extractfile(member) if member.isfile() else None
-                if entry is not None and content is not None:
-                    self._stream(entry, content)
+        try:
+            with tarfile.open(archive, "r:") as tar:
+                for member in tar:
+                    entry = wanted.pop(os.path.normpath(member.name), None)
+                    content = tar.extractfile(member) if member.isfile() else None
+                    if entry is not None and content is not None:
+                        self._stream(entry, content)
+        except tarfile.TarError as error:
+            raise TransferError(f"the archive of outputs is damaged ({error})") from error
         if wanted:
             raise TransferError("the archive of outputs lacks a file", where=next(iter(wanted)))
 

@@ -101,11 +101,13 @@ def test_there_are_many_cases() -> None:
 
 
 def test_what_is_submitted_is_what_is_shown(tmp_path: Path) -> None:
-    """The imports of a RAW job are the parts of the script, the request of firecREST is all."""
+    """Directives and script of a RAW job come apart, the request of firecREST has all."""
     cases = Path(__file__).parent / "cases"
     found = render(cases / "queue-only.yaml", tmp_path)
     job, batch = (each["Data"] for each in found["submission"]["Imports"])
-    assert found["script"] == batch + job.partition("\n")[2]
+    head, _, script = found["script"].partition("# Job: ")
+    assert batch.startswith(head)
+    assert job == f"#!/bin/bash\n# Job: {script}"
     found = render(cases / "firecrest-everything.yaml", tmp_path, account="me-2026")
     assert found["submission"] == {
         "job": {"workingDirectory": "/WORKSPACE", "script": found["script"], "account": "me-2026"}

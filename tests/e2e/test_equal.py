@@ -76,9 +76,9 @@ def test_rules_modules_values_and_environment(both: Project) -> None:
     both.write("in.txt", "some input\n")
     both.extra["MANTIK_HERE"] = "of this machine"
     twin = both.twin()
-    twin.run(local=True).ok
+    twin.run(local=True).ok()
 
-    ran = both.run("--resources", "mem_mb=100000").ok
+    ran = both.run("--resources", "mem_mb=100000").ok()
 
     (both.directory / "suffixes.txt").unlink(missing_ok=True)
     (twin.directory / "suffixes.txt").unlink()
@@ -88,4 +88,4 @@ def test_rules_modules_values_and_environment(both: Project) -> None:
     assert {record.rule for record in both.tries} == {
         "cells", "sh", "variables", "made", "other_word"
     }  # fmt: skip
-    assert "Nothing to be done" in both.run().ok.output
+    assert "Nothing to be done" in both.run().ok().output

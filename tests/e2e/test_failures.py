@@ -6,7 +6,8 @@ from tests.support.workflows import Project
 
 SNAKEFILE = r"""
     rule all:
-        input: "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt"
+        input:
+            "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt"
 
     rule good:
         output: "good.txt"
@@ -45,10 +46,10 @@ SNAKEFILE = r"""
 def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
     both.write("Snakefile", SNAKEFILE)
 
-    said = both.run("--keep-going").failed
+    said = both.run("--keep-going").failed()
 
     name = both.place.name
-    assert both.exists("good.txt")
+    assert both.exists("good.txt"), said
     assert re.search(rf"The command ended with exit code 7 \({name}, [^)]+\)", said), said
     assert "line 100\n" in said
     assert "line 82\n" in said
@@ -82,7 +83,7 @@ def test_retries_really_try_again(project: Project) -> None:
         """,
     )
 
-    ran = project.run("--retries", "2").ok
+    ran = project.run("--retries", "2").ok()
 
     assert project.read("out.txt") == "100\n200\n"
     assert ran.output.count("ended with exit code 1") == 1
@@ -114,7 +115,7 @@ def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> No
         """,
     )
 
-    said = project.run().failed
+    said = project.run().failed()
 
     assert "exit code 3" in said
     assert project.exists("c.txt"), said

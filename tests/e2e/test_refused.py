@@ -93,7 +93,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         """,
     )
 
-    said = project.run().failed
+    said = project.run().failed()
 
     tells(said, "not every rule can run at a site yet (nothing was sent): ")
     for words in (
@@ -140,7 +140,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         """,
     )
 
-    said = project.run().failed
+    said = project.run().failed()
 
     tells(
         said,
@@ -163,10 +163,10 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
 def test_beyond_the_queues_limits(project: Project, resource: str, words: str) -> None:
     project.write(
         "Snakefile",
-        f"rule good:\n    output: 'good.txt'\n    resources: {resource}\n    shell: 'touch good.txt'",
+        f"rule good:\n    output: 'a'\n    resources: {resource}\n    shell: 'touch a'",
     )
 
-    said = project.run().failed
+    said = project.run().failed()
 
     tells(said, words, "rule good: ", "nothing was sent")
 
@@ -174,7 +174,7 @@ def test_beyond_the_queues_limits(project: Project, resource: str, words: str) -
 def test_no_config(project: Project) -> None:
     project.write("Snakefile", GOOD)
 
-    said = project.run("--executor", "mantik", "--jobs", "1", plain=True).failed
+    said = project.run("--executor", "mantik", "--jobs", "1", plain=True).failed()
 
     tells(
         said,
@@ -190,7 +190,7 @@ def test_all_mistakes_of_two_files_at_once(project: Project) -> None:
     project.write("two.json", json.dumps({"Resources": {"Queue": "batch"}, "Evironment": {}}))
 
     configs = ["--mantik-backend-config", "one.yaml", "x=two.json", "y=three.yaml"]
-    said = project.run("--executor", "mantik", "--jobs", "1", *configs, plain=True).failed
+    said = project.run("--executor", "mantik", "--jobs", "1", *configs, plain=True).failed()
 
     tells(
         said,
@@ -208,7 +208,7 @@ def test_missing_credentials_are_told_with_the_names_looked_for(project: Project
     unset = {name: "" for name in project.place.environment if name.startswith("MANTIK_HPC1")}
     project.extra |= unset
 
-    said = project.run().failed
+    said = project.run().failed()
 
     tells(said, "each also as MANTIK_HPC1_…", "MANTIK_UNICORE_USERNAME", "MANTIK_UNICORE_TOKEN")
     tells(said, "hpc1")
@@ -218,7 +218,7 @@ def test_wrong_password(project: Project) -> None:
     project.write("Snakefile", GOOD)
     project.extra["MANTIK_HPC1_PASSWORD"] = "a wrong guess"
 
-    said = project.run().failed
+    said = project.run().failed()
 
     tells(said, "hpc1", "403", "Check the credentials of this site")
     assert "a wrong guess" not in said
@@ -230,7 +230,7 @@ def test_a_server_that_is_not_there(project: Project) -> None:
         f"UnicoreApiUrl: http://127.0.0.1:{closed_port()}/rest/core\nResources: {{Queue: batch}}\n"
     )
 
-    said = project.run().failed
+    said = project.run().failed()
 
     tells(said, "hpc1", "127.0.0.1")
 
@@ -238,7 +238,7 @@ def test_a_server_that_is_not_there(project: Project) -> None:
 def test_immediate_submit(project: Project) -> None:
     project.write("Snakefile", GOOD)
 
-    said = project.run("--immediate-submit", "--notemp").failed
+    said = project.run("--immediate-submit", "--notemp").failed()
 
     tells(said, "--immediate-submit does not go with the mantik executor", "Leave it out")
 
@@ -247,4 +247,6 @@ def test_nothing_to_do_needs_no_config(project: Project) -> None:
     project.write("Snakefile", GOOD)
     project.write("good.txt")
 
-    assert "Nothing to be done" in project.run("--executor", "mantik", "-j1", plain=True).ok.output
+    assert (
+        "Nothing to be done" in project.run("--executor", "mantik", "-j1", plain=True).ok().output
+    )

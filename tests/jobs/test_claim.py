@@ -1,5 +1,7 @@
 """Of all starts of a try one runs, whatever happens."""
 
+import shutil
+
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from tests.support.trial import Trial, wait_until
 
@@ -21,8 +23,12 @@ def test_of_thirty_starts_exactly_one_runs(trial: Trial) -> None:
 
 
 def test_of_many_starts_without_hard_links_exactly_one_runs(trial: Trial) -> None:
-    trial.program("ln", "#!/bin/sh\nexit 1\n")
+    gate = trial.start_folder / "gate"
+    all_there = f'[ "$(ls {gate} | wc -l)" -ge 20 ]'
+    wait = f"mkdir -p {gate}; : > {gate}/$PPID; until {all_there}; do sleep 0.02; done"
+    trial.program("ln", f"#!/bin/sh\n{wait}\nexit 1\n")
     for _ in range(3):
+        shutil.rmtree(gate, ignore_errors=True)
         spec = trial.spec(COUNT)
         runs = trial.workspace / "runs"
         runs.unlink(missing_ok=True)

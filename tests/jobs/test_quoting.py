@@ -138,6 +138,7 @@ def test_apptainer_gets_its_words(trial: Trial) -> None:
         "$DATA:/data",
         "${DATA}x",
         "$DATA",
+        "$STAR",
         "*",
         HOSTILE,
         "$(touch bad)",
@@ -149,12 +150,13 @@ def test_apptainer_gets_its_words(trial: Trial) -> None:
     spec = trial.spec(
         "pwd; exit 3",
         environment=Environment(
-            apptainer=Apptainer("env/it's.sif", options), variables={"DATA": "/p/da ta * $(x)"}
+            apptainer=Apptainer("env/it's.sif", options),
+            variables={"DATA": "/p/da ta * $(x)", "STAR": "*"},
         ),
     )
     ended = trial.run(spec)
     data = "/p/da ta * $(x)"
-    words = ["run", "--nv", "-B", f"{data}:/data", f"{data}x", data, "*"]
+    words = ["run", "--nv", "-B", f"{data}:/data", f"{data}x", data, "*", "*"]
     words += [*HOSTILE.split("\n"), "$(touch bad)", "a b", "'q'", "$1$$", ""]
     words += ["env/it's.sif", "bash", "-c", "pwd; exit 3"]
     lines = [f"word: {word}" for word in words]

@@ -84,10 +84,10 @@ def test_a_failing_command_before_the_job(trial: Trial, hook: str, code: int) ->
 def test_options_that_a_hook_sets_do_no_harm(trial: Trial) -> None:
     environment = Environment(
         before_on_compute=("set -euo pipefail -f -C; IFS=,; trap 'echo err' ERR",),
-        after_on_compute=CLEAN,
+        after_on_compute=("echo cleaned >> after",),
     )
-    trial.write("after", "old")
     ended = trial.run(trial.spec("exit 3", environment=environment))
+    assert (trial.workspace / "after").read_text() == "cleaned\n"
     assert ended.returned == ended.sure.exit_code == 3
     assert ended.sure.failed_step == ""
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 from snakemake_executor_plugin_mantik.journal import TryRecord, history
 from snakemake_executor_plugin_mantik.startup import workspace_name
 
@@ -45,13 +47,11 @@ class Ran:
     code: int
     output: str
 
-    @property
     def ok(self) -> "Ran":
         """This, which must have succeeded."""
         assert self.code == 0, self.output
         return self
 
-    @property
     def failed(self) -> str:
         """What it said; it must have failed in an orderly way."""
         assert self.code == 1, self.output
@@ -67,11 +67,18 @@ class Project:
     directory: Path
     place: Place
     extra: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config = self.directory.parent / f"{self.place.name}.yaml"
         self.config.write_text(self.place.config)
+        self._started: list[Running] = []
+
+    def close(self) -> None:
+        """Kill what a test that failed has left running."""
+        for running in self._started:
+            running.kill()
 
     def write(self, path: str, text: str = "x\n") -> Path:
         """Write a file of the workflow; common indentation is removed."""
@@ -106,7 +113,7 @@ class Project:
 
     def command(self, *arguments: str, plain: bool = False, local: bool = False) -> list[str]:
         """The command line; `plain`: without any option of ours, `local`: with Snakemake's own."""
-        words = [sys.executable, "-m", "snakemake", *arguments]
+        words = [*self.prefix, sys.executable, "-m", "snakemake", *arguments]
         if local:
             words += ["--executor", "local", "--cores", "4"]
         elif not plain:
@@ -126,21 +133,24 @@ class Project:
             text=True,
             errors="replace",
             timeout=WAIT_S,
+            check=False,
         )
         return Ran(ended.returncode, ended.stdout)
 
     def start(self, *arguments: str, plain: bool = False) -> "Running":
         """Start `snakemake`."""
-        log = (self.directory.parent / f"output-{time.monotonic_ns()}.txt").open("w+b")
-        process = subprocess.Popen(
-            self.command(*arguments, plain=plain),
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        return Running(process, Path(log.name))
+        log = self.directory.parent / f"output-{time.monotonic_ns()}.txt"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self.command(*arguments, plain=plain),
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._started.append(Running(process, log))
+        return self._started[-1]
 
     def twin(self) -> "Project":
         """The same files in another directory, to be run with Snakemake's own local executor."""
@@ -174,6 +184,15 @@ class Running:
     def end(self) -> Ran:
         """Wait for its end."""
         return Ran(self.process.wait(WAIT_S), self.output)
+
+
+def mortal() -> tuple[str, ...]:
+    """What to put before a command so that it may not write to protected files, even as root."""
+    if os.geteuid() != 0:
+        return ()
+    if shutil.which("setpriv") is None:
+        pytest.skip("as root this needs setpriv")
+    return ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
 
 
 def tree(directory: Path) -> dict[str, str | bytes]:

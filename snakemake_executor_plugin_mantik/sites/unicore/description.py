@@ -32,6 +32,21 @@ _LONGEST_NAME = 120
 _SCRIPT = "job.sh"
 _BATCH_FILE = "bss.sh"
 
+_HOLD = (
+    "# TERM reaches the server's own shell below, too, and ends it: wait until all has ended.",
+    "if mkfifo hold; then",
+    "  (trap '' TERM; exec cat hold > /dev/null) & _m_holder=$!",
+    "  exec 9> hold",
+    "  trap _m_term=1 TERM",
+    '  trap \'[ -z "$_m_term" ] || { trap "" TERM; exec 9>&-; wait "$_m_holder"; }\' EXIT',
+    "fi",
+)
+"""Slurm tells all processes of a job to end, and when its batch script has ended it kills the rest
+at once: our script could neither let the command end nor write its marker. So the batch script
+waits until nothing holds the writing end of a pipe any more. Plain sh: servers without a scheduler
+run it so.
+"""
+
 # What would end UNICORE's own script, or change the shell that runs the rest of it.
 _TOUCHES_SHELL: Final = re.compile(
     r"[\n#{}]|\$\{[^}]*\?|^\s*\$|^\s*\w+=|(?<![\w./-])(?:\.|alias|cd|declare|eval|exec|exit|export|"
@@ -100,6 +115,11 @@ def lost_on_the_way(resources: Resources, server: str) -> list[str]:
 
 def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"] = "slurm") -> str:
     """The file that UNICORE appends its own script to and gives to sbatch or qsub."""
+    return "\n".join([*directives(submission, scheduler), *_HOLD, ""])
+
+
+def directives(submission: Submission, scheduler: Literal["slurm", "pbs"]) -> list[str]:
+    """The first lines of the batch file: what the scheduler reads."""
     # UNICORE's own Stdout and Stderr do not count for RAW jobs.
     if scheduler == "pbs":
         mark, lines = "#PBS", pbs_directives(submission.resources, submission.name)
@@ -107,7 +127,7 @@ def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"] = "slu
     else:
         mark, lines = "#SBATCH", slurm_directives(submission.resources, submission.name)
         lines = (*lines, "--output=stdout", "--error=stderr")
-    return "\n".join(["#!/bin/bash", *(f"{mark} {line}" for line in lines), ""])
+    return ["#!/bin/bash", *(f"{mark} {line}" for line in lines)]
 
 
 def _inline(name: str, data: str) -> dict[str, str]:

@@ -197,7 +197,8 @@ _m_payload() {
   _m_prepare_outputs
   _m_environment
   _m_step command
-  # The command has to get through, whatever comes: its own end is what counts.
+  # Whatever comes, the end of the command itself is what counts.
+  set +eu
   trap : TERM
   cd -- "$_m_workspace" && _m_command {_m_state}>&-
   _m_command_code=$?

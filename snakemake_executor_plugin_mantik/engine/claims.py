@@ -1,0 +1,59 @@
+"""Claims as the controller sees them: a try is revoked here, and its owner told from others."""
+
+from dataclasses import dataclass
+
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.sites.base import JobState, Site
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a claim, in the words of the job that made it.
+
+    Attributes:
+        site_job: the site's id of the job, where the job can know it.
+        scheduler_job: the scheduler's id, or node and process id.
+    """
+
+    site_job: str
+    scheduler_job: str
+
+    def is_job(self, job_id: str, state: JobState) -> bool:
+        """Whether the site's job `job_id`, whose state is `state`, holds the claim.
+
+        A site may have started several scheduler jobs for one of its own and know the last only
+        (UNICORE with a slow sbatch), so that its id alone proves nothing.
+        """
+        if state.scheduler_id.isdecimal() and self.scheduler_job.isdecimal():
+            return state.scheduler_id == self.scheduler_job
+        told = {self.site_job, self.scheduler_job} - {""}
+        return job_id in told or state.scheduler_id in told
+
+
+async def owner(site: Site, record: TryRecord) -> Owner | None:
+    """Who holds the claim of a try; None if there is no claim, or nobody's name in it."""
+    try:
+        content = b"".join([part async for part in site.get(record.paths.claim)])
+    except SiteNotFound:
+        return None
+    lines = content.decode(errors="replace").split("\n")
+    told = dict(line.split("=", 1) for line in lines if "=" in line)
+    found = Owner(told.get("site_job", ""), told.get("scheduler_job", ""))
+    return found if found.site_job or found.scheduler_job else None
+
+
+async def revoke(site: Site, record: TryRecord) -> bool:
+    """See to it that a try never runs; False if it does already, or has run.
+
+    Raises:
+        SiteRejected: neither is certain: the site cannot make the directory that revokes it.
+    """
+    try:
+        await site.make_directory(record.paths.claim)
+    except SiteRejected:
+        entry = await site.stat(record.paths.claim)
+        if entry is None:
+            raise
+        return entry.directory
+    return True

@@ -1,0 +1,197 @@
+"""Killed, interrupted, started twice: every job runs once, and the next run takes it up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.faults import Fault
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.workflows import Project, Running, tells, until
+
+SNAKEFILE = r"""
+    NUMBERS = range(4)
+
+    rule all:
+        input: expand("out/{n}.txt", n=NUMBERS), "sum.txt"
+
+    rule slow:
+        output: "out/{n}.txt"
+        shell:
+            "echo {wildcards.n} >> ran.txt; "
+            "until [ -e go ]; do sleep 0.1; done; echo {wildcards.n} > {output}"
+
+    rule sum:
+        input: expand("out/{n}.txt", n=NUMBERS)
+        output: "sum.txt"
+        shell: "echo sum >> ran.txt; cat {input} > {output}"
+"""
+PROFILE = """
+    executor: mantik
+    jobs: 8
+    mantik-backend-config: [{config}]
+    nolock: true
+    rerun-incomplete: true
+"""
+
+
+def prepare(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    config = json.dumps(str(project.config))
+    project.write("profiles/default/config.yaml", PROFILE.format(config=config))
+
+
+def runs(project: Project) -> list[str]:
+    """What has begun to run at the site, as the jobs themselves noted it."""
+    path = project.workspace / "ran.txt"
+    return sorted(path.read_text().split()) if path.exists() else []
+
+
+def go(project: Project) -> None:
+    """Let the jobs end."""
+    (project.workspace / "go").touch()
+
+
+def started(project: Project, run: Running) -> bool:
+    """Whether all jobs are at the site, and those that it has room for are running."""
+    return run.output.count(": submitted to ") == 4 and len(runs(project)) >= 2
+
+
+@pytest.mark.parametrize("meanwhile", ["run on", "end"])
+def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
+    prepare(both)
+    first = both.start(plain=True)
+    until(lambda: started(both, first), "jobs that run")
+    first.kill()
+    if meanwhile == "end":
+        go(both)
+        until(lambda: len(runs(both)) == 4, "jobs that run without a controller")
+        second = both.start(plain=True)
+    else:
+        second = both.start(plain=True)
+        until(lambda: "taken up again" in second.output, "adoption")
+        go(both)
+
+    said = second.end().ok().output
+
+    assert runs(both) == ["0", "1", "2", "3", "sum"], said
+    assert said.count("taken up again at ") == 4
+    assert both.read("sum.txt") == "0\n1\n2\n3\n"
+    assert "Nothing to be done" in both.run(plain=True).ok().output
+
+
+@pytest.fixture
+def faulty_project(project: Project, faulty: Sandbox) -> tuple[Project, Sandbox]:
+    prepare(project)
+    return project, faulty
+
+
+def test_killed_before_the_submission_was_answered(
+    faulty_project: tuple[Project, Sandbox],
+) -> None:
+    project, sandbox = faulty_project
+    dropped = sandbox.faults.add(
+        Fault("drop_after", method="POST", path="/rest/core/jobs$", count=None)
+    )
+    first = project.start(plain=True)
+    until(lambda: dropped.happened >= 4, "submissions without an answer")
+    first.kill()
+    sandbox.faults.clear()
+    go(project)
+
+    said = project.run(plain=True).ok().output
+
+    assert runs(project) == ["0", "1", "2", "3", "sum"], said
+    assert project.read("sum.txt") == "0\n1\n2\n3\n"
+
+
+def test_answers_of_submissions_get_lost(faulty_project: tuple[Project, Sandbox]) -> None:
+    project, sandbox = faulty_project
+    sandbox.faults.add(Fault("drop_after", method="POST", path="/rest/core/jobs$", count=3))
+    project.workspace.mkdir(parents=True)
+    go(project)
+
+    said = project.run(plain=True).ok().output
+
+    assert runs(project) == ["0", "1", "2", "3", "sum"], said
+
+
+def test_interrupted(project: Project) -> None:
+    # Not at the UNICORE/X here: without a scheduler it kills nothing but the outermost shell.
+    prepare(project)
+    running = project.start(plain=True)
+    until(lambda: started(project, running), "jobs that run")
+
+    ended = running.interrupt()
+
+    assert ended.code != 0
+    assert "Traceback" not in ended.output, ended.output
+    assert "may still run" not in ended.output, ended.output
+    assert {record.outcome for record in project.tries} == {"cancelled"}, ended.output
+    until(lambda: not sleepers(project.workspace), "the end of all processes", 5)
+    go(project)
+    project.run(plain=True).ok()
+    assert project.read("sum.txt") == "0\n1\n2\n3\n"
+
+
+def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None:
+    prepare(project)
+    project.write(
+        "Snakefile",
+        r"""
+        rule stubborn:
+            output: "out.txt"
+            shell:
+                "trap 'sleep 0.6; echo late >> ran.txt; exit 1' TERM; echo 1 >> ran.txt; "
+                "while :; do sleep 0.1; done"
+        """,
+    )
+    running = project.start(plain=True)
+    until(lambda: runs(project), "the job")
+
+    ended = running.interrupt()
+
+    assert runs(project) == ["1", "late"], ended.output
+    assert not sleepers(project.workspace)
+
+
+def test_terminated_detaches(project: Project) -> None:
+    prepare(project)
+    running = project.start(plain=True)
+    until(lambda: started(project, running), "jobs that run")
+    running.process.terminate()
+    first = running.end()
+
+    tells(first.output, "Detached: the jobs go on at their sites")
+    assert first.code != 0
+    assert "Traceback" not in first.output, first.output
+    go(project)
+    said = project.run(plain=True).ok().output
+    assert said.count("taken up again at ") == 4
+    assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+def sleepers(directory: Path) -> list[str]:
+    """Processes that work in a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == directory:
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def test_a_second_controller_is_refused(project: Project) -> None:
+    prepare(project)
+    first = project.start(plain=True)
+    until(lambda: runs(project), "jobs that run")
+
+    said = project.run(plain=True).failed()
+
+    tells(said, "another Snakemake with the mantik executor is running in this directory")
+    tells(said, "Wait for it, or stop it, and start again")
+    go(project)
+    first.end().ok()
+    assert runs(project) == ["0", "1", "2", "3", "sum"]

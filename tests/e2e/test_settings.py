@@ -1,0 +1,112 @@
+"""Options from every place, and what the scheduler is asked for in the end."""
+
+import json
+
+import pytest
+
+from tests.support.workflows import Project
+
+SHOW = r"""
+    rule show:
+        output: "out.txt"
+        threads: 3
+        resources: {resources}
+        shell:
+            "echo $SLURM_CPUS_PER_TASK ${{{{SLURM_MEM_PER_NODE:-none}}}} $SLURM_JOB_PARTITION"
+            " $SLURM_JOB_ACCOUNT > {{output}}"
+"""
+
+
+def asked(project: Project) -> str:
+    """What the job saw of its allocation: CPUs, MiB of memory, partition, account."""
+    return project.read("out.txt").strip()
+
+
+@pytest.mark.parametrize(
+    ("config", "resources", "options", "result"),
+    [
+        ("", "", [], "3 none batch sandbox"),
+        ("", "", ["--default-resources", "runtime=10"], "3 none batch sandbox"),
+        ("MemoryPerNode: 700M", "", ["--default-resources", "runtime=10"], "3 700 batch sandbox"),
+        (
+            "MemoryPerNode: 700M",
+            "mem_mb=lambda w, attempt: attempt * 300, slurm_partition='devel', slurm_account='b1'",
+            ["--default-resources"],
+            "3 300 devel b1",
+        ),
+        ("", "mem='2GB'", ["--set-resources", "show:queue=devel"], "3 2000 devel sandbox"),
+    ],
+)
+def test_resources_reach_the_scheduler(
+    project: Project, config: str, resources: str, options: list[str], result: str
+) -> None:
+    if config:
+        text = project.place.config.replace("  Queue: batch", f"  Queue: batch\n  {config}")
+        project.config.write_text(text)
+    project.write("Snakefile", SHOW.format(resources=resources or "runtime=5"))
+
+    project.run(*options).ok()
+
+    assert asked(project) == result
+
+
+SITES = """
+    rule all:
+        input: "first.txt", "second.txt"
+
+    rule first:
+        output: "first.txt"
+        shell: "echo $MARK > {output}"
+
+    rule second:
+        output: "second.txt"
+        resources: mantik_site="other"
+        shell: "echo $MARK > {output}"
+"""
+
+
+def write_sites(project: Project) -> list[str]:
+    for name in ("one", "two"):
+        environment = f"Environment:\n  Variables: {{MARK: {name}}}\n"
+        project.write(f"{name}.yaml", project.place.config + environment)
+    for key in ("USERNAME", "PASSWORD"):
+        project.extra[f"MANTIK_UNICORE_{key}"] = project.place.environment[f"MANTIK_HPC1_{key}"]
+    project.write("Snakefile", SITES)
+    return ["one.yaml", "other=two.yaml"]
+
+
+def test_sites_from_a_profile(project: Project) -> None:
+    configs = write_sites(project)
+    profile = {"executor": "mantik", "jobs": 2, "mantik-backend-config": configs}
+    project.write("profiles/default/config.yaml", json.dumps(profile))
+
+    project.run(plain=True).ok()
+
+    assert project.read("first.txt") + project.read("second.txt") == "one\ntwo\n"
+
+
+def test_sites_from_the_environment(project: Project) -> None:
+    configs = write_sites(project)
+    project.extra["SNAKEMAKE_MANTIK_BACKEND_CONFIG"] = f"[{', '.join(configs)}]"
+
+    project.run("--executor", "mantik", "--jobs", "2", plain=True).ok()
+
+    assert project.read("first.txt") + project.read("second.txt") == "one\ntwo\n"
+    assert {record.site for record in project.tries} == {"one", "other"}
+
+
+def test_a_jobs_name_at_the_site(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule train:
+            output: "{dataset}.{alpha}.txt"
+            shell: "echo $SLURM_JOB_NAME > {output}"
+        """,
+    )
+
+    project.run("digits.03.txt").ok()
+
+    name = project.read("digits.03.txt")
+    assert name.startswith("train")
+    assert "digits" in name

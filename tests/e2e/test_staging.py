@@ -1,0 +1,165 @@
+"""What goes up and what comes back: each content once, what changed again, nothing that is not."""
+
+import os
+import shutil
+from collections import Counter
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.workflows import Project, tells, tree
+
+
+class Requests:
+    """Counts the requests to the sandbox's site since the last look."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._seen: Counter[str] = Counter()
+        self.since()
+
+    def since(self) -> Counter[str]:
+        """Those since the last call, by kind."""
+        now = Counter(self._sandbox.record("hpc1")["requests"])
+        new = now - self._seen
+        self._seen = now
+        return new
+
+    @property
+    def uploads(self) -> int:
+        """Files (or permissions) that were put since the last look."""
+        return self.since()["PUT storages/*/files"]
+
+
+def test_outputs_of_all_sizes(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "big.bin", "many", "medium.a", "medium.b", "small", "müde.bin"
+
+        rule big:
+            output: "big.bin"
+            shell: "head -c 20000000 /dev/urandom > {output}; sha256sum < {output} > sum"
+
+        rule many:
+            output: directory("many")
+            shell:
+                "mkdir -p {output}/x; "
+                "for i in $(seq 300); do echo $i > {output}/x/$i.txt; done"
+
+        rule medium:
+            output: "medium.a", "medium.b", "small"
+            shell:
+                "head -c 2000000 /dev/zero | tee {output[0]} > {output[1]}; echo s > {output[2]}"
+
+        rule named:
+            output: "müde.bin"
+            shell: "head -c 9000000 /dev/zero > {output}"
+        """,
+    )
+
+    project.run().ok()
+
+    assert (project.directory / "big.bin").read_bytes() == (
+        project.workspace / "big.bin"
+    ).read_bytes()
+    assert (project.directory / "big.bin").stat().st_size == 20_000_000
+    many = {p.name: p.read_text() for p in (project.directory / "many/x").iterdir()}
+    assert many == {f"{i}.txt": f"{i}\n" for i in range(1, 301)}
+    for name in ("medium.a", "medium.b"):
+        assert (project.directory / name).read_bytes() == bytes(2_000_000)
+    assert (project.directory / "müde.bin").read_bytes() == bytes(9_000_000)
+    left = [path for path in project.directory.rglob("*") if "mantik-part" in path.name]
+    assert not left
+    transfers = project.directory / ".snakemake/mantik/transfers"
+    assert not [path for path in transfers.rglob("*") if path.is_file()]
+
+
+def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "a.sum", "b.sum"
+
+        rule sum:
+            input: "data.bin"
+            output: "{x}.sum"
+            shell: "sha256sum {input} > {output}"
+
+        rule more:
+            input: "data.bin", "folder"
+            output: "more"
+            shell: "LC_ALL=C ls {input[1]} > {output}"
+        """,
+    )
+    data = project.write("data.bin")
+    data.write_bytes(os.urandom(5_000_000))
+    for name in "ab":
+        project.write(f"folder/{name}", name)
+    requests = Requests(sandbox)
+
+    project.run().ok()
+    assert requests.uploads == 3, "the workspace's permissions, the sources, the input"
+    assert project.read("a.sum") == project.read("b.sum")
+
+    os.utime(data)
+    project.run("--forceall").ok()
+    assert requests.uploads == 0, "touched, but the same"
+
+    project.run("more").ok()
+    assert requests.uploads == 0, "small inputs go with the job"
+    assert project.read("more") == "a\nb\n"
+
+    (project.directory / "folder/b").unlink()
+    (project.workspace / "data.bin").unlink()
+    ran = project.run("more", "--forcerun", "more").ok()
+    assert requests.uploads == 1, f"the site has purged it\n{ran.output}"
+    assert project.read("more") == "a\n", "what is no longer here is not seen there"
+
+    shutil.rmtree(project.workspace)
+    project.run("--forceall").ok()
+    assert requests.uploads == 3, "all of it has been purged"
+    assert project.read("a.sum") == project.read("b.sum")
+
+
+def test_sources_that_no_rule_names(both: Project) -> None:
+    both.config.write_text(both.place.config + 'Exclude: ["private/**", "*.key"]\n')
+    both.write(
+        "Snakefile",
+        """
+        rule run:
+            output: "out.txt"
+            shell: "python3 scripts/main.py > {output}; ls -A . private >> {output} 2>&1 || true"
+        """,
+    )
+    both.write("scripts/main.py", "from lib.words import WORD\nprint(WORD)\n")
+    both.write("scripts/lib/words.py", "WORD = 'first'\n")
+    both.write("private/salary.csv", "7\n")
+    both.write("id.key", "secret\n")
+    both.write("old.py", "")
+    (both.directory / "huge.dat").write_bytes(bytes(3_000_000))
+
+    tells(both.run().ok().output, "Sources: 4 files", "1 too large")
+    listed = both.read("out.txt").splitlines()
+    assert listed[0] == "first"
+    assert {"Snakefile", "old.py", "scripts"} <= set(listed)
+    assert not {"private", "salary.csv", "id.key", "huge.dat", ".snakemake"} & set(listed)
+
+    both.write("scripts/lib/words.py", "WORD = 'other'\n")
+    (both.directory / "old.py").unlink()
+    both.run("--forceall").ok()
+    listed = both.read("out.txt").splitlines()
+    assert listed[0] == "other"
+    assert "old.py" not in listed
+
+
+def test_the_site_is_left_as_a_mirror(project: Project) -> None:
+    project.write("in.txt", "in\n")
+    project.write(
+        "Snakefile",
+        "rule a:\n    input: 'in.txt'\n    output: 'out/a.txt'\n    shell: 'cp {input} {output}'\n",
+    )
+
+    project.run("out/a.txt").ok()
+
+    assert tree(project.workspace) == tree(project.directory)

@@ -1,0 +1,259 @@
+"""The engine's thread: every job has one outcome, whatever breaks."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.errors import JournalError, MantikError
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.journal import Journal, TryState, history
+from snakemake_executor_plugin_mantik.staging.sources import Sources
+from tests.support.controller import CONFIG, request
+from tests.support.simulated import Fate, Fault, SimulatedPlanner, SimulatedSite, World
+from tests.support.trial import wait_until
+
+# These tests take real time: a world in which it runs a hundred times as fast as the engine's.
+QUICK = CONFIG.model_copy(
+    update={"site": CONFIG.site.model_copy(update={"poll_min_s": 0.02, "marker_grace_s": 0.1})}
+)
+
+
+def at_once(_: JobSpec) -> Fate:
+    return Fate(starts=(0.0,))
+
+
+@pytest.fixture
+def world() -> World:
+    return World(at_once, lambda spec: 0.1)
+
+
+Start = Callable[[], Engine]
+
+
+@pytest.fixture
+def start(world: World, tmp_path: Path) -> Iterator[Start]:
+    engines = []
+
+    def new() -> Engine:
+        engine = make(world, tmp_path)
+        engines.append(engine)
+        engine.open(["sim"], lambda _: Sources((), 0, ()))
+        return engine
+
+    yield new
+    for engine in engines:
+        engine.close(tidy=False)
+
+
+sites: dict[Path, SimulatedSite] = {}
+
+
+def make(world: World, workdir: Path) -> Engine:
+    site = sites[workdir] = SimulatedSite(world)
+    planner = SimulatedPlanner(QUICK, None, workdir, world)
+    return Engine(
+        {"sim": (site, planner)}, workdir=workdir, state=workdir / ".state", tell=lambda _: None
+    )
+
+
+def outcomes(engine: Engine, *requests: JobRequest) -> dict[int, Outcome]:
+    """Run jobs to their outcomes."""
+    for job in requests:
+        engine.submit(job)
+    found: dict[int, Outcome] = {}
+
+    def all_here() -> bool:
+        found.update({o.number: o for o in engine.collect()})
+        return len(found) == len(requests)
+
+    wait_until(all_here)
+    return found
+
+
+def test_each_job_has_its_outcome(start: Start, tmp_path: Path) -> None:
+    engine = start()
+    found = outcomes(engine, *(request(n) for n in range(50)))
+    assert all(outcome.succeeded for outcome in found.values()), found
+    assert {r.state for r in history(tmp_path / ".state")} == {TryState.ENDED}
+    for outcome in found.values():
+        engine.commit(outcome)
+    assert {r.state for r in history(tmp_path / ".state")} == {TryState.DONE}
+
+
+def test_collected_but_not_committed_is_taken_up(
+    start: Start, world: World, tmp_path: Path
+) -> None:
+    engine = start()
+    assert outcomes(engine, request(1))[1].succeeded
+    engine.close(tidy=False)
+    (tmp_path / "out/1").unlink()
+
+    assert outcomes(start(), request(1))[1].succeeded
+
+    assert (tmp_path / "out/1").exists()
+    assert len(world.runs) == 1
+
+
+def test_forced_job_is_run_again(start: Start, world: World) -> None:
+    engine = start()
+    assert outcomes(engine, request(1))[1].succeeded
+    engine.close(tidy=False)
+
+    assert outcomes(start(), replace(request(1), forced=True))[1].succeeded
+
+    assert len(world.runs) == 2
+
+
+def test_tidies_up_at_the_end(start: Start, world: World) -> None:
+    engine = start()
+    engine.commit(outcomes(engine, request(1))[1])
+    engine.close()
+    assert not [path for path in world.files if path.startswith(".mantik/")]
+    engine.close()
+
+
+def test_same_number_may_come_again(start: Start, world: World) -> None:
+    """Snakemake retries a job under its number."""
+    codes = [3, 0]
+    world.code = lambda spec: codes.pop(0)
+    engine = start()
+    first = outcomes(engine, request(1))[1]
+    engine.commit(first)
+    second = outcomes(engine, request(1))[1]
+    engine.commit(second)
+    assert (first.succeeded, second.succeeded) == (False, True)
+    assert "exit code 3" in first.message
+    assert first.try_id != second.try_id
+
+
+def test_bug_in_one_job_does_not_stop_the_others(
+    start: Start, tmp_path: Path, world: World
+) -> None:
+    engine = start()
+    site = sites[tmp_path]
+    tag: list[str] = []
+
+    def fault(method: str, about: str) -> Fault:
+        if method == "submit" and world.specs[about].name == "job-1":
+            tag.append(about)
+            return "bug"
+        return ""
+
+    site.fault = fault
+    found = outcomes(engine, request(0), request(1), request(2))
+    assert [found[n].succeeded for n in range(3)] == [True, False, True]
+    assert "please report" in found[1].message
+    assert "KeyError" in found[1].message
+
+
+def test_bug_in_the_watcher_is_told_and_the_jobs_are_taken_up(
+    start: Start, tmp_path: Path, world: World
+) -> None:
+    engine = start()
+    sites[tmp_path].fault = lambda method, about: "bug" if method == "list" else ""
+    found = outcomes(engine, request(0), request(1))
+    assert not any(outcome.succeeded for outcome in found.values())
+    assert "please report" in found[0].message
+    engine.close(tidy=False)
+
+    assert all(o.succeeded for o in outcomes(start(), request(0), request(1)).values())
+
+    assert len(world.runs) == 2, "nothing ran twice"
+
+
+def test_site_that_does_not_open(world: World, tmp_path: Path) -> None:
+    engine = make(world, tmp_path)
+    sites[tmp_path].fault = lambda method, about: "unauthorized" if method == "open" else ""
+    with pytest.raises(MantikError, match="who are you"):
+        engine.open(["sim"], lambda _: Sources((), 0, ()))
+    sites[tmp_path].fault = lambda method, about: ""
+    assert outcomes_after_open(engine).succeeded, "it may have more luck later"
+    engine.close(tidy=False)
+
+
+def outcomes_after_open(engine: Engine) -> Outcome:
+    engine.open(["sim"], lambda _: Sources((), 0, ()))
+    return outcomes(engine, request(1))[1]
+
+
+def test_second_engine_is_refused(start: Start, world: World, tmp_path: Path) -> None:
+    start()
+    with pytest.raises(JournalError, match="another Snakemake"):
+        make(world, tmp_path)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_cancel_ends_all(start: Start, world: World, tmp_path: Path, started: bool) -> None:
+    world.duration = lambda spec: 1000.0
+    world.fate = lambda spec: Fate(starts=(0.0 if started else 1000.0,))
+    engine = start()
+    for number in range(10):
+        engine.submit(request(number))
+    wait_until(lambda: len(world.runs if started else world.jobs) == 10)
+    time.sleep(0.2)  # the answers to the submissions
+
+    assert engine.cancel() == []
+
+    assert {r.outcome for r in history(tmp_path / ".state")} == {"cancelled"}
+    world.advance(world.now + 2000)
+    assert all(run.how == "exit 143" for run in world.runs)
+    assert len(world.runs) == (10 if started else 0)
+
+
+def test_cancel_leaves_what_has_succeeded(start: Start, world: World, tmp_path: Path) -> None:
+    """It ended just before Ctrl-C, and nobody had looked yet."""
+    engine = start()
+    listed = threading.Event()
+
+    def fault(method: str, about: str) -> Fault:
+        return "" if method != "list" or listed.is_set() else "unreachable"
+
+    sites[tmp_path].fault = fault
+    engine.submit(request(1))
+    wait_until(lambda: any(run.ended for run in world.runs))
+    listed.set()
+    engine.cancel()
+    engine.close()
+
+    assert outcomes(start(), request(1))[1].succeeded
+    assert len(world.runs) == 1
+
+
+def test_cancel_tells_what_does_not_confirm(
+    start: Start, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.engine.end.CANCEL_WAIT_S", 0.5)
+    world.duration = lambda spec: 1000.0
+    engine = start()
+    engine.submit(request(1))
+    wait_until(lambda: world.runs)
+    time.sleep(0.2)
+    sites[tmp_path].fault = lambda method, about: "unreachable"
+
+    left = engine.cancel()
+
+    assert [record.name for record in left] == ["job-1"]
+    engine.close(tidy=False)
+    with_journal = Journal(tmp_path / ".state")
+    assert len(with_journal.all_open_tries()) == 1, "the next run takes it up"
+    with_journal.close()
+
+
+def test_close_with_work_in_flight_leaves_the_jobs(start: Start, world: World) -> None:
+    world.duration = lambda spec: 1.0
+    engine = start()
+    for number in range(5):
+        engine.submit(request(number))
+    wait_until(lambda: len(world.runs) == 5)
+    engine.close(tidy=False)
+
+    found = outcomes(start(), *(request(n) for n in range(5)))
+
+    assert all(outcome.succeeded for outcome in found.values()), found
+    assert len(world.runs) == 5

@@ -1,0 +1,281 @@
+"""Outputs come back whole, verified and all together, or not at all."""
+
+import asyncio
+import hashlib
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.watch import End, EndKind
+from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, TransferError
+from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from tests.support import virtualtime
+from tests.support.simulated import Fault, SimulatedSite, World, make_marker, tarred
+from tests.support.trial import Trial
+
+RECORD = TryRecord(
+    id="3f0d7a6c-0000-4000-8000-000000000001", site="sim", bucket=0, job="j", rule="r", name="r",
+    fingerprint="f", state=TryState.SUBMITTED,
+)  # fmt: skip
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+FILES = {"small": b"1", "d/archived": b"2" * 3000, "alone": b"3" * 5000, NASTY: b"4"}
+PLACES = {"small": "marker", "d/archived": "archive", "alone": "alone", NASTY: "archive"}
+
+
+class Bench:
+    """A try that has ended, and a fetcher of it."""
+
+    def __init__(self, folder: Path, files: Mapping[str, bytes] = FILES) -> None:
+        self.workdir = folder
+        self.world = World()
+        self.site = SimulatedSite(self.world)
+        self.scratch = folder / ".scratch"
+        self.scratch.mkdir()
+        self.declared = [OutputFile(path) for path in files]
+        for path, content in files.items():
+            self.world.write(path, content)
+        self.marker(files)
+
+    def marker(self, files: Mapping[str, bytes], **values: object) -> None:
+        content = make_marker(
+            RECORD.id, 0, files, place=lambda path: PLACES.get(path, "alone"), world=self.world,
+            archive=RECORD.paths.archive, **values,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.world.write(RECORD.paths.marker(0), content)
+
+    def fetch(self) -> Fetched:
+        async def fetched() -> Fetched:
+            patience = Patience("sim", lambda _: None, asyncio.get_running_loop().time)
+            fetcher = Fetcher(self.site, patience, self.workdir, self.scratch)
+            marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
+            return await fetcher.outputs(RECORD, marker, self.declared)
+
+        return virtualtime.run(fetched())
+
+    def here(self) -> set[str]:
+        files = (p for p in self.workdir.rglob("*") if p.is_file() or p.is_symlink())
+        return {p.relative_to(self.workdir).as_posix() for p in files}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_outputs_of_every_kind_and_name(bench: Bench) -> None:
+    fetched = bench.fetch()
+    assert {p: (bench.workdir / p).read_bytes() for p in FILES} == FILES
+    assert bench.here() == set(FILES), "and nothing else"
+    assert {(f.path, f.size) for f in fetched.files} == {(p, len(c)) for p, c in FILES.items()}
+
+
+@pytest.mark.parametrize("method", ["get", "stat"])
+@pytest.mark.parametrize("fault", ["unreachable", "busy", "unauthorized"])
+def test_broken_transfers_go_on(bench: Bench, method: str, fault: Fault) -> None:
+    met: dict[str, int] = {}
+
+    def trouble(asked: str, path: str) -> Fault:
+        met[path] = met.get(path, 0) + 1
+        return fault if asked == method and met[path] <= 4 else ""
+
+    bench.site.fault = trouble
+    bench.fetch()
+    assert bench.here() == set(FILES)
+
+
+def test_broken_transfer_does_not_begin_anew(bench: Bench) -> None:
+    asked: list[int] = []
+    get = bench.site.get
+    faults: list[Fault] = ["unreachable"] * 5
+
+    def counted(path: str, *, offset: int = 0) -> object:
+        asked.append(offset)
+        return get(path, offset=offset)
+
+    bench.site.get = counted  # type: ignore[assignment, method-assign]
+    bench.site.fault = lambda m, p: faults.pop() if p == "alone" and m == "get" and faults else ""
+    bench.fetch()
+    offsets = [offset for offset in asked if offset]
+    assert offsets == sorted(offsets)
+    assert offsets[0] == 2500
+
+
+def refused(bench: Bench, kind: type[MantikError], text: str) -> None:
+    """It fails with that, and nothing has taken its place."""
+    for path in FILES:
+        (bench.workdir / path).parent.mkdir(exist_ok=True)
+        (bench.workdir / path).write_text("before")
+    with pytest.raises(kind, match=text):
+        bench.fetch()
+    assert {(bench.workdir / path).read_text() for path in FILES} == {"before"}
+    assert bench.here() == set(FILES), "nothing half is left"
+
+
+@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
+def test_content_changed_at_the_site(bench: Bench, path: str) -> None:
+    bench.world.files[path] = b"x" * len(bench.world.files[path] or b"")
+    refused(bench, TransferError, "checksum differs")
+
+
+@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
+def test_file_became_shorter_at_the_site(bench: Bench, path: str) -> None:
+    bench.world.files[path] = (bench.world.files[path] or b"")[:100]
+    refused(bench, TransferError, "100 bytes there")
+
+
+def test_file_grew_at_the_site(bench: Bench) -> None:
+    bench.world.files["alone"] = FILES["alone"] + b"x" * 1_000_000
+    refused(bench, TransferError, "checksum differs")
+
+
+@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
+def test_file_is_gone_at_the_site(bench: Bench, path: str) -> None:
+    del bench.world.files[path]
+    refused(bench, TransferError, "no longer there")
+
+
+def test_archive_that_is_none(bench: Bench) -> None:
+    junk = b"x" * 5000
+    digest = hashlib.sha256(junk).hexdigest()
+    bench.world.files[RECORD.paths.archive] = junk
+    content = make_marker(RECORD.id, 0, FILES, place=PLACES.__getitem__)
+    bench.world.write(RECORD.paths.marker(0), content)
+
+    async def fetched() -> None:
+        patience = Patience("sim", lambda _: None)
+        fetcher = Fetcher(bench.site, patience, bench.workdir, bench.scratch)
+        marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
+        marker = replace(marker, archive_size=5000, archive_sha256=digest)
+        await fetcher.outputs(RECORD, marker, bench.declared)
+
+    with pytest.raises(TransferError, match="damaged"):
+        virtualtime.run(fetched())
+    assert bench.here() == set()
+
+
+def test_archive_that_lacks_a_file(bench: Bench) -> None:
+    bench.world.files[RECORD.paths.archive] = tarred({NASTY: b"4"}, "w")
+    with pytest.raises(TransferError):
+        bench.fetch()
+    assert bench.here() == set()
+
+
+def test_output_that_was_not_made(bench: Bench) -> None:
+    bench.marker({}, lacking=["d/archived"])
+    refused(bench, OutputMissing, "d/archived")
+
+
+@pytest.mark.parametrize("path", ["../escape", "/tmp/escape", "d/../../escape", "other"])
+def test_hostile_paths_go_nowhere(bench: Bench, path: str) -> None:
+    bench.marker({path: b"x"})
+    bench.world.write(path, b"x")
+    refused(bench, TransferError, "none of the rule's outputs")
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file may become larger, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_leaves_nothing_half_and_can_be_repeated(bench: Bench) -> None:
+    with limited(4096), pytest.raises(OSError, match="File too large"):
+        bench.fetch()
+    assert bench.here() == set()
+    bench.fetch()
+    assert bench.here() == set(FILES)
+
+
+def test_one_failure_ends_the_other_downloads(tmp_path: Path) -> None:
+    files = {f"alone-{n}": os.urandom(20_000) for n in range(5)}
+    bench = Bench(tmp_path, files)
+    del bench.world.files["alone-2"]
+    with pytest.raises(TransferError):
+        bench.fetch()
+    assert bench.here() == set(), "nothing is written behind our back"
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "another's"])
+@pytest.mark.parametrize("heals", [True, False])
+def test_marker_is_read_again(bench: Bench, damage: str, heals: bool) -> None:
+    path = RECORD.paths.marker(0)
+    whole = bench.world.files[path] or b""
+    match damage:
+        case "cut":
+            bench.world.files[path] = whole[:50]
+        case "gone":
+            del bench.world.files[path]
+        case _:
+            bench.world.files[path] = make_marker("another", 0, {})
+    if heals:
+        bench.world.after(20, lambda: bench.world.write(path, whole))
+        bench.fetch()
+        assert bench.here() == set(FILES)
+    else:
+        refused(bench, MantikError, "marker cannot be used|no file")
+
+
+@pytest.mark.parametrize("content", [b"", b"owner=x\nsite_job=1\n"])
+def test_bare_marker_is_told(bench: Bench, content: bytes) -> None:
+    bench.world.files[RECORD.paths.marker(0)] = content
+    refused(bench, TransferError, "no room")
+
+
+def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
+    """Files, directories and links that a real bash made."""
+    outputs = (OutputFile("d", directory=True), OutputFile(NASTY), OutputFile("big"))
+    spec = trial.spec(
+        f"mkdir -p d/e d/empty; echo 1 > d/e/x; ln -s e/x d/link; echo 2 > {quoted(NASTY)};"
+        " head -c 3000000 /dev/zero > big; chmod 700 big",
+        outputs=outputs,
+    )
+    assert trial.run(spec).returned == 0
+    (tmp_path / "here").mkdir()
+    bench = Bench(tmp_path / "here", {})
+    for path in trial.workspace.rglob("*"):
+        if path.is_file():
+            bench.world.write(path.relative_to(trial.workspace).as_posix(), path.read_bytes())
+    record = replace(RECORD, id=spec.paths.try_id, bucket=3)
+
+    async def fetched() -> None:
+        fetcher = Fetcher(bench.site, Patience("sim", print), bench.workdir, bench.scratch)
+        marker = await fetcher.marker(record, End(EndKind.MARKER, 0))
+        (bench.workdir / "d").mkdir()
+        (bench.workdir / "d/old").write_text("of an earlier run")
+        await fetcher.outputs(record, marker, outputs)
+
+    virtualtime.run(fetched())
+    assert bench.here() == {"d/e/x", "d/link", NASTY, "big"}
+    assert (bench.workdir / "d/link").readlink() == Path("e/x")
+    assert (bench.workdir / "d/empty").is_dir()
+    assert (bench.workdir / "big").stat().st_mode & 0o777 == 0o700
+
+
+def quoted(path: str) -> str:
+    return "'" + path.replace("'", "'\\''") + "'"
+
+
+def test_entry_that_the_file_api_cannot_carry(bench: Bench) -> None:
+    entry = OutputEntry(NASTY, "f", 1, 0o644, "", "alone")
+
+    async def fetched() -> None:
+        fetcher = Fetcher(bench.site, Patience("sim", print), bench.workdir, bench.scratch)
+        marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
+        await fetcher.outputs(RECORD, replace(marker, files=(entry,)), bench.declared)
+
+    with pytest.raises(TransferError, match="cannot carry"):
+        virtualtime.run(fetched())

@@ -1,0 +1,372 @@
+"""Each content goes up once, and nothing old over something new."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
+from snakemake_executor_plugin_mantik.errors import SiteRejected, UserError
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from tests.support import virtualtime
+from tests.support.simulated import Fault, SimulatedSite, World
+
+T = TypeVar("T")
+LIMIT = 2000
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+
+
+class Bench:
+    """A stager as it is in one run of a workflow."""
+
+    def __init__(self, world: World, workdir: Path, journal: Journal) -> None:
+        self.world, self.workdir = world, workdir
+        self.site = SimulatedSite(world)
+        self.journal = journal
+        scratch = workdir / ".scratch"
+        scratch.mkdir(exist_ok=True)
+        patience = Patience("sim", lambda _: None, asyncio.get_running_loop().time)
+        self.stager = Stager(self.site, journal, patience, scratch, LIMIT)
+        self.local = LocalFiles(workdir, journal)
+
+    def write(self, path: str, content: bytes) -> str:
+        place = self.workdir / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+        return path
+
+    async def look(self, *paths: str, source: bool = False) -> list[LocalFile]:
+        return [f for path in paths for f in await self.local.look(path, source=source)]
+
+    async def stage(self, *paths: str) -> Staged:
+        return await self.stager.stage(await self.look(*paths), paths)
+
+    def job(self, staged: Staged) -> tuple[str, tuple[str, ...]] | None:
+        """What a job's script does with it; what failed."""
+        record = self.journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
+        spec = JobSpec(
+            record.paths, "/ws", "j", ":",
+            bundles=staged.bundles, inline=staged.inline, inputs=staged.inputs,
+        )  # fmt: skip
+        return self.world._stage(spec)
+
+    async def done(self, *paths: str) -> Staged:
+        staged = await self.stage(*paths)
+        assert self.job(staged) is None
+        self.stager.confirm(staged)
+        return staged
+
+
+Play = Callable[[Bench], Awaitable[T]]
+Player = Callable[[Play[T]], T]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Player[None]:
+    """Plays a scenario; each is a run of its own with the same journal and site."""
+    world = World()
+    world.make_directory(".mantik")
+
+    def run(scenario: Play[None]) -> None:
+        async def with_bench() -> None:
+            journal = Journal(tmp_path / ".state")
+            try:
+                await scenario(Bench(world, tmp_path, journal))
+            finally:
+                journal.close()
+
+        virtualtime.run(with_bench())
+
+    return run
+
+
+def test_small_files_travel_in_the_script(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        path = bench.write(f"d/{NASTY}", b"content")
+        staged = await bench.done(path)
+        assert staged.bundles == ()
+        assert bench.world.files[path] == b"content"
+        assert (await bench.stage(path)).inline == b"", "it is there now"
+        assert bench.site.calls["put"] == 0
+
+    play(scenario)
+
+
+def test_large_files_are_uploaded_once_for_all_who_need_them(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        paths = [bench.write(f"large-{n}", os.urandom(9000)) for n in range(3)]
+        before = await asyncio.gather(*(bench.stage(*paths) for _ in range(30)))
+        assert bench.site.calls["put"] == 1
+        assert len({staged.bundles for staged in before}) == 1
+        assert [bench.job(staged) for staged in before] == [None] * 30
+        for staged in before:
+            bench.stager.confirm(staged)
+        assert (await bench.stage(*paths)).bundles == ()
+
+    play(scenario)
+
+
+def test_jobs_that_need_different_parts(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        a, b, c = (bench.write(name, os.urandom(9000)) for name in "abc")
+        staged = await asyncio.gather(bench.stage(a, b), bench.stage(b, c), bench.stage(c, a))
+        assert bench.site.calls["put"] <= 3
+        for one in reversed(staged):
+            assert bench.job(one) is None, "each script names all that it needs"
+        puts = [p for p in bench.world.files if p.startswith(".mantik/bundles/")]
+        assert len([p for p in puts if p.endswith(".done")]) == len(puts) / 2
+
+    play(scenario)
+
+
+def test_upload_that_fails_is_tried_by_the_next(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        path = bench.write("large", os.urandom(9000))
+        bench.site.fault = lambda method, about: "rejected" if method == "put" else ""
+        failed = await asyncio.gather(
+            *(bench.stage(path) for _ in range(3)), return_exceptions=True
+        )
+        assert {type(error) for error in failed} == {SiteRejected}
+        bench.site.fault = lambda method, about: ""
+        await bench.done(path)
+        assert not list((bench.workdir / ".scratch").iterdir())
+
+    play(scenario)
+
+
+def test_lost_answers_and_half_uploads_are_repeated(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        faults: list[Fault] = ["lost", "unreachable", "busy", "unauthorized"]
+        bench.site.fault = lambda method, about: faults.pop() if faults else ""
+        await bench.done(bench.write("large", os.urandom(9000)))
+
+    play(scenario)
+
+
+def test_manifest_is_compared_once_per_run_and_directory(play: Player[None]) -> None:
+    async def first(bench: Bench) -> None:
+        await bench.done(*(bench.write(f"d/{n}", b"x") for n in range(20)))
+        await bench.done(bench.write("e/1", b"x"))
+
+    async def second(bench: Bench) -> None:
+        del bench.world.files["d/7"]
+        bench.world.files["d/8"] = b"longer"
+        staged = [await bench.done(f"d/{n}") for n in range(20)]
+        assert [n for n in range(20) if staged[n].inline] == [7, 8]
+        assert bench.site.calls["list"] == 1
+
+    play(first)
+    play(second)
+
+
+def test_touched_but_the_same_is_not_sent(play: Player[None]) -> None:
+    async def first(bench: Bench) -> None:
+        await bench.done(bench.write("a", b"same"))
+
+    async def second(bench: Bench) -> None:
+        os.utime(bench.workdir / "a", (1, 1))
+        assert not (await bench.stage("a")).inline
+        bench.write("a", b"diff")
+        assert (await bench.stage("a")).inline
+
+    play(first)
+    play(second)
+
+
+def test_purged_before_the_job_started(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        path = bench.write("a", b"x")
+        await bench.done(path)
+        staged = await bench.stage(path)
+        bench.world.remove(path)
+        failed = bench.job(staged)
+        assert failed == ("inputs", (path,))
+        bench.stager.lost(failed[1])
+        await bench.done(path)
+
+    play(scenario)
+
+
+def test_purged_though_its_bundle_was_unpacked_and_never_confirmed(play: Player[None]) -> None:
+    """The job that unpacked it was killed by the scheduler."""
+
+    async def scenario(bench: Bench) -> None:
+        path = bench.write("large", os.urandom(9000))
+        assert bench.job(await bench.stage(path)) is None
+        bench.world.remove(path)
+        again = await bench.stage(path)
+        assert bench.job(again) == ("inputs", (path,))
+        bench.stager.lost([path])
+        await bench.done(path)
+
+    play(scenario)
+
+
+def test_bundle_is_gone(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        path = bench.write("large", os.urandom(9000))
+        staged = await bench.stage(path)
+        bench.world.remove(bundle_path(staged.bundles[0]))
+        assert bench.job(staged) == ("bundles", ())
+        bench.stager.gone(staged.bundles)
+        await bench.done(path)
+
+    play(scenario)
+
+
+def test_whole_workspace_purged(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        source, path = bench.write("train.py", b"1"), bench.write("d/a", b"x")
+        await bench.stager.send_sources(await bench.look(source, source=True))
+        await bench.done(path)
+        bench.world.purge()
+        bench.world.make_directory(".mantik")
+        bench.stager.purged()
+        await bench.done(path)
+        assert bench.world.files[source] == b"1"
+
+    play(scenario)
+
+
+def test_sources_lost_on_their_way_are_sent_again(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        source = bench.write("train.py", b"1")
+        await bench.stager.send_sources(await bench.look(source, source=True))
+        staged = await bench.stage()
+        bench.world.remove(".mantik/bundles")
+        assert bench.job(staged) == ("bundles", ())
+        bench.stager.gone(staged.bundles)
+        await bench.done()
+        assert bench.world.files[source] == b"1"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_edited_source_is_never_covered_by_its_old_version(play: Player[None], round_: int) -> None:
+    """Ctrl-C before any job started, an edit, and again; bundles have random names."""
+
+    async def first(bench: Bench) -> None:
+        for name in ("train.py", "other.py"):
+            bench.write(name, b"old")
+        files = await bench.look("train.py", "other.py", source=True)
+        assert await bench.stager.send_sources(files) == 2
+        waiting.append(await bench.stage())
+
+    async def second(bench: Bench) -> None:
+        bench.write("train.py", b"new")
+        await bench.stager.send_sources(await bench.look("train.py", "other.py", source=True))
+        await bench.done()
+        assert bench.world.files["train.py"] == b"new"
+        assert bench.world.files["other.py"] == b"old"
+        assert bench.job(waiting[0]) == ("bundles", ()), "what waited is sent again"
+        assert bench.world.files["train.py"] == b"new"
+
+    waiting: list[Staged] = []
+    play(first)
+    play(second)
+
+
+def test_changed_input_is_never_covered_by_its_old_version(play: Player[None]) -> None:
+    async def first(bench: Bench) -> None:
+        a, b = bench.write("a", b"1" * 9000), bench.write("b", os.urandom(9000))
+        await bench.stage(a, b)
+
+    async def second(bench: Bench) -> None:
+        bench.write("a", b"2" * 9000)
+        await bench.done("a")
+        await bench.done("b")
+        assert bench.world.files["a"] == b"2" * 9000
+
+    play(first)
+    play(second)
+
+
+def test_source_that_is_gone_here_goes_there(play: Player[None]) -> None:
+    async def first(bench: Bench) -> None:
+        for name in ("kept.py", "gone.py", "on_its_way.py"):
+            bench.write(name, b"1")
+        await bench.stager.send_sources(await bench.look("kept.py", "gone.py", source=True))
+        await bench.done()
+        files = await bench.look("kept.py", "gone.py", "on_its_way.py", source=True)
+        await bench.stager.send_sources(files)
+
+    async def second(bench: Bench) -> None:
+        await bench.stager.send_sources(await bench.look("kept.py", source=True))
+        await bench.done()
+        assert {p for p in bench.world.files if p.endswith(".py")} == {"kept.py"}
+
+    play(first)
+    play(second)
+
+
+def test_file_that_left_an_input_directory_leaves_it_there_too(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        for name in "ab":
+            bench.write(f"folder/{name}", b"x")
+        bench.write("folder0", b"x")
+        await bench.done("folder", "folder0")
+        (bench.workdir / "folder/b").unlink()
+        await bench.done("folder")
+        assert set(bench.world.below("folder")) == {"a"}
+        assert "folder0" in bench.world.files
+
+    play(scenario)
+
+
+def test_empty_directory(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        (bench.workdir / "empty").mkdir()
+        await bench.done("empty")
+        assert bench.world.files["empty"] is None
+        assert not (await bench.stage("empty")).inline
+
+    play(scenario)
+
+
+def test_missing_input_is_told(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(UserError, match="cannot be read"):
+            await bench.stage("nowhere")
+
+    play(scenario)
+
+
+def test_outputs_of_jobs_are_there(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        path = bench.write("out", b"made")
+        (file,) = await bench.look(path)
+        bench.stager.made([file.record, FileRecord("not-\udcff-text", 1, "x")])
+        bench.world.write(path, b"made")
+        assert not (await bench.done(path)).inline
+        bench.stager.lost([path])
+        assert (await bench.stage(path)).inline
+
+    play(scenario)
+
+
+def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(play: Player[None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        staged = [await bench.stage(bench.write(f"l{n}", os.urandom(9000))) for n in range(200)]
+        steps = []
+        for one in (staged[0], staged[100], staged[199]):
+            count = [0]
+
+            def tick(count: list[int] = count) -> None:
+                count[0] += 1
+
+            bench.journal._db.set_progress_handler(tick, 1)
+            bench.stager.confirm(one)
+            bench.journal._db.set_progress_handler(None, 0)
+            steps.append(count[0])
+        assert max(steps) < 2 * min(steps), steps
+        assert bundle_done(staged[0].bundles[0]) not in bench.world.files
+
+    play(scenario)

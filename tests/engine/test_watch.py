@@ -1,0 +1,376 @@
+"""How the end of a try becomes known, in virtual time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.watch import LOST_S, End, EndKind, Watcher
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Phase, Reason, Submission
+from tests.support import virtualtime
+from tests.support.simulated import Fate, Fault, SimulatedSite, World
+
+T = TypeVar("T")
+DAY_S = 86400.0
+
+
+class Bench:
+    """A watcher of a simulated site."""
+
+    def __init__(self, world: World, journal: Journal) -> None:
+        self.world = world
+        self.site = SimulatedSite(world)
+        self.journal = journal
+        self.said: list[str] = []
+        self.settings = SiteSettings()
+        clock = asyncio.get_running_loop().time
+        self.watcher = Watcher(
+            self.site, self.settings, Patience("sim", self.said.append, clock),
+            journal.submitted, clock,
+        )  # fmt: skip
+
+    def new(self, name: str = "job") -> TryRecord:
+        record = self.journal.new_try(site="sim", job=name, rule="r", name=name, fingerprint="f")
+        self.world.specs[record.id] = JobSpec(record.paths, "/ws", name, "true")
+        self.world.make_directory(record.paths.tries)
+        return record
+
+    def sent(self, name: str = "job") -> tuple[TryRecord, str]:
+        record = self.new(name)
+        return record, self.world.submit(Submission(record.id, name, "", Resources()))
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+Play = Callable[[Bench], Awaitable[T]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[World, Play[T]], T]:
+    def run(world: World, scenario: Play[T]) -> T:
+        async def with_watcher() -> T:
+            journal = Journal(tmp_path / "journal")
+            bench = Bench(world, journal)
+            running = asyncio.create_task(bench.watcher.run())
+            try:
+                async with asyncio.timeout(100 * DAY_S):
+                    return await scenario(bench)
+            finally:
+                running.cancel()
+                journal.close()
+
+        return virtualtime.run(with_watcher())
+
+    return run
+
+
+def fated(fate: Fate, seconds: float = 100.0) -> World:
+    return World(lambda spec: fate, lambda spec: seconds)
+
+
+Player = Callable[[World, Play[End]], End]
+
+
+async def end_of(bench: Bench) -> End:
+    record, site_job = bench.sent()
+    return await bench.watcher.watch(record, [site_job], 600)
+
+
+def test_marker_ends_a_try(play: Player) -> None:
+    end = play(fated(Fate()), end_of)
+
+    assert (end.kind, end.exit_code, end.claimed) == (EndKind.MARKER, 0, True)
+
+
+def test_exit_code_comes_from_the_marker(play: Player) -> None:
+    end = play(World(code=lambda spec: 42), end_of)
+
+    assert (end.kind, end.exit_code) == (EndKind.MARKER, 42)
+
+
+def test_waits_for_days_in_the_queue_and_runs_for_days(play: Player) -> None:
+    end = play(fated(Fate(starts=(3 * DAY_S,)), 10 * DAY_S), end_of)
+
+    assert end.exit_code == 0, "the site was told to keep it longer than a day"
+
+
+def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, _ = bench.sent()
+        return await bench.watcher.watch(record, [], 600)
+
+    assert play(fated(Fate(starts=(0.5,)), 3 * DAY_S), scenario).exit_code == 0
+
+
+@pytest.mark.parametrize("trouble", ["unreachable", "rejected"])
+def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) -> None:
+    async def scenario(bench: Bench) -> End:
+        def fault(method: str, about: str) -> Fault:
+            return trouble if method == "extend" and bench.now < 7200 else ""
+
+        bench.site.fault = fault
+        end = await end_of(bench)
+        assert bool(bench.said) == (trouble == "rejected"), bench.said
+        return end
+
+    assert play(fated(Fate(), 3 * DAY_S), scenario).exit_code == 0
+
+
+def test_killed_without_a_word_is_known_after_two_heartbeats(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        end = await end_of(bench)
+        assert bench.now < 400
+        return end
+
+    end = play(fated(Fate(killed_after=50), 3000), scenario)
+
+    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, True)
+    assert end.state is not None
+    assert end.state.reason is Reason.OUT_OF_MEMORY
+
+
+def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        end = await end_of(bench)
+        assert bench.now - 3 * DAY_S < 400, "the long wait in the queue must not make us slow"
+        return end
+
+    assert play(fated(Fate((3 * DAY_S,), killed_after=50), 3000), scenario).claimed
+
+
+def test_refused_by_the_scheduler(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        end = await bench.watcher.watch(record, [site_job], 600)
+        assert record.paths.claim in bench.world.files, "it is revoked before that is believed"
+        return end
+
+    end = play(fated(Fate(refused=True)), scenario)
+
+    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, False)
+    assert end.state is not None
+    assert end.state.detail == "Invalid account"
+
+
+def test_late_marker_wins_over_the_scheduler(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        marker = record.paths.marker(0)
+
+        def hidden() -> None:
+            # A slow file system: seen by others half a minute later.
+            content = bench.world.files.pop(marker, None)
+            if content is not None and marker not in shown:
+                shown.append(marker)
+                bench.world.after(25, lambda: bench.world.write(marker, content))
+
+        shown: list[str] = []
+        bench.site.called = hidden
+        bench.world.jobs[site_job].fate.killed_after = None
+        return await bench.watcher.watch(record, [site_job], 600)
+
+    assert play(fated(Fate(), 2.0), scenario).kind is EndKind.MARKER
+
+
+def test_unknown_submission_is_found_by_its_tag(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        end = await bench.watcher.watch(record, [], 600)
+        assert end.ids == (site_job,)
+        assert bench.journal.open_tries("job")[0].site_jobs == (site_job,)
+        return end
+
+    assert play(fated(Fate(starts=(1000.0,))), scenario).exit_code == 0
+
+
+def test_try_without_a_trace_vanishes_later_each_time(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        waits = []
+        for sent in (1, 2, 3, 20):
+            begun = bench.now
+            end = await bench.watcher.watch(bench.new(), [], 600, sent=sent)
+            assert end.kind is EndKind.VANISHED
+            waits.append(bench.now - begun)
+        assert [round(w / 120) for w in waits[:3]] == [1, 2, 4], waits
+        assert waits[3] < 1.2 * DAY_S, "it is tried once a day at least"
+        return end
+
+    play(World(), scenario)
+
+
+def test_job_that_the_site_denies_runs_to_its_end(play: Player) -> None:
+    end = play(fated(Fate(denied=True), 20 * LOST_S), end_of)
+
+    assert end.exit_code == 0, "a heartbeat is worth more than a 404"
+
+
+def test_silence_during_an_outage_does_not_count(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        bench.world.jobs[site_job].fate.denied = True
+
+        def fault(method: str, about: str) -> Fault:
+            return "unreachable" if 100 < bench.now < 100 + 5 * LOST_S else ""
+
+        bench.site.fault = fault
+        # The node was suspended meanwhile: no heartbeat, but it goes on afterwards.
+        end = asyncio.ensure_future(bench.watcher.watch(record, [site_job], None))
+        await asyncio.sleep(99)
+        beats = bench.world.files[record.paths.claim]
+        await asyncio.sleep(5 * LOST_S)
+        bench.world.files[record.paths.claim] = beats
+        await asyncio.sleep(100)
+        assert not end.done(), "the site was back for two minutes only"
+        return await end
+
+    assert play(fated(Fate(), 7 * LOST_S), scenario).exit_code == 0
+
+
+def test_lost_after_long_silence(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job], 600))
+        await asyncio.sleep(20)
+        bench.world.forget(site_job)
+        return await waiting
+
+    end = play(fated(Fate(), 10 * LOST_S), scenario)
+
+    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, True)
+
+
+def test_end_of_a_loser_does_not_count(play: Player) -> None:
+    """The answer was lost, the job starts all the same, and so does what was sent again."""
+
+    async def scenario(bench: Bench) -> End:
+        record, first = bench.sent()
+        second = bench.world.submit(Submission(record.id, "job", "", Resources()))
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [second], 600))
+        await asyncio.sleep(100)
+        assert bench.world.state(second).phase is Phase.ENDED
+        # Its file system hangs: it runs, but nobody sees it.
+        beats = bench.world.files[record.paths.claim]
+        for _ in range(100):
+            bench.world.files[record.paths.claim] = beats
+            await asyncio.sleep(10)
+        assert not waiting.done()
+        assert first in bench.world.jobs
+        return await waiting
+
+    assert play(fated(Fate(), 2000), scenario).exit_code == 0
+
+
+def test_last_of_three_starts_does_not_count(play: Player) -> None:
+    """A slow sbatch: the server knows the third job only, the first one runs."""
+
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job], 600))
+        await asyncio.sleep(30)
+        assert bench.world.state(site_job).phase is Phase.ENDED
+        beats = bench.world.files[record.paths.claim]
+        for _ in range(100):
+            bench.world.files[record.paths.claim] = beats
+            await asyncio.sleep(10)
+        assert not waiting.done()
+        return await waiting
+
+    assert play(fated(Fate(starts=(2.0, 5.0, 9.0)), 2000), scenario).exit_code == 0
+
+
+def test_one_refused_one_unknown_ends(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, refused = bench.sent()
+        return await bench.watcher.watch(record, ["denied-for-ever", refused], 600)
+
+    assert play(fated(Fate(refused=True)), scenario).kind is EndKind.SCHEDULER
+
+
+def test_revoked_by_somebody_else(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        bench.world.make_directory(record.paths.claim)
+        return await bench.watcher.watch(record, [site_job], 600)
+
+    assert play(fated(Fate()), scenario).kind is EndKind.REVOKED
+
+
+def test_what_cannot_be_revoked_is_not_given_up(play: Player) -> None:
+    """No inodes left at the site: a refused mkdir is no claim."""
+
+    async def scenario(bench: Bench) -> End:
+        def fault(method: str, about: str) -> Fault:
+            return "rejected" if method == "make_directory" and bench.now < 5000 else ""
+
+        bench.site.fault = fault
+        end = await end_of(bench)
+        assert bench.now >= 5000
+        return end
+
+    assert not play(fated(Fate(refused=True)), scenario).claimed
+
+
+def test_trouble_with_one_does_not_stop_the_others(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+
+        def fault(method: str, about: str) -> Fault:
+            return "rejected" if about in (broken.paths.claim, broken.id) else ""
+
+        broken = bench.new()
+        bench.site.fault = fault
+        stuck = asyncio.ensure_future(bench.watcher.watch(broken, [], 600))
+        end = await bench.watcher.watch(record, [site_job], 600)
+        assert bench.now < 600
+        assert not stuck.done()
+        return end
+
+    assert play(fated(Fate(killed_after=10)), scenario).kind is EndKind.SCHEDULER
+
+
+def test_mistake_of_ours_does_not_leave_jobs_waiting_for_ever(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        bench.site.fault = lambda method, about: "bug" if method == "list" else ""
+        with pytest.raises(KeyError):
+            await end_of(bench)
+        bench.site.fault = lambda method, about: ""
+        return await end_of(bench)
+
+    assert play(fated(Fate()), scenario).exit_code == 0, "and the watcher goes on"
+
+
+def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        sent = [bench.sent(f"job-{n}") for n in range(200)]
+        waiting = [bench.watcher.watch(record, [i], 600) for record, i in sent]
+        ends = await asyncio.gather(*waiting)
+        assert bench.site.calls["list"] == bench.watcher.cycles
+        return ends[0]
+
+    play(fated(Fate(starts=(1.0,))), scenario)
+
+
+def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job], None))
+        seen = []
+        for pause in (0, 100, 200, 2000):
+            await asyncio.sleep(pause)
+            seen.append(round(bench.watcher.interval()))
+        assert seen == [2, 10, 30, 60]
+        other, its_job = bench.sent("other")
+        bench.watcher.watch(other, [its_job], 400)
+        await asyncio.sleep(1000)
+        assert bench.watcher.interval() == 20, "a twentieth of the shortest walltime"
+        return await waiting
+
+    play(fated(Fate(starts=(4000.0,))), scenario)

@@ -1,0 +1,144 @@
+"""A controller of a simulated site that a test can start, kill and start again."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from tests.support.simulated import SimulatedPlanner, SimulatedSite, World
+from tests.support.virtualtime import VirtualLoop
+
+T = TypeVar("T")
+
+CONFIG = BackendConfig.model_validate(
+    {"UnicoreApiUrl": "https://sim.example/rest/core", "Resources": {"Queue": "batch"}}
+)
+
+
+def request(number: int, *inputs: str, outputs: Sequence[str] | None = None) -> JobRequest:
+    """A job that makes `out/NUMBER` of its inputs."""
+    made = outputs if outputs is not None else (f"out/{number}",)
+    return JobRequest(
+        number=number, job=f"job-{number}", rule="make", name=f"job-{number}", site="sim",
+        command=f"make {number}", shell="bash", resources={}, threads=1, variables={},
+        inputs=inputs, outputs=tuple(OutputFile(path) for path in made),
+    )  # fmt: skip
+
+
+@dataclass
+class Controller:
+    """One process: a loop in virtual time, a journal, and the work of one site."""
+
+    world: World
+    workdir: Path
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Start at the world's time."""
+        self.loop = VirtualLoop(self.world.now)
+        self.site = SimulatedSite(self.world)
+        self.journal = Journal(self.workdir / ".state")
+        self._running: list[asyncio.Task[Any]] = []
+        self._killed = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`.
+
+        Raises:
+            Killed: if `kill` was called meanwhile.
+        """
+        task = self.loop.create_task(work)
+        self._running.append(task)
+        task.add_done_callback(lambda _: None if self._killed else self.loop.stop())
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+        if self._killed:
+            raise Killed
+        return task.result()
+
+    async def open(self) -> SiteWork:
+        """Open the site and watch it."""
+        facts = await self.site.open()
+        self.journal.set_site("sim", "url", facts.workspace)
+        self.work = SiteWork(
+            self.site, facts, SimulatedPlanner(CONFIG, None, self.workdir, self.world),
+            self.journal, workdir=self.workdir, state=self.workdir / ".state",
+            tell=self.said.append, give_up=self._give_up,
+        )  # fmt: skip
+        self._running.append(asyncio.get_running_loop().create_task(self.work.watcher.run()))
+        return self.work
+
+    async def _give_up(self, records: Sequence[TryRecord]) -> None:
+        await self.work.ender.give_up(records)
+
+    async def job(self, asked: JobRequest) -> Outcome:
+        """Run a job as Snakemake sees to it: old outputs go first, the outcome is committed."""
+        for output in asked.outputs:
+            (self.workdir / output.path).unlink(missing_ok=True)
+        outcome = await self.work.run(asked)
+        if outcome.try_id:
+            await self.work.commit(outcome, asked)
+        return outcome
+
+    def kill_at(self, call: int) -> None:
+        """Kill it at a call of the site; each counts twice, before and after it acts."""
+        calls = itertools.count(1)
+
+        def called() -> None:
+            if next(calls) == call:
+                self.kill()
+
+        self.site.called = called
+
+    def kill(self) -> None:
+        """Die as by kill -9; to be called from within what `run` runs."""
+        self._killed = True
+        self.loop.stop()
+
+    def bury(self) -> None:
+        """What the kernel does for a dead process; `forget` it when nobody looks any more."""
+        self.journal.close()
+
+    def forget(self) -> None:
+        """Let go what it was doing; done earlier a dead one would tidy up, as no dead one can."""
+        self.site.called, self._killed = None, True
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(_all(tasks))
+        self.loop.close()
+        self.journal.close()
+
+
+async def _all(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Killed(Exception):  # noqa: N818 - reads as what it says
+    """The controller was killed."""
+
+
+def simulate(
+    workdir: Path, world: World, play: Callable[[Controller], Coroutine[Any, Any, T]]
+) -> T:
+    """The result of `play` with a controller whose site is open."""
+
+    async def opened() -> T:
+        await controller.open()
+        return await play(controller)
+
+    controller = Controller(world, workdir)
+    try:
+        return controller.run(opened())
+    finally:
+        controller.forget()

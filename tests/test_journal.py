@@ -1,0 +1,264 @@
+"""The journal: what is written is there, whoever dies, and nothing goes back."""
+
+import itertools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.journal import (
+    BUCKET_SIZE,
+    VERSION,
+    FileRecord,
+    Journal,
+    TryRecord,
+    TryState,
+    history,
+)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with closing(Journal(tmp_path)) as opened:
+        yield opened
+
+
+def new_try(journal: Journal, job: str = "job", site: str = "hpc1") -> TryRecord:
+    return journal.new_try(site=site, job=job, rule="r", name=f"r {job}", fingerprint="f")
+
+
+def advance(journal: Journal, try_id: str, state: TryState) -> None:
+    match state:
+        case TryState.PLANNED:
+            pass
+        case TryState.SUBMITTING:
+            journal.submitting(try_id, "batch")
+        case TryState.SUBMITTED:
+            journal.submitted(try_id, "17")
+        case TryState.ENDED:
+            journal.ended(try_id, "succeeded", waited=1, ran=2, log="")
+        case TryState.DONE:
+            journal.done(try_id)
+        case TryState.ABANDONED:
+            journal.abandoned(try_id, "cancelled")
+
+
+def state_of(journal: Journal, try_id: str) -> TryState:
+    return next(r.state for r in history(journal.path.parent) if r.id == try_id)
+
+
+@pytest.mark.parametrize("states", list(itertools.product(TryState, TryState)))
+def test_states_never_go_back(journal: Journal, states: tuple[TryState, TryState]) -> None:
+    order = list(TryState)
+    record = new_try(journal)
+    for state in states:
+        advance(journal, record.id, state)
+    assert state_of(journal, record.id) == max(states, key=order.index)
+
+
+def test_what_ended_keeps_its_outcome(journal: Journal) -> None:
+    record = new_try(journal)
+    advance(journal, record.id, TryState.ABANDONED)
+    advance(journal, record.id, TryState.ENDED)
+    assert [r.outcome for r in history(journal.path.parent)] == ["cancelled"]
+
+
+def test_submissions_are_kept_even_if_they_come_late(journal: Journal) -> None:
+    record = new_try(journal)
+    journal.submitted(record.id, "1")
+    journal.submitted(record.id, "2")
+    journal.submitted(record.id, "2")
+    assert journal.open_tries("job")[0].site_jobs == ("1", "2")
+
+
+def test_open_tries_are_those_of_the_job_that_are_not_final(journal: Journal) -> None:
+    records = [new_try(journal) for _ in TryState]
+    new_try(journal, "other")
+    for record, state in zip(records, TryState, strict=True):
+        advance(journal, record.id, state)
+    assert [r.id for r in journal.open_tries("job")] == [r.id for r in records[:4]]
+    assert len(journal.all_open_tries()) == 5
+
+
+def test_buckets_are_filled_one_after_the_other(journal: Journal) -> None:
+    buckets = [new_try(journal, str(n)).bucket for n in range(BUCKET_SIZE + 2)]
+    assert buckets == [0] * BUCKET_SIZE + [1, 1]
+    assert new_try(journal, site="other").bucket == 0
+
+
+def test_retired_buckets_are_never_used_again(journal: Journal) -> None:
+    journal.set_site("hpc1", "url", "/ws")
+    journal.set_site("same", "url", "/ws")
+    journal.set_site("other", "url", "/ws2")
+    assert journal.retire_buckets("hpc1") == []
+    new_try(journal)
+    assert journal.neighbours("hpc1") == ["hpc1", "same"]
+    assert journal.retire_buckets("hpc1") == [0]
+    assert new_try(journal).bucket == 1
+    assert new_try(journal, site="same").bucket == 1, "they share the directory"
+    assert new_try(journal, site="other").bucket == 0
+    assert journal.retire_buckets("hpc1") == [1]
+    assert journal.retire_buckets("hpc1") == []
+
+
+def test_another_workspace_is_begun_with_nothing(journal: Journal) -> None:
+    journal.set_site("hpc1", "url", "/ws")
+    record = new_try(journal)
+    journal.set_remote_files("hpc1", [FileRecord("a", 1, "x")])
+    journal.add_bundle("hpc1", "b", [FileRecord("c", 1, "x")])
+    assert journal.set_site("hpc1", "url", "/ws") == []
+    assert journal.remote_file("hpc1", "a") is not None
+
+    assert [r.id for r in journal.set_site("hpc1", "url", "/elsewhere")] == [record.id]
+
+    assert journal.remote_files("hpc1") == []
+    assert journal.pending_bundles("hpc1") == {}
+    assert journal.all_open_tries() == []
+
+
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+
+
+def test_files_of_every_name(journal: Journal) -> None:
+    files = [FileRecord(NASTY, 3, "x"), FileRecord(f"d/{NASTY}", 4, "y", source=True)]
+    journal.set_remote_files("hpc1", [*files, FileRecord("d", 0, ""), FileRecord("d0", 1, "z")])
+    assert journal.remote_file("hpc1", NASTY) == files[0]
+    assert journal.remote_files("hpc1", below="d") == files[1:]
+    journal.forget_remote_files("hpc1", [NASTY])
+    assert journal.remote_file("hpc1", NASTY) is None
+
+
+def test_bundles_are_pending_until_they_are_unpacked(journal: Journal) -> None:
+    files = [FileRecord("a", 1, "x"), FileRecord("b", 1, "y")]
+    journal.add_bundle("hpc1", "one", files)
+    journal.add_bundle("hpc1", "a-later-one", files[:1])
+    assert list(journal.pending_bundles("hpc1")) == ["one", "a-later-one"], "in their order"
+    journal.forget_bundled_files("hpc1", ["b"])
+    assert journal.bundle_files("one") == files[:1]
+    journal.set_bundle("one", "unpacked")
+    assert journal.bundle_files("one") == []
+    assert list(journal.pending_bundles("hpc1")) == ["a-later-one"]
+    assert journal.unpacked_bundles("hpc1") == ["one"]
+
+
+def test_checksum_is_known_while_size_and_time_are_the_same(journal: Journal) -> None:
+    journal.set_local_files([("/a", 3, 100, "x")])
+    assert journal.local_file("/a", 3, 100) == "x"
+    assert journal.local_file("/a", 3, 101) is None
+    assert journal.local_file("/a", 4, 100) is None
+
+
+def test_lock_refuses_a_second_controller(journal: Journal) -> None:
+    with pytest.raises(JournalError, match="another Snakemake"):
+        Journal(journal.path.parent)
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from snakemake_executor_plugin_mantik.journal import Journal
+    journal = Journal(Path(sys.argv[1]))
+    while True:
+        record = journal.new_try(site="s", job="j", rule="r", name="n", fingerprint="f")
+        journal.submitting(record.id, "q")
+        print(record.id, flush=True)
+        journal.submitted(record.id, "1")
+"""
+
+
+def test_survives_kill_9_of_a_writing_process(tmp_path: Path) -> None:
+    for _ in range(3):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert writer.stdout is not None
+        told = [writer.stdout.readline().strip() for _ in range(20)]
+        with pytest.raises(JournalError, match="another Snakemake"):
+            Journal(tmp_path)
+        assert len(history(tmp_path)) >= 20, "readers are welcome meanwhile"
+        os.kill(writer.pid, signal.SIGKILL)
+        told += writer.stdout.read().split()
+        writer.stdout.close()
+        writer.wait()
+
+        with closing(Journal(tmp_path)) as journal:
+            states = {record.id: record.state for record in journal.all_open_tries()}
+            whole = [line for line in told if len(line) == 36]
+            assert all(states[try_id] is not TryState.PLANNED for try_id in whole)
+
+
+def test_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    Journal(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    for _ in range(2):
+        with pytest.raises(JournalError, match="Update"):
+            Journal(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["head", "middle", "cut", "text"])
+def test_damaged_file_is_told(tmp_path: Path, damage: str) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        for n in range(300):
+            new_try(journal, str(n))
+    path = tmp_path / "journal.sqlite"
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "head":
+            content[:100] = b"\xff" * 100
+        case "middle":
+            content[4096:-4096] = b"\xff" * (len(content) - 8192)
+        case "cut":
+            content = content[: len(content) // 2]
+        case _:
+            content = bytearray(b"this is no journal\n" * 1000)
+    path.write_bytes(content)
+
+    for _ in range(2):
+        with pytest.raises(JournalError, match="move it away"):
+            Journal(tmp_path)
+    assert path.read_bytes() == content
+
+
+def test_full_disk_is_told(journal: Journal) -> None:
+    record = new_try(journal)
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    files = [FileRecord(f"{n}", n, "x" * 64) for n in range(10_000)]
+    with pytest.raises(JournalError, match="Free space"):
+        journal.set_remote_files("hpc1", files)
+    journal.submitting(record.id, "q")
+    assert journal.remote_files("hpc1") == []
+
+
+def test_history_without_a_journal(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="Run snakemake first"):
+        history(tmp_path)
+
+
+def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
+    steps = []
+    for _ in range(3):
+        count = [0]
+
+        def tick(count: list[int] = count) -> None:
+            count[0] += 1
+
+        journal._db.set_progress_handler(tick, 100)
+        for n in range(BUCKET_SIZE):
+            record = new_try(journal, str(n))
+            for state in TryState:
+                advance(journal, record.id, state)
+            journal.open_tries(str(n))
+        steps.append(count[0])
+    journal._db.set_progress_handler(None, 0)
+    assert steps[2] < 1.3 * steps[0], steps

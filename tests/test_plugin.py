@@ -1,0 +1,96 @@
+"""Snakemake finds the plugin in every kind of install, and importing it costs next to nothing."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "snakemake_executor_plugin_mantik"
+
+
+def python(*arguments: str, at: Path, **environment: str) -> str:
+    """What a Python started in the directory `at` prints."""
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=at,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    directory = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-deps", "--disable-pip-version-check", "--wheel-dir"]
+    python("-m", "pip", "wheel", *options, str(directory), str(ROOT), at=directory)
+    (found,) = directory.glob("*.whl")
+    return found
+
+
+def test_snakemake_lists_the_editable_install(tmp_path: Path) -> None:
+    said = python("-m", "snakemake", "--help", at=tmp_path)
+
+    assert "--mantik-backend-config" in said
+    (executors,) = [line for line in said.splitlines() if "{" in line and "local,dryrun" in line][
+        :1
+    ]
+    assert "mantik" in executors
+
+
+def test_snakemake_lists_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    options = ["--quiet", "--no-deps", "--disable-pip-version-check", "--target", str(installed)]
+    python("-m", "pip", "install", *options, str(wheel), at=tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    where = python("-c", f"import {PACKAGE} as p; print(p.__file__)", at=empty,
+                   PYTHONPATH=str(installed))  # fmt: skip
+    said = python("-m", "snakemake", "--help", at=empty, PYTHONPATH=str(installed))
+
+    assert Path(where.strip()).is_relative_to(installed)
+    assert "--mantik-backend-config" in said
+    assert (installed / "bin" / "smk-mantik").exists()
+
+
+def test_the_wheel_has_all_files_and_no_others(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+
+    ours = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / PACKAGE).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+    assert {name for name in names if name.startswith(f"{PACKAGE}/")} == ours
+    assert f"{PACKAGE}/py.typed" in names
+    assert f"{PACKAGE}/jobs/script.sh.j2" in names
+    assert f"{PACKAGE}/sandbox/shims/bin/srun" in names
+    assert {name.partition("/")[0] for name in names} - {PACKAGE} == {f"{PACKAGE}-0.1.0.dist-info"}
+
+
+def test_importing_the_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+import snakemake_interface_executor_plugins.settings
+import snakemake_interface_executor_plugins.executors.remote
+before = time.perf_counter()
+import {PACKAGE}
+seconds = time.perf_counter() - before
+heavy = ["mlflow", "pyunicore", "httpx", "pydantic", "jinja2", "rich", "typer", "keyring", "pandas"]
+print(seconds, [name for name in heavy if name in sys.modules])
+"""
+    seconds, _, loaded = python("-c", code, at=tmp_path).strip().partition(" ")
+
+    assert loaded == "[]"
+    assert float(seconds) < 0.3

@@ -96,6 +96,7 @@ def test_values_are_texts() -> None:
         ("make && exit 3",),
         (": ${A?}",),
         ("$RUN",),
+        ("{ true; }",),
     ],
 )
 def test_login_hooks_that_touch_the_shell_get_one_of_their_own(commands: tuple[str, ...]) -> None:

@@ -49,8 +49,9 @@ run it so.
 
 # What would end UNICORE's own script, or change the shell that runs the rest of it.
 _TOUCHES_SHELL: Final = re.compile(
-    r"[\n#{}]|\$\{[^}]*\?|^\s*\$|^\s*\w+=|(?<![\w./-])(?:\.|alias|cd|declare|eval|exec|exit|export|"
-    r"function|kill|logout|popd|pushd|readonly|return|set|shopt|source|trap|typeset|ulimit|umask|"
+    r"[\n#]|(?:^|[\s;])[{}](?=[\s;]|$)|\$\{[^}]*\?|^\s*\$|^\s*\w+=|"
+    r"(?<![\w./-])(?:\.|alias|cd|declare|eval|exec|exit|export|function|"
+    r"kill|logout|popd|pushd|readonly|return|set|shopt|source|trap|typeset|ulimit|umask|"
     r"unset)(?![\w./-])"
 )
 

@@ -108,7 +108,8 @@ def test_login_hooks_that_touch_the_shell_get_one_of_their_own(commands: tuple[s
 
 
 @pytest.mark.parametrize(
-    "commands", [("mkdir -p $HOME/x\n",), ("git pull", "module load git"), ("./exit.sh a; b | c",)]
+    "commands",
+    [("mkdir -p ${HOME}/x{1,2}\n",), ("git pull", "module load git"), ("./exit.sh a; b | c",)],
 )
 def test_other_login_hooks_are_sent_as_they_are_written(commands: tuple[str, ...]) -> None:
     hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)

@@ -1,5 +1,6 @@
 """The command `smk-mantik`."""
 
+import io
 import sys
 
 import typer
@@ -12,6 +13,9 @@ FAILED = 2
 
 def main() -> None:
     """Run the command; what goes wrong is told in words, never as a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be no text
+            stream.reconfigure(errors="backslashreplace")
     try:
         _app()()
     except MantikError as error:
@@ -21,8 +25,11 @@ def main() -> None:
 
 def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli import sandbox
+    from snakemake_executor_plugin_mantik.cli.check import check
     from snakemake_executor_plugin_mantik.cli.init import init
     from snakemake_executor_plugin_mantik.cli.jobs import jobs
+    from snakemake_executor_plugin_mantik.cli.render import render
+    from snakemake_executor_plugin_mantik.cli.schema import schema
 
     app = typer.Typer(
         name="smk-mantik",
@@ -32,6 +39,9 @@ def _app() -> typer.Typer:
         add_completion=False,
     )
     app.command()(init)
+    app.command()(check)
+    app.command()(render)
+    app.command()(schema)
     app.command()(jobs)
     app.add_typer(sandbox.app, name="sandbox")
     return app

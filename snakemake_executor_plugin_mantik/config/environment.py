@@ -51,12 +51,16 @@ def resources_of(config: BackendConfig) -> Resources:
     """What a job of this site asks for, unless its rule says otherwise.
 
     One task per node with `CPUsPerNode` CPUs, so that `srun` starts a command once on each node.
+    `TotalCPUs` and `CPUsPerNode` together tell the nodes, where `Nodes` does not.
     """
     asked = config.resources
+    nodes = asked.nodes
+    if nodes is None and asked.total_cpus and asked.cpus_per_node:
+        nodes = asked.total_cpus // asked.cpus_per_node
     return Resources(
         queue=asked.queue,
         runtime_s=asked.runtime_s,
-        nodes=asked.nodes,
+        nodes=nodes,
         cpus_per_task=asked.cpus_per_node,
         total_cpus=asked.total_cpus,
         gpus_per_node=asked.gpus_per_node,

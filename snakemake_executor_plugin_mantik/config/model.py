@@ -26,12 +26,24 @@ from snakemake_executor_plugin_mantik.config.values import (
     any_text,
     describe,
     unfit,
+    whole_number,
+    words_schema,
 )
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.pbs import features
 
 IMAGE_TYPES: Final = ("local", "remote")
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
 
 _SSH: Final = "SSH is not supported: the site is reached through UnicoreApiUrl or Firecrest"
+
+
+def _whole(data: Mapping[str, Any], key: str) -> int | None:
+    """The number of a key, None where it is none: its own message tells that."""
+    try:
+        return whole_number(data.get(key), 1)
+    except ValueError:
+        return None
 
 
 def _image_type(value: object) -> str:
@@ -74,7 +86,9 @@ class Apptainer(Part):
         description="The image: on this machine, relative to the project folder or absolute "
         "(local); absolute at the site (remote).",
     )
-    type: Annotated[Literal["local", "remote"], BeforeValidator(_image_type)] = Field(
+    type: Annotated[
+        Literal["local", "remote"], BeforeValidator(_image_type), words_schema(*IMAGE_TYPES)
+    ] = Field(
         default="local",
         alias="Type",
         description="Where the image is: local is sent, remote is there.",
@@ -93,7 +107,7 @@ class Apptainer(Part):
             return
         kind, path = kind.strip().lower(), path.strip()
         if kind == "remote" and not path.startswith(("/", "~", "$")) and "://" not in path:
-            yield ("Path",), f"has to be absolute for a remote image, found {describe(path)}"
+            yield ("Path",), f"must be absolute for a remote image, found {describe(path)}"
         if kind == "local" and "://" in path:
             yield ("Path",), f"is no file on this machine, found {describe(path)}; Type: remote?"
 
@@ -198,7 +212,7 @@ class Resources(Part):
     )
     nodes: Positive | None = Field(default=None, alias="Nodes", description="Number of nodes.")
     total_cpus: Positive | None = Field(
-        default=None, alias="TotalCPUs", description="CPUs over all nodes."
+        default=None, alias="TotalCPUs", description="CPUs over all nodes: Nodes times CPUsPerNode."
     )
     cpus_per_node: Positive | None = Field(
         default=None, alias="CPUsPerNode", description="CPUs on each node, for one task per node."
@@ -223,15 +237,35 @@ class Resources(Part):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """`Memory` is another name of `MemoryPerNode`."""
+        """`Memory` is another name of `MemoryPerNode`; CPUs can be divided among the nodes."""
         if "Memory" in data and "MemoryPerNode" in data:
             yield ("Memory",), "is another name of MemoryPerNode, and both are given; keep one"
+        total, nodes, cpus = (_whole(data, key) for key in ("TotalCPUs", "Nodes", "CPUsPerNode"))
+        if total and nodes and "CPUsPerNode" not in data and total % nodes:
+            yield ("TotalCPUs",), f"{total} CPUs cannot be divided among {nodes} Nodes"
+        if total and cpus and "Nodes" not in data and total % cpus:
+            yield ("TotalCPUs",), f"{total} CPUs are no multiple of CPUsPerNode ({cpus})"
 
     @classmethod
     def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Leave `Memory` out where both names are given."""
         both = "Memory" in data and "MemoryPerNode" in data
         return {key: data[key] for key in data if key != "Memory"} if both else data
+
+
+def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+    """What PBS has no place for, where the site is said to have it."""
+    resources, site = data.get("Resources"), data.get("Site")
+    scheduler = site.get("Scheduler") if isinstance(site, Mapping) else None
+    if not isinstance(resources, Mapping) or str(scheduler).strip().lower() != "pbs":
+        return
+    if "QoS" in resources:
+        yield ("Resources", "QoS"), "is nothing that PBS knows; choose the Queue that stands for it"
+    constraints = resources.get("NodeConstraints")
+    try:
+        features(constraints if isinstance(constraints, str) else "")
+    except UserError as error:
+        yield ("Resources", "NodeConstraints"), f"cannot be sent to PBS: {error.do}"
 
 
 class BackendConfig(Part):
@@ -285,6 +319,7 @@ class BackendConfig(Part):
             yield ("UnicoreApiUrl",), f"is missing: {either}"
         if "UnicoreApiUrl" in data and "Firecrest" in data:
             yield ("UnicoreApiUrl",), f"{either}, but both are given"
+        yield from _not_for_pbs(data)
         environment = data.get("Environment")
         if "Firecrest" in data and "UnicoreApiUrl" not in data and isinstance(environment, Mapping):
             for hook in LOGIN_HOOKS:

@@ -124,7 +124,7 @@ def read_all(
     loaded: dict[str, LoadedConfig] = {}
     first: dict[str, str] = {}
     for spec in specs:
-        name, file = _split(spec)
+        name, file = split_spec(spec)
         if complaint := name_mistake(name):
             mistakes.append(Mistake(file or spec, "", complaint))
         elif name in first:
@@ -133,20 +133,36 @@ def read_all(
             )
         first.setdefault(name, file)
         try:
-            path = base.absolute() / Path(file).expanduser()
-            project = base if check_files else None
-            config, warnings = read_backend_config(path, project, shown=file)
-            loaded.setdefault(name, LoadedConfig(name, path, config, tuple(warnings)))
+            found = read_named(name, file, base, project=base if check_files else None)
+            loaded.setdefault(name, found)
         except ConfigError as error:
             mistakes += error.mistakes
-        except RuntimeError:  # expanduser() of a user that does not exist
-            mistakes.append(Mistake(file, "", "there is no such user"))
     if mistakes:
         raise ConfigError(mistakes)
     return loaded
 
 
-def _split(spec: str) -> tuple[str, str]:
+def read_named(name: str, file: str, base: Path, *, project: Path | None) -> LoadedConfig:
+    """Read one backend config; whether `name` can be a site's is not looked at.
+
+    Args:
+        name: the site's name.
+        file: the file, relative to `base`; messages call it so.
+        base: directory.
+        project: as for `read_backend_config`.
+
+    Raises:
+        ConfigError: with all mistakes of the file.
+    """
+    try:
+        path = base.absolute() / Path(file).expanduser()
+    except RuntimeError:
+        raise ConfigError([Mistake(file, "", "there is no such user")]) from None
+    config, warnings = read_backend_config(path, project, shown=file)
+    return LoadedConfig(name, path, config, tuple(warnings))
+
+
+def split_spec(spec: str) -> tuple[str, str]:
     """The name and the file of a spec; a `=` behind a `/` belongs to a file name."""
     name, equals, file = spec.partition("=")
     if equals and "/" not in name:

@@ -20,15 +20,16 @@ from snakemake_executor_plugin_mantik.config.values import (
     Url,
     any_text,
     describe,
+    words_schema,
 )
 
-_SCHEDULERS: Final = ("slurm", "none")
+_SCHEDULERS: Final = ("slurm", "pbs", "none")
 
 
 def _scheduler(value: object) -> str:
     name = any_text(value).lower()
     if name not in _SCHEDULERS:
-        raise ValueError(f"has to be slurm or none, found {describe(value)}")
+        raise ValueError(f"has to be slurm, pbs or none, found {describe(value)}")
     return name
 
 
@@ -71,11 +72,13 @@ def _seconds(value: object) -> int | None:
 class SiteSettings(Part):
     """Settings of a site; times in seconds, sizes in bytes."""
 
-    scheduler: Annotated[Literal["slurm", "none"], BeforeValidator(_scheduler)] = Field(
+    scheduler: Annotated[
+        Literal["slurm", "pbs", "none"], BeforeValidator(_scheduler), words_schema(*_SCHEDULERS)
+    ] = Field(
         default="slurm",
         alias="Scheduler",
-        description="The site's scheduler: slurm (jobs bring their own #SBATCH lines), or none "
-        "where the API runs jobs by itself.",
+        description="The site's scheduler: slurm or pbs (jobs bring their own #SBATCH or #PBS "
+        "lines), or none where the API runs jobs by itself.",
     )
     workspace: Annotated[str, BeforeValidator(_workspace)] | None = Field(
         default=None,

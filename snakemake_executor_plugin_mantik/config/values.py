@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from snakemake_executor_plugin_mantik.config import units
+from snakemake_executor_plugin_mantik.jobs.script import VARIABLE_BYTES
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
@@ -83,8 +84,8 @@ def _line(value: object, allowed: str = "a text") -> str:
 
 def _name(value: object) -> str:
     text = _line(value, "a name")
-    if set(text) & set(" '\"\\"):
-        raise ValueError(f"may hold no blanks, quotes or backslashes, found {describe(text)}")
+    if set(text) & set(" '\"\\#"):
+        raise ValueError(f"may hold no blanks, quotes, backslashes or #, found {describe(text)}")
     return text
 
 
@@ -263,6 +264,8 @@ def _variables(value: object) -> dict[str, str]:
         else:
             try:
                 variables[name] = _sendable(written(item))
+                if len(f"{name}={variables[name]}".encode()) > VARIABLE_BYTES:
+                    found.append(((name,), f"is longer than {VARIABLE_BYTES} bytes; use a file"))
             except ValueError as error:
                 found.append(((name,), str(error)))
     refuse(found)
@@ -274,10 +277,20 @@ _TEXT_OR_LIST: Final = {
 }
 _WHOLE: Final = {"type": ["integer", "string"], "pattern": r"^[0-9]+$"}
 
-Text = Annotated[str, BeforeValidator(_line)]
+_SCALAR: Final = WithJsonSchema({"type": ["string", "number"]})
+
+
+def words_schema(*words: str) -> WithJsonSchema:
+    """The JSON Schema of a text that is one of `words`, in upper or lower case."""
+    patterns = ["".join(f"[{c.upper()}{c}]" for c in word) for word in words]
+    either = {"type": "string", "pattern": f"^({'|'.join(patterns)})$"}
+    return WithJsonSchema({"anyOf": [{"enum": list(words)}, either]})
+
+
+Text = Annotated[str, BeforeValidator(_line), _SCALAR]
 """One line of text."""
 
-Name = Annotated[str, BeforeValidator(_name)]
+Name = Annotated[str, BeforeValidator(_name), _SCALAR]
 """A name that goes into a directive of a scheduler: no blanks, no quotes."""
 
 Url = Annotated[

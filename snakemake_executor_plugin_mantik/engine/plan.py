@@ -1,6 +1,6 @@
 """Planning: from a request and a site's config to the JobSpec of a try. Values, no I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.resources import merge
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import SiteFacts
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,8 @@ class Planner:
         Raises:
             UserError: it does not, or there is no such queue.
         """
-        if not facts.queues or resources.queue is None:
-            return
-        limits = facts.queues.get(resources.queue)
-        if limits is None:
-            raise UserError(
-                f"there is no queue {resources.queue!r}; the site has {', '.join(facts.queues)}",
-                do="Correct Resources: Queue or the rule's resource",
-            )
-        _within(resources, limits)
+        for misfit in misfits(resources, facts):
+            raise UserError(misfit.what, do=misfit.do)
 
     @property
     def environment(self) -> str:
@@ -81,7 +74,7 @@ class Planner:
             command=request.command,
             shell=request.shell,
             resources=resources,
-            environment=environment_of(self.config, resources.cpus_per_task),
+            environment=environment_of(self.config, _cpus_of_a_task(resources)),
             variables=request.variables,
             inputs=staged.inputs,
             outputs=request.outputs,
@@ -93,17 +86,57 @@ class Planner:
         )
 
 
-def _within(resources: Resources, limits: QueueLimits) -> None:
+@dataclass(frozen=True)
+class Misfit:
+    """One thing that is asked and that the site does not have.
+
+    Attributes:
+        key: the key of the config's Resources that asks for it.
+        what: what is asked, and what there is.
+        do: what may be done about it.
+    """
+
+    key: str
+    what: str
+    do: str
+
+
+def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
+    """What is asked beyond what the site says of its queues."""
+    if not facts.queues or resources.queue is None:
+        return
+    limits = facts.queues.get(resources.queue)
+    if limits is None:
+        yield Misfit(
+            "Queue",
+            f"there is no queue {resources.queue!r}; the site has {', '.join(facts.queues)}",
+            "Correct Resources: Queue or the rule's resource",
+        )
+        return
     checks = (
-        ("runtime", resources.runtime_s, limits.runtime_s, "s"),
-        ("nodes", resources.nodes, limits.nodes, ""),
-        ("memory", resources.memory_mib_per_node, limits.memory_mib_per_node, " MiB"),
-        ("gpus", resources.gpus_per_node, limits.gpus_per_node, ""),
+        ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, "s"),
+        ("Nodes", "nodes", resources.nodes, limits.nodes, ""),
+        (
+            "MemoryPerNode",
+            "memory",
+            resources.memory_mib_per_node,
+            limits.memory_mib_per_node,
+            " MiB",
+        ),
+        ("GPUsPerNode", "gpus", resources.gpus_per_node, limits.gpus_per_node, ""),
     )
-    for name, asked, allowed, unit in checks:
+    for key, name, asked, allowed, unit in checks:
         if asked is not None and allowed is not None and not allowed[0] <= asked <= allowed[1]:
-            raise UserError(
+            yield Misfit(
+                key,
                 f"{name} of {asked}{unit} is asked, queue {resources.queue} allows"
                 f" {allowed[0]} to {allowed[1]}{unit}",
-                do="Ask for less, or choose another queue",
+                "Ask for less, or choose another queue",
             )
+
+
+def _cpus_of_a_task(resources: Resources) -> int | None:
+    """As the scheduler will give them, where they are asked as TotalCPUs too."""
+    if resources.cpus_per_task is None and resources.tasks is None and resources.total_cpus:
+        return resources.total_cpus // (resources.nodes or 1)
+    return resources.cpus_per_task

@@ -21,6 +21,23 @@ _NOT_DONE = (SiteBusy, SiteUnauthorized, SiteNotFound)
 says of its own services while it starts."""
 
 
+def submission_of(spec: JobSpec) -> Submission:
+    """A try as a site is given it.
+
+    Raises:
+        UserError: something of it no script can carry.
+    """
+    return Submission(
+        tag=spec.paths.try_id,
+        name=spec.name,
+        script=render(spec),
+        resources=spec.resources,
+        before_on_login=spec.environment.before_on_login,
+        after_on_login=spec.environment.after_on_login,
+        login_shell=bool(spec.environment.modules),
+    )
+
+
 class Submitter:
     """Submits tries to one site."""
 
@@ -44,15 +61,7 @@ class Submitter:
         if secrets:
             content = secret_assignments(secrets)
             await self._patience(lambda: self._site.put(spec.paths.secrets, content, private=True))
-        submission = Submission(
-            tag=record.id,
-            name=spec.name,
-            script=render(spec),
-            resources=spec.resources,
-            before_on_login=spec.environment.before_on_login,
-            after_on_login=spec.environment.after_on_login,
-            login_shell=bool(spec.environment.modules),
-        )
+        submission = submission_of(spec)
         self._journal.submitting(record.id, spec.resources.queue or "")
         try:
             site_job = await self._patience(lambda: self._site.submit(submission), repeat=_NOT_DONE)

@@ -29,7 +29,13 @@ def test_every_key_is_described(part: type[Part]) -> None:
 
 
 def test_the_defaults_of_site_are_the_real_ones() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", DOCS.partition("## Site\n")[2], re.M))
+    rows = dict(
+        re.findall(
+            r"^\| `(\w+)` \| (.*?) \| .* \|$",
+            DOCS.partition("## Site\n")[2].partition("\n## ")[0],
+            re.M,
+        )
+    )
     assert list(rows) == SiteSettings.key_names()
     settings = SiteSettings.model_validate({})
     for name, field in SiteSettings.model_fields.items():

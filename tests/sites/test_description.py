@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
     batch_file,
     job_description,
+    lost_on_the_way,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -72,7 +74,7 @@ def test_batch_file_begins_with_the_schedulers_lines() -> None:
 
 def test_resources_that_the_queue_does_not_know_are_left_out() -> None:
     described = job_description(FULL, "none", {"Runtime", "Nodes"})["Resources"]
-    assert described == {"Queue": "booster", "Runtime": "5400", "Nodes": "2"}
+    assert described == {"Queue": "booster", "Runtime": "90m", "Nodes": "2"}
 
 
 def test_values_are_texts() -> None:
@@ -82,10 +84,96 @@ def test_values_are_texts() -> None:
     assert description["RunUserPrecommandOnLoginNode"] == "true"
 
 
-@pytest.mark.parametrize("commands", [("true\n",), ("true", "false # why"), ("a\nb\n", "c")])
-def test_login_hooks_end_without_a_newline(commands: tuple[str, ...]) -> None:
-    """A newline at the end would hide a failure."""
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ("exit 0\n",),
+        ("true", "false # why"),
+        ("a\nb\n", "c"),
+        ("set -e",),
+        (". env.sh",),
+        ("A=1",),
+        ("make && exit 3",),
+        (": ${A?}",),
+        ("$RUN",),
+        ("{ true; }",),
+    ],
+)
+def test_login_hooks_that_touch_the_shell_get_one_of_their_own(commands: tuple[str, ...]) -> None:
+    """And end without a newline, which would hide a failure."""
     hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)
     hook = job_description(hooked, "slurm")["User precommand"]
     assert hook.startswith("(")
     assert hook.endswith(")")
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [("mkdir -p ${HOME}/x{1,2}\n",), ("git pull", "module load git"), ("./exit.sh a; b | c",)],
+)
+def test_other_login_hooks_are_sent_as_they_are_written(commands: tuple[str, ...]) -> None:
+    hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)
+    hook = job_description(hooked, "slurm")["User precommand"]
+    assert hook == " && ".join(commands).strip()
+
+
+@pytest.mark.parametrize(
+    ("server", "asked", "lost"),
+    [
+        ("UNICORE/X 11.0.0", Resources(gpus_per_node=4), 1),
+        ("9.3.0", Resources(gpus_per_node=4), 1),
+        ("11.1.2", Resources(gpus_per_node=4), 1),
+        ("11.2.0", Resources(gpus_per_node=4), 0),
+        ("9.2.3", Resources(gpus_per_node=4), 0),
+        ("8.0", Resources(gpus_per_node=4), 0),
+        ("2.5.5", Resources(memory_mib_per_node=2048), 1),
+        ("3.1.0", Resources(memory_mib_per_node=2048, gpus_per_node=1), 2),
+        ("3.1.0", Resources(memory_mib_per_node=2047, gpus_per_node=0), 0),
+        ("2.5.4", Resources(gpus_per_node=4), 0),
+        ("3.2.0", Resources(gpus_per_node=4), 0),
+        ("", Resources(gpus_per_node=4), 0),
+    ],
+)
+def test_what_a_server_loses_is_sent_raw_or_refused(
+    server: str, asked: Resources, lost: int
+) -> None:
+    assert len(lost_on_the_way(asked, server)) == lost
+    submission = Submission(TRY, "x", "", asked)
+    assert job_description(submission, "slurm", server=server)["Job type"] == "RAW"
+    if lost:
+        with pytest.raises(UserError, match="loses"):
+            job_description(submission, "none", server=server)
+    else:
+        assert "Job type" not in job_description(submission, "none", server=server)
+
+
+def test_a_raw_job_for_pbs_brings_its_own_directives() -> None:
+    asked = Resources(queue="q", nodes=2, cpus_per_task=8, runtime_s=90000, account="a")
+    description = job_description(Submission(TRY, "train: x", "", asked), "pbs", None)
+    assert description["Job type"] == "RAW"
+    assert description["Imports"][1]["Data"].splitlines()[:10] == [
+        "#!/bin/bash",
+        "#PBS -N train_x",
+        "#PBS -q q",
+        "#PBS -P a",
+        "#PBS -l select=2:ncpus=8:mpiprocs=1",
+        "#PBS -l place=scatter",
+        "#PBS -l walltime=25:00:00",
+        "#PBS -r n",
+        "#PBS -o stdout",
+        "#PBS -e stderr",
+    ]
+
+
+def test_cpus_are_told_in_ways_that_do_not_contradict() -> None:
+    def described(**asked: int) -> dict[str, str]:
+        resources = Resources(**asked)  # type: ignore[arg-type]
+        submission = Submission(TRY, "x", "", resources)
+        return dict(job_description(submission, "none", None).get("Resources", {}))
+
+    assert described(cpus_per_task=4) == {"Nodes": "1", "CPUsPerNode": "4"}
+    assert described(total_cpus=8) == {"TotalCPUs": "8"}
+    both = described(nodes=2, cpus_per_task=4, total_cpus=8)
+    assert both == {"Nodes": "2", "CPUsPerNode": "4", "TotalCPUs": "8"}
+    assert "TotalCPUs" not in described(nodes=2, cpus_per_task=4, total_cpus=9)
+    assert described(nodes=2, tasks=8, cpus_per_task=3) == {"Nodes": "2", "CPUsPerNode": "12"}

@@ -222,9 +222,12 @@ def test_extends_by_the_servers_clock(unicorex: UnicoreX, workspace: str) -> Non
 class TestWithoutAScheduler:
     def test_runs(self, unicorex: UnicoreX, workspace: str) -> None:
         async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-            resources = Resources("batch", 600, 1, None, 2, None, 1, 4096, qos="unknown here")
+            resources = Resources("batch", 600, 1, None, 2, None, None, 1024, qos="unknown here")
             job = await site.submit(Submission("tag", "x", "exit 0", resources))
             assert await end_of(site, job) is Reason.SUCCESS
+            # This server would lose it on the way.
+            with pytest.raises(UserError, match="2 GiB or more"):
+                await site.submit(Submission("x", "x", "", Resources(memory_mib_per_node=4096)))
 
         run(unicore_site(unicorex, workspace, scheduler="none"), scenario)
 

@@ -1,6 +1,6 @@
 """The demo: runs this pipeline's rules as jobs at two sandbox sites behind REST APIs.
 
-`make demo` starts it. Snakemake runs here; every rule runs as a job at `hpc1`, behind UNICORE's API,
+`make demo` starts it. Snakemake runs here; rules run as jobs at `hpc1`, behind UNICORE's REST API,
 but training, which runs at `hpc2`, behind firecREST's. Jobs are sent through HTTP, and what they
 make comes back and goes where it is needed next. The sites are servers of this machine that speak
 those APIs; with other backend configs the same command runs at real centres.

@@ -1,18 +1,32 @@
 """Submissions as UNICORE job descriptions: pure functions, without I/O.
 
-Where the scheduler is Slurm a job is sent RAW, with #SBATCH lines of its own: servers 2.7 to 3.1
-drop or garble memory of 2 GiB and more and every GPU count, and make tasks of CPUs (measured).
+Where the scheduler is Slurm or PBS a job is sent RAW, with directives of its own: servers 9.3 to
+11.1 drop or garble memory of 2 GiB and more and every GPU count, and all make tasks of CPUs
+(measured). The description's Resources are then only checked against the queue's ranges.
 """
 
+import re
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from snakemake_executor_plugin_mantik.config.units import unicore_duration, unicore_memory
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import slurm_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
 
 COMMON_TAG = "mantik"
 """Tag of all our jobs, beside the try's own."""
+
+LOSSY: Final = (((9, 3, 0), (11, 1)), ((2, 5, 5), (3, 1)))
+"""First and last versions whose own resources lose memory and GPUs on their way to the scheduler.
+
+As the server tells its version (that of the whole release), and as its part UNICORE/X counts.
+"""
+
+LOSSLESS_MIB: Final = 2047
+"""The most memory that these versions hand on."""
 
 _LONGEST_NAME = 120
 _SCRIPT = "job.sh"
@@ -33,18 +47,31 @@ waits until nothing holds the writing end of a pipe any more. Plain sh: servers 
 run it so.
 """
 
+# What would end UNICORE's own script, or change the shell that runs the rest of it.
+_TOUCHES_SHELL: Final = re.compile(
+    r"[\n#]|(?:^|[\s;])[{}](?=[\s;]|$)|\$\{[^}]*\?|^\s*\$|^\s*\w+=|"
+    r"(?<![\w./-])(?:\.|alias|cd|declare|eval|exec|exit|export|function|"
+    r"kill|logout|popd|pushd|readonly|return|set|shopt|source|trap|typeset|ulimit|umask|"
+    r"unset)(?![\w./-])"
+)
+
 
 def job_description(
     submission: Submission,
-    scheduler: Literal["slurm", "none"],
-    known: Collection[str] = (),
+    scheduler: Literal["slurm", "pbs", "none"],
+    known: Collection[str] | None = (),
+    server: str = "",
 ) -> dict[str, Any]:
     """The UNICORE job description of `submission`.
 
     Args:
         submission: the job.
-        scheduler: what the site has; with `none` the resources go into the description.
-        known: names of the resources that the queue knows, for `none`; a server refuses others.
+        scheduler: what the site has; with `none` the resources go into the description only.
+        known: names of the resources that the queue knows, a server refuses others; None: all.
+        server: the server's version, where known.
+
+    Raises:
+        UserError: what is asked cannot reach the scheduler.
     """
     description: dict[str, Any] = {
         "Name": _readable(submission.name),
@@ -57,24 +84,51 @@ def job_description(
     }
     if submission.resources.account:
         description["Project"] = submission.resources.account
-    if scheduler == "slurm":
+    if scheduler != "none":
         description["Job type"] = "RAW"
         description["BSS file"] = _BATCH_FILE
-        description["Imports"].append(_inline(_BATCH_FILE, batch_file(submission)))
-    elif resources := _resources(submission.resources, known):
+        description["Imports"].append(_inline(_BATCH_FILE, batch_file(submission, scheduler)))
+    elif lost := lost_on_the_way(submission.resources, server):
+        raise UserError(
+            f"{server} loses {' and '.join(lost)} on the way to the scheduler",
+            do="Set Site: Scheduler to slurm or pbs, if the site has one, or do not ask for it",
+        )
+    if resources := _resources(submission.resources, known):
         description["Resources"] = resources
     return description
 
 
-def batch_file(submission: Submission) -> str:
-    """The file that UNICORE appends its own script to and gives to sbatch."""
-    lines = [
-        *slurm_directives(submission.resources, submission.name),
-        # UNICORE's own Stdout and Stderr do not count for RAW jobs.
-        "--output=stdout",
-        "--error=stderr",
-    ]
-    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *_HOLD, ""])
+def lost_on_the_way(resources: Resources, server: str) -> list[str]:
+    """What a server of this version (`11.0.0`, `UNICORE/X 11.0.0`) loses of what is asked.
+
+    Measured with 11.0.0 (UNICORE/X 3.0.0); read in the source from 9.3.0 (2.5.5, 2023-08-22) to
+    11.1.0 (3.1.0): memory in bytes becomes a 32-bit number, which is sent as the GPUs, too
+    (`TSIMessages.appendTSIResourceSpec`, `ResourceRequest.toInt`).
+    """
+    match = re.search(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", server)
+    version = tuple(int(number or 0) for number in match.groups()) if match else ()
+    if not any(first <= version and version[:2] <= last for first, last in LOSSY):
+        return []
+    memory, gpus = resources.memory_mib_per_node or 0, resources.gpus_per_node or 0
+    lost = [f"MemoryPerNode of {memory} MiB (2 GiB or more)"] if memory > LOSSLESS_MIB else []
+    return [*lost, f"GPUsPerNode of {gpus}"] if gpus else lost
+
+
+def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"] = "slurm") -> str:
+    """The file that UNICORE appends its own script to and gives to sbatch or qsub."""
+    return "\n".join([*directives(submission, scheduler), *_HOLD, ""])
+
+
+def directives(submission: Submission, scheduler: Literal["slurm", "pbs"]) -> list[str]:
+    """The first lines of the batch file: what the scheduler reads."""
+    # UNICORE's own Stdout and Stderr do not count for RAW jobs.
+    if scheduler == "pbs":
+        mark, lines = "#PBS", pbs_directives(submission.resources, submission.name)
+        lines = (*lines, "-o stdout", "-e stderr")
+    else:
+        mark, lines = "#SBATCH", slurm_directives(submission.resources, submission.name)
+        lines = (*lines, "--output=stdout", "--error=stderr")
+    return ["#!/bin/bash", *(f"{mark} {line}" for line in lines)]
 
 
 def _inline(name: str, data: str) -> dict[str, str]:
@@ -84,8 +138,9 @@ def _inline(name: str, data: str) -> dict[str, str]:
 def _login_hook(when: Literal["pre", "post"], commands: Sequence[str]) -> dict[str, str]:
     """One command of several, each run if the ones before it succeeded.
 
-    In a subshell, so that an `exit` in a command ends the hook and not UNICORE's own script (the
-    job would stay QUEUED); without a newline at the end, which would hide a failure (measured).
+    In a subshell where they touch the shell, so that an `exit` in a command ends the hook and not
+    UNICORE's own script (the job would stay QUEUED); without a newline at the end, which would hide
+    a failure (measured).
     """
     if not commands:
         return {}
@@ -93,7 +148,9 @@ def _login_hook(when: Literal["pre", "post"], commands: Sequence[str]) -> dict[s
     if any("\n" in command or "#" in command for command in stripped):
         hook = "(\n" + " &&\n".join(stripped) + "\n)"  # a comment would swallow what follows
     else:
-        hook = "( " + " && ".join(stripped) + " )"
+        hook = " && ".join(stripped)
+        if any(_TOUCHES_SHELL.search(command) for command in stripped):
+            hook = f"( {hook} )"
     return {f"User {when}command": hook, f"RunUser{when.title()}commandOnLoginNode": "true"}
 
 
@@ -101,22 +158,36 @@ def _readable(name: str) -> str:
     return "".join(c if c.isprintable() else " " for c in name)[:_LONGEST_NAME]
 
 
-def _resources(resources: Resources, known: Collection[str]) -> dict[str, str]:
-    """The resources in UNICORE's names and units, as far as the queue knows them."""
-    cpus = resources.cpus_per_task
+def _resources(resources: Resources, known: Collection[str] | None) -> dict[str, str]:
+    """The resources in UNICORE's names and units, as far as the queue knows them.
+
+    CPUsPerNode counts only together with Nodes, TotalCPUs only where it says the same.
+    """
+    nodes, cpus = resources.nodes, resources.cpus_per_task
+    if cpus is not None and resources.tasks is not None:
+        cpus *= -(-resources.tasks // (nodes or 1))
     memory = resources.memory_mib_per_node
     if memory is None and resources.memory_mib_per_cpu is not None:
         memory = resources.memory_mib_per_cpu * (cpus or 1)
+    total = resources.total_cpus
+    if total is not None and cpus is not None and total != (nodes or 1) * cpus:
+        total = None
     asked: dict[str, object] = {
-        "Runtime": resources.runtime_s,
-        "Nodes": resources.nodes,
+        "Runtime": resources.runtime_s and unicore_duration(resources.runtime_s),
+        "Nodes": 1 if nodes is None and cpus is not None else nodes,
+        "TotalCPUs": total,
         "CPUsPerNode": cpus,
-        "TotalCPUs": resources.total_cpus if cpus is None else None,
         "GPUsPerNode": resources.gpus_per_node,
-        "MemoryPerNode": None if memory is None else f"{memory}M",
+        "MemoryPerNode": memory and unicore_memory(memory),
         "Reservation": resources.reservation,
         "NodeConstraints": resources.constraint,
         "QoS": resources.qos,
     }
-    described = {name: str(value) for name, value in asked.items() if value and name in known}
-    return {"Queue": resources.queue, **described} if resources.queue and known else described
+    described = {
+        name: str(value)
+        for name, value in asked.items()
+        if value and (known is None or name in known)
+    }
+    if resources.queue and (known is None or known):
+        return {"Queue": resources.queue, **described}
+    return described

@@ -1,6 +1,7 @@
 """A site behind UNICORE: the Site protocol, put together from connection, jobs and files."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -10,7 +11,10 @@ from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, SiteFacts, Submission
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
-from snakemake_executor_plugin_mantik.sites.unicore.description import job_description
+from snakemake_executor_plugin_mantik.sites.unicore.description import (
+    job_description,
+    lost_on_the_way,
+)
 from snakemake_executor_plugin_mantik.sites.unicore.files import LISTING_LIMIT, Files
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
 from snakemake_executor_plugin_mantik.sites.unicore.opening import (
@@ -21,12 +25,14 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
 )
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, carries
 
+_log = logging.getLogger(__name__)
+
 
 class Settings(Protocol):
     """What a UNICORE site is told by the backend config (`config.settings.SiteSettings`)."""
 
     @property
-    def scheduler(self) -> Literal["slurm", "none"]: ...  # noqa: D102
+    def scheduler(self) -> Literal["slurm", "pbs", "none"]: ...  # noqa: D102
     @property
     def workspace(self) -> str | None: ...  # noqa: D102
     @property
@@ -91,6 +97,7 @@ class UnicoreSite:
         self._jobs = Jobs(self._connection, name, settings.submissions_per_second)
         self._opened_files: Files | None = None
         self._queues = Queues()
+        self._server = ""
 
     @property
     def requests(self) -> Counter[str]:
@@ -107,6 +114,7 @@ class UnicoreSite:
         """See `Site.open`. Six requests with the storage's name, some more without."""
         base = await read_base(self._connection, self.name)
         self._jobs.clock = base.clock
+        self._server = base.server
         self._queues, (storage, root, workspace) = await asyncio.gather(
             read_queues(self._connection),
             find_workspace(
@@ -129,7 +137,10 @@ class UnicoreSite:
     async def submit(self, submission: Submission) -> str:
         """See `Site.submit`."""
         known = self._queues.known.get(submission.resources.queue or "", frozenset())
-        description = job_description(submission, self._settings.scheduler, known)
+        scheduler = self._settings.scheduler
+        description = job_description(submission, scheduler, known, self._server)
+        for lost in lost_on_the_way(submission.resources, self._server):
+            _log.debug("%s: sent RAW, since %s loses %s", submission.name, self._server, lost)
         return await self._jobs.submit(description)
 
     async def find(self, tag: str) -> list[str]:

@@ -1,0 +1,133 @@
+"""`smk-mantik check`: what is wrong with backend configs, told before anything is sent."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from snakemake_executor_plugin_mantik.cli.connect import Finding, connect
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.reading import (
+    LoadedConfig,
+    name_mistake,
+    read_named,
+    split_spec,
+)
+from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
+
+WRONG = 2
+"""Exit code where a file, or with `--connect` a site, is not as it has to be."""
+
+_MARKS = {"ok": "", "note": "", "warning": "(!) "}
+
+
+@dataclass
+class Report:
+    """What was found out about one file."""
+
+    file: str
+    loaded: LoadedConfig | None = None
+    warnings: list[str] = field(default_factory=list)
+    mistakes: Sequence[Mistake] = ()
+    findings: Sequence[Finding] = ()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there is a mistake in it, or the site does not do what it asks."""
+        return bool(self.mistakes) or any(f.verdict == "wrong" for f in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as `--json` prints it."""
+        config = self.loaded.config if self.loaded else None
+        told: dict[str, Any] = {
+            "file": self.file,
+            "valid": not self.mistakes,
+            "site": self.loaded.name if self.loaded else None,
+            "api": config.api if config else None,
+            "queue": config.resources.queue if config else None,
+            "summary": summary(config) if config else None,
+            "mistakes": [{"key": m.key, "message": m.message} for m in self.mistakes],
+            "warnings": self.warnings,
+        }
+        return told | ({"findings": [asdict(f) for f in self.findings]} if self.findings else {})
+
+
+def check(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE…", help="Backend configs, each FILE or NAME=FILE.")
+    ],
+    project: Annotated[
+        Path,
+        typer.Option("--project", help="The project folder, that local images are relative to."),
+    ] = Path(),
+    with_site: Annotated[
+        bool,
+        typer.Option(
+            "--connect", help="Also talk to the site, with your credentials; no job is sent."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check backend configs: one line for a good one, all mistakes of the others (exit code 2)."""
+    reports = [examine(file, project) for file in files]
+    for report in reports:
+        if with_site and report.loaded is not None:
+            report.findings = connect(report.loaded, project)
+    if as_json:
+        typer.echo(json.dumps({"files": [report.as_json() for report in reports]}, indent=2))
+    else:
+        for report in reports:
+            _tell(report)
+    if any(report.wrong for report in reports):
+        raise typer.Exit(WRONG)
+
+
+def examine(spec: str, project: Path) -> Report:
+    """What there is to say about a file without talking to anyone."""
+    # A file that is there is meant, also if it looks like NAME=FILE.
+    name, file = (Path(spec).stem, spec) if _is_file(spec) else split_spec(spec)
+    report = Report(file)
+    try:
+        report.loaded = read_named(name, file, Path(), project=project)
+    except ConfigError as error:
+        report.mistakes = error.mistakes
+        return report
+    report.warnings = list(report.loaded.warnings)
+    if complaint := name_mistake(name):
+        report.warnings.append(f"{file}: {complaint}")
+    return report
+
+
+def summary(config: BackendConfig) -> str:
+    """A config in one line: `UNICORE, queue booster, Apptainer env/train.sif`."""
+    machine = f"firecREST, machine {config.firecrest.machine}" if config.firecrest else "UNICORE"
+    parts = [machine, f"queue {config.resources.queue}"]
+    if config.environment.apptainer:
+        parts.append(f"Apptainer {config.environment.apptainer.path}")
+    if config.environment.python:
+        parts.append(f"Python {config.environment.python}")
+    return ", ".join(parts)
+
+
+def _tell(report: Report) -> None:
+    for warning in report.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    for mistake in report.mistakes:
+        typer.echo(str(mistake), err=True)
+    if report.loaded is not None:
+        typer.echo(f"{report.file}: {summary(report.loaded.config)}")
+    for finding in report.findings:
+        if finding.verdict == "wrong":
+            typer.echo(f"{report.file}: {finding.topic}: {finding.text}", err=True)
+        else:
+            typer.echo(f"  {finding.topic + ':':<13} {_MARKS[finding.verdict]}{finding.text}")
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,233 @@
+"""What a site says when it is asked: credentials, server, queues, workspace, clock. No job is sent.
+
+Everything goes through the Site protocol, as in a run, so it holds for every API.
+"""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+from snakemake_executor_plugin_mantik.config.environment import image_upload
+from snakemake_executor_plugin_mantik.config.images import architecture
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.plan import Planner, misfits
+from snakemake_executor_plugin_mantik.errors import (
+    MantikError,
+    SiteRejected,
+    SiteUnauthorized,
+)
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits, Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.credentials import (
+    Credential,
+    expires_at,
+    find_account,
+    find_credentials,
+)
+
+ANSWER_WAIT_S: Final = 120.0
+"""How long a site has for all its answers together."""
+
+CLOCK_SLACK_S: Final = 60.0
+"""Clocks that differ by more are told: tokens get a life that neither side means."""
+
+Verdict = Literal["ok", "note", "warning", "wrong"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found out about a site.
+
+    Attributes:
+        topic: what it is about, a word.
+        verdict: what it means for jobs: `wrong` keeps them from running.
+        text: a line.
+    """
+
+    topic: str
+    verdict: Verdict
+    text: str
+
+
+def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
+    """Talk to the site of a config, with the user's credentials from the environment or keyring."""
+    findings: list[Finding] = []
+    try:
+        credential = find_credentials(loaded.name, loaded.config.api, os.environ)
+    except MantikError as error:
+        return [Finding("credentials", "wrong", str(error))]
+    findings += _credentials(credential, loaded.config.resources.runtime_s)
+    account = find_account(loaded.name, os.environ)
+    findings.append(
+        Finding(
+            "account", "ok", f"{account} is asked to pay; whether it may is told by the first job"
+        )
+        if account
+        else Finding("account", "note", "none is named (MANTIK_COMPUTE_BUDGET_ACCOUNT)")
+    )
+    planner = Planner(loaded.config, account, project)
+    try:
+        from snakemake_executor_plugin_mantik.startup import workspace_name
+
+        workdir = project.absolute()
+        site = make_site(loaded, credential, workspace_name(workdir), project=project)
+        resources = planner.resources({}, 1)
+    except MantikError as error:
+        return [*findings, Finding("site", "wrong", str(error))]
+    findings += asyncio.run(_ask(site, loaded, resources))
+    findings += _image(loaded, project)
+    findings.append(
+        Finding(
+            "not asked",
+            "note",
+            "free space, purge rules and processor architecture are not told by the API",
+        )
+    )
+    return findings
+
+
+async def _ask(site: Site, loaded: LoadedConfig, resources: Resources) -> list[Finding]:
+    findings: list[Finding] = []
+    topic = "server"
+    try:
+        async with asyncio.timeout(ANSWER_WAIT_S):
+            facts = await site.open()
+            findings += _facts(facts, loaded, resources)
+            topic = "workspace"
+            findings += await _workspace(site, facts.workspace)
+    except TimeoutError:
+        text = f"the site has not answered for {ANSWER_WAIT_S:.0f} s; check the URL and the network"
+        findings.append(Finding(topic, "wrong", text))
+    except MantikError as error:
+        if isinstance(error, SiteUnauthorized):
+            topic = "credentials"
+        elif isinstance(error, SiteRejected):
+            topic = "workspace"
+        findings.append(Finding(topic, "wrong", str(error)))
+    finally:
+        await site.close()
+    return findings
+
+
+def _credentials(credential: Credential, runtime_s: int | None) -> Iterator[Finding]:
+    kind = type(credential).__name__
+    expiry = expires_at(credential)
+    if expiry is None:
+        yield Finding("credentials", "ok", f"{kind} found")
+        return
+    when = datetime.fromtimestamp(expiry, UTC).astimezone().isoformat(" ", "minutes")
+    left = expiry - time.time()
+    if left <= 0:
+        yield Finding("credentials", "wrong", f"{kind} expired at {when}; get a new one")
+    elif left < (runtime_s or 0):
+        yield Finding(
+            "credentials",
+            "warning",
+            f"{kind} expires at {when}, before a job of {duration(runtime_s or 0)} would be over",
+        )
+    else:
+        yield Finding("credentials", "ok", f"{kind} found, expires at {when}")
+
+
+def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
+    yield Finding("server", "ok", facts.server)
+    yield from _known_defects(facts.server, loaded, resources)
+    if facts.user:
+        yield Finding("user", "ok", f"jobs run as {facts.user}")
+    else:
+        yield Finding("user", "note", "the server does not say as whom jobs run")
+    found = list(misfits(resources, facts))
+    for misfit in found:
+        text = f"Resources.{misfit.key}: {misfit.what}. {misfit.do}."
+        yield Finding("resources", "wrong", text)
+    if not facts.queues:
+        yield Finding("queue", "note", "the site does not tell its queues")
+        return
+    yield Finding("queues", "ok", ", ".join(facts.queues))
+    limits = facts.queues.get(resources.queue or "")
+    if limits is not None:
+        yield Finding("queue", "ok", f"{resources.queue} allows {_limits(limits)}")
+        if not found:
+            yield Finding("resources", "ok", "fit into what the queue allows")
+
+
+def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
+    if loaded.config.api != "unicore":
+        return
+    from snakemake_executor_plugin_mantik.sites.unicore.description import lost_on_the_way
+
+    # What any job with a GPU would meet, whatever this config asks for.
+    if not lost_on_the_way(Resources(gpus_per_node=1), server):
+        return
+    lost = lost_on_the_way(resources, server)
+    if loaded.config.site.scheduler == "none" and lost:
+        text = f"{server} loses {' and '.join(lost)}; set Site: Scheduler to slurm or pbs"
+        yield Finding("server", "wrong", text)
+    else:
+        text = (
+            f"{server} loses memory of 2 GiB and more, and GPUs; jobs are sent RAW, "
+            "with the scheduler's own directives, which is not affected"
+        )
+        if loaded.config.site.scheduler == "none":
+            text = f"{server} loses memory of 2 GiB and more, and GPUs; none of it is asked"
+        yield Finding("server", "note", text)
+
+
+def _limits(limits: QueueLimits) -> str:
+    def pair(allowed: tuple[int, int], unit: str) -> str:
+        return f"{allowed[0]} to {allowed[1]}{unit}"
+
+    told = []
+    if limits.runtime_s:
+        told.append(f"runtime up to {duration(limits.runtime_s[1])}")
+    if limits.nodes:
+        told.append(f"{pair(limits.nodes, '')} nodes")
+    if limits.memory_mib_per_node:
+        told.append(f"memory {pair(limits.memory_mib_per_node, ' MiB')} per node")
+    if limits.gpus_per_node:
+        told.append(f"{pair(limits.gpus_per_node, '')} GPUs per node")
+    return ", ".join(told) or "whatever it is not asked about"
+
+
+async def _workspace(site: Site, workspace: str) -> list[Finding]:
+    """Write, look at, read and remove a small file; its time tells the site's clock."""
+    path = f"{OURS}/check-{uuid.uuid4()}"
+    content = b"smk-mantik check\n"
+    try:
+        before = time.time()
+        await site.put(path, content)
+        entry = await site.stat(path)
+        middle = (before + time.time()) / 2
+        back = b"".join([chunk async for chunk in site.get(path)])
+    finally:
+        await site.remove(path)
+    if back != content:
+        raise SiteRejected("a file that was written did not come back", where=workspace)
+    found = [Finding("workspace", "ok", f"{workspace} can be written to")]
+    if entry is not None and entry.modified:
+        ahead = entry.modified - middle
+        slow = abs(ahead) > CLOCK_SLACK_S
+        text = f"of the site's files {'ahead' if ahead > 0 else 'behind'} by {abs(ahead):.0f} s"
+        found.append(Finding("clock", "warning" if slow else "ok", text))
+    return found
+
+
+def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
+    image = image_upload(loaded.config, project)
+    if image is None:
+        return
+    built_for = architecture(image[0])
+    if built_for is None:
+        text = f"{image[0]} does not say which processors it is for: is it a SIF file?"
+        yield Finding("image", "warning", text)
+    else:
+        yield Finding("image", "note", f"{image[0]} is for {built_for} processors")

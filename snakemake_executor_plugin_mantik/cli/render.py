@@ -1,0 +1,132 @@
+"""`smk-mantik render`: what would be sent for a command, without sending anything."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from snakemake_executor_plugin_mantik.cli.check import WRONG, examine
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.sites.credentials import find_account
+from snakemake_executor_plugin_mantik.staging import sources
+
+_UNLIMITED = 1 << 62
+_INLINE = "as shown below"
+
+
+def render(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Backend config, FILE or NAME=FILE.")],
+    command: Annotated[str, typer.Option("--command", help="The command of the job.")],
+    project: Annotated[Path, typer.Option("--project", help="The project folder.")] = Path(),
+    unicore_version: Annotated[
+        str, typer.Option("--unicore-version", help="Render for a server of this version: 11.0.0.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the script, the submission and the uploads of a job; nothing is sent, no site asked."""
+    if not project.is_dir():
+        raise UserError("there is no such folder", where=str(project), do="Correct --project")
+    report = examine(file, project)
+    if report.loaded is None:
+        for mistake in report.mistakes:
+            typer.echo(str(mistake), err=True)
+        raise typer.Exit(WRONG)
+    made = rendered(report.loaded, report.warnings, project, command, unicore_version)
+    for warning in made.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if as_json:
+        typer.echo(json.dumps(made.as_json(), indent=2))
+    else:
+        typer.echo(for_people(made))
+
+
+def rendered(
+    loaded: LoadedConfig, warnings: list[str], project: Path, command: str, unicore_version: str
+) -> Preview:
+    """What would be sent, with the files of the project looked at.
+
+    Raises:
+        UserError: something of it cannot be sent.
+    """
+    config = loaded.config
+    if unicore_version and config.api != "unicore":
+        raise UserError(
+            "--unicore-version makes no sense for a site behind firecREST",
+            where=str(loaded.path),
+            do="Leave it out",
+        )
+    planner = Planner(config, find_account(loaded.name, os.environ), project)
+    # Which files are products of rules only a workflow tells, so nothing is too much here.
+    chosen = sources.select(
+        project, Exclude(config.exclude), products=(),
+        file_limit=config.site.source_file_limit_bytes, total_limit=_UNLIMITED,
+    )  # fmt: skip
+    image = planner.image
+    told = [*warnings, *_sizes(loaded, chosen, image and image[1])]
+    size = None if image is None or not image[0].is_file() else image[0].stat().st_size
+    return preview(
+        planner, loaded.name, command,
+        uploads=chosen.paths, image_size=size, warnings=told, unicore_version=unicore_version,
+    )  # fmt: skip
+
+
+def _sizes(loaded: LoadedConfig, chosen: sources.Sources, image: str | None) -> list[str]:
+    """Warnings about files that are too large to go up as sources."""
+    site, told = loaded.config.site, []
+    left = [path for path in chosen.too_large if path != image]
+    if left:
+        told.append(
+            f"{len(left)} files above Site.SourceFileLimit stay here unless a rule names them as"
+            f" inputs: {', '.join(map(_shown, left[:3]))}{', …' if len(left) > 3 else ''}"
+        )
+    if chosen.size > site.sources_limit_bytes:
+        told.append(
+            f"the project's small files are {chosen.size >> 20} MiB together, more than"
+            " Site.SourcesLimit: a run refuses that, unless rules name them as inputs or Exclude"
+            " leaves them out"
+        )
+    return told
+
+
+def for_people(made: Preview) -> str:
+    """A preview as text: facts first, the script last."""
+    asked = {key: value for key, value in made.resources.items() if value is not None}
+    environment = made.environment + (f" ({made.image_type} image)" if made.image_type else "")
+    lines = [
+        f"Site:        {made.site} ({'UNICORE' if made.api == 'unicore' else 'firecREST'})",
+        f"Resources:   {', '.join(f'{key} {value}' for key, value in asked.items())}",
+        f"Environment: {environment}",
+        "",
+        f"Variables ({len(made.variables)}):",
+        *(f"  {name}={_shown(value)}" for name, value in made.variables.items()),
+        "",
+        f"Uploads ({len(made.uploads)}):",
+        *(f"  {_shown(path)}" for path in made.uploads),
+        "",
+        "Submission (the script as shown below):",
+        json.dumps(_without_scripts(made.submission), indent=2, ensure_ascii=False),
+        "",
+        "Script (/WORKSPACE and the zeros of the UUID stand for what a run knows):",
+        made.script.rstrip("\n"),
+    ]
+    return "\n".join(lines)
+
+
+def _without_scripts(value: Any) -> Any:
+    """The submission without the long texts that are shown apart."""
+    if isinstance(value, dict):
+        return {
+            key: _INLINE if key in ("Data", "script") else _without_scripts(item)
+            for key, item in value.items()
+        }
+    return [_without_scripts(item) for item in value] if isinstance(value, list) else value
+
+
+def _shown(text: str) -> str:
+    return text if text.isprintable() else repr(text)

@@ -1,0 +1,92 @@
+"""What each key of a backend config becomes, in one table; docs/backend-config.md shows it.
+
+The table is for people and for tests, which hold it against what is really sent: the functions that
+make the submissions are `sites.unicore.description`, `jobs.resources` and `jobs.pbs`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Becomes:
+    """What one key of `Resources` becomes.
+
+    Attributes:
+        example: the values of the config that the other columns are for.
+        unicore: entries of the job description's Resources.
+        slurm: options of sbatch, in the script that firecREST or a RAW job of UNICORE brings.
+        pbs: options of qsub, in the same places; empty where PBS has nothing of the kind and the
+            value is refused.
+    """
+
+    example: Mapping[str, str | int]
+    unicore: Mapping[str, str]
+    slurm: tuple[str, ...]
+    pbs: tuple[str, ...]
+
+
+RESOURCES: Final[Mapping[str, Becomes]] = {
+    "Queue": Becomes({}, {"Queue": "q"}, ("--partition=q",), ("-q q",)),
+    "Runtime": Becomes(
+        {"Runtime": "90m"}, {"Runtime": "90m"}, ("--time=0-01:30:00",), ("-l walltime=01:30:00",)
+    ),
+    "Nodes": Becomes(
+        {"Nodes": 2}, {"Nodes": "2"}, ("--nodes=2",), ("-l select=2", "-l place=scatter")
+    ),
+    "CPUsPerNode": Becomes(
+        {"CPUsPerNode": 8},
+        {"Nodes": "1", "CPUsPerNode": "8"},
+        ("--ntasks-per-node=1", "--cpus-per-task=8"),
+        ("-l select=1:ncpus=8:mpiprocs=1",),
+    ),
+    "TotalCPUs": Becomes(
+        {"TotalCPUs": 8},
+        {"TotalCPUs": "8"},
+        ("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=8"),
+        ("-l select=1:ncpus=8:mpiprocs=1",),
+    ),
+    "GPUsPerNode": Becomes(
+        {"GPUsPerNode": 4}, {"GPUsPerNode": "4"}, ("--gpus-per-node=4",), ("-l select=1:ngpus=4",)
+    ),
+    "MemoryPerNode": Becomes(
+        {"MemoryPerNode": "64GiB"},
+        {"MemoryPerNode": "64G"},
+        ("--mem=65536M",),
+        ("-l select=1:mem=65536mb",),
+    ),
+    "Reservation": Becomes(
+        {"Reservation": "r"}, {"Reservation": "r"}, ("--reservation=r",), ("-q r",)
+    ),
+    "NodeConstraints": Becomes(
+        {"NodeConstraints": "a100"},
+        {"NodeConstraints": "a100"},
+        ("--constraint=a100",),
+        ("-l select=1:a100=True",),
+    ),
+    "QoS": Becomes({"QoS": "high"}, {"QoS": "high"}, ("--qos=high",), ()),
+}
+"""By key; every example has the queue `q` as well."""
+
+COMBINED: Final = (
+    Becomes(
+        {"Nodes": 2, "TotalCPUs": 16},
+        {"Nodes": "2", "TotalCPUs": "16"},
+        ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
+        ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
+    ),
+    Becomes(
+        {"CPUsPerNode": 8, "TotalCPUs": 16},
+        {"Nodes": "2", "TotalCPUs": "16", "CPUsPerNode": "8"},
+        ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
+        ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
+    ),
+    Becomes(
+        {"Nodes": 2, "CPUsPerNode": 8, "TotalCPUs": 9},
+        {"Nodes": "2", "CPUsPerNode": "8"},
+        ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
+        ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
+    ),
+)
+"""What `TotalCPUs` means beside the other two."""

@@ -1,0 +1,185 @@
+"""What would be sent for a command, without any site: the real thing up to the last step.
+
+Spec, script and submission come out of the same functions as in a run. What only a run knows has a
+stand-in: the try's UUID, the workspace's path where it is not configured, the names of bundles.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.engine.submit import submission_of
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
+from snakemake_executor_plugin_mantik.jobs.resources import slurm_directives
+from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
+from snakemake_executor_plugin_mantik.sites.unicore.description import directives, job_description
+
+TRY: Final = "00000000-0000-4000-8000-000000000000"
+"""Stands for the UUID of a try."""
+
+WORKSPACE: Final = "/WORKSPACE"
+"""Stands for the workspace's path at the site."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What would be sent; the fields are the keys of `smk-mantik render --json`.
+
+    Attributes:
+        site: name of the site.
+        api: which API it is reached through.
+        resources: what is asked for, normalised.
+        environment: what the command runs in.
+        image_type: where the image is; None without one.
+        variables: the variables that are set for the command, as its process sees them.
+        submission: UNICORE's job description, or the body of firecREST's `POST …/jobs`.
+        script: the job script, the scheduler's directives behind its first line.
+        uploads: what would go up, as paths in the workspace, which mirrors the project folder.
+        warnings: what is allowed and yet likely not meant.
+    """
+
+    site: str
+    api: Literal["unicore", "firecrest"]
+    resources: Mapping[str, str | int | None]
+    environment: Literal["apptainer", "python", "none"]
+    image_type: Literal["local", "remote"] | None
+    variables: Mapping[str, str]
+    submission: Mapping[str, Any]
+    script: str
+    uploads: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return asdict(self)
+
+
+def preview(
+    planner: Planner,
+    site: str,
+    command: str,
+    *,
+    uploads: Collection[str] = (),
+    image_size: int | None = None,
+    warnings: Collection[str] = (),
+    unicore_version: str = "",
+) -> Preview:
+    """What would be sent for a rule that says nothing but its command.
+
+    Args:
+        planner: of the site.
+        site: name of the site.
+        command: what the shell is given after `-c`.
+        uploads: the sources that would go up.
+        image_size: bytes of the local image, where one is in use.
+        warnings: of the config.
+        unicore_version: version of the server, where UNICORE is meant and it is known.
+
+    Raises:
+        UserError: something cannot be sent.
+    """
+    config = planner.config
+    spec = _spec(planner, site, command, image_size)
+    submission = submission_of(spec)
+    image = planner.image
+    return Preview(
+        site=site,
+        api=config.api,
+        resources=_resources(spec),
+        environment=_environment(config),
+        image_type=config.environment.apptainer.type if config.environment.apptainer else None,
+        variables={**spec.variables, **spec.environment.variables},
+        submission=_submission(config, spec, submission, unicore_version),
+        script=_with_directives(config, submission),
+        uploads=tuple(sorted({*uploads, *([image[1]] if image else [])})),
+        warnings=tuple(warnings),
+    )
+
+
+def firecrest_request(spec: JobSpec, script: str) -> dict[str, Any]:
+    """The body of firecREST v2's `POST /compute/{system}/jobs`.
+
+    Names are those of its `JobDescriptionModel`; all resources stand in the script's directives.
+    Fields of the request would win over those, so there are none but the account.
+    """
+    job: dict[str, Any] = {"workingDirectory": spec.workspace, "script": script}
+    if spec.resources.account:
+        job["account"] = spec.resources.account
+    return {"job": job}
+
+
+def _spec(planner: Planner, site: str, command: str, image_size: int | None) -> JobSpec:
+    name = "render"
+    request = JobRequest(  # noqa: S604 - the shell of the job
+        number=0, job=name, rule=name, name=name, site=site, command=command,
+        shell="bash",
+        resources={}, threads=1, variables={}, inputs=(), outputs=(),
+    )  # fmt: skip
+    record = TryRecord(
+        id=TRY, site=site, bucket=0, job=name, rule=name, name=name, fingerprint="",
+        state=TryState.PLANNED,
+    )  # fmt: skip
+    image = planner.image
+    inputs = (InputFile(image[1], image_size),) if image else ()
+    configured = planner.config.site.workspace or ""
+    workspace = configured if configured.startswith("/") else WORKSPACE
+    facts = SiteFacts(workspace, server="")
+    return planner.spec(request, record, facts, Staged((), b"", (), inputs))
+
+
+def _resources(spec: JobSpec) -> dict[str, str | int | None]:
+    asked = spec.resources
+    return {
+        "queue": asked.queue,
+        "runtime_s": asked.runtime_s,
+        "nodes": asked.nodes,
+        "total_cpus": asked.total_cpus,
+        "cpus_per_node": asked.cpus_per_task,
+        "gpus_per_node": asked.gpus_per_node,
+        "memory_mib_per_node": asked.memory_mib_per_node,
+        "reservation": asked.reservation,
+        "node_constraints": asked.constraint,
+        "qos": asked.qos,
+    }
+
+
+def _environment(config: BackendConfig) -> Literal["apptainer", "python", "none"]:
+    if config.environment.apptainer:
+        return "apptainer"
+    return "python" if config.environment.python else "none"
+
+
+def _submission(
+    config: BackendConfig, spec: JobSpec, submission: Submission, unicore_version: str
+) -> dict[str, Any]:
+    if config.api == "unicore":
+        return job_description(submission, config.site.scheduler, None, unicore_version)
+    return firecrest_request(spec, _with_directives(config, submission))
+
+
+def _with_directives(config: BackendConfig, submission: Submission) -> str:
+    """The script with the scheduler's directives behind its first line.
+
+    UNICORE is sent the two apart (`bss.sh` begins with the ones, `job.sh` is the other), firecREST
+    together.
+    """
+    scheduler = config.site.scheduler
+    if config.api == "unicore":
+        if scheduler == "none":
+            return submission.script
+        head = "\n".join([*directives(submission, scheduler), ""])
+    elif scheduler == "pbs":
+        head = _head("#PBS", (*pbs_directives(submission.resources, submission.name), "-j oe"))
+    else:
+        head = _head("#SBATCH", slurm_directives(submission.resources, submission.name))
+    return head + submission.script.partition("\n")[2]
+
+
+def _head(mark: str, options: Collection[str]) -> str:
+    return "\n".join(["#!/bin/bash", *(f"{mark} {line}" for line in options), ""])

@@ -1,0 +1,107 @@
+"""What a job asks PBS for: options of qsub, from OpenPBS' manual pages qsub(1B), pbs_resources(7B).
+
+Not tried on a real PBS; the options are those of PBS Professional and OpenPBS, not of Torque.
+"""
+
+import re
+from typing import Final
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+NAME_LENGTH: Final = 15
+"""Older servers refuse longer names of jobs."""
+
+_FEATURE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(=[A-Za-z0-9_.+-]+)?")
+
+
+def pbs_directives(
+    resources: Resources, name: str, *, account: str | None = None
+) -> tuple[str, ...]:
+    """The options of qsub for a job, without `#PBS `.
+
+    One chunk per node, with one MPI process that has all its CPUs, unless the rule asks for tasks.
+    A reservation is a queue of PBS, so it wins over the queue. `account` wins over that of
+    `resources`; it is sent as project (-P), as firecREST does.
+
+    Raises:
+        UserError: a value that PBS has no place for, or would not read as one word.
+    """
+    if resources.qos is not None:
+        raise UserError(
+            f"PBS knows no quality of service, {resources.qos!r} cannot be sent",
+            do="Leave QoS out, and choose the queue that stands for it",
+        )
+    options: list[tuple[str, str | None]] = [
+        ("-N ", re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_.")[:NAME_LENGTH] or "mantik"),
+        ("-q ", resources.reservation or resources.queue),
+        ("-P ", resources.account if account is None else account),
+        ("-l select=", _chunks(resources)),
+        ("-l place=", "scatter" if (resources.nodes or 1) > 1 else None),
+        ("-l walltime=", None if resources.runtime_s is None else _clock(resources.runtime_s)),
+    ]
+    words = [f"{option}{_word(option, value)}" for option, value in options if value is not None]
+    return (*words, "-r n")
+
+
+def _chunks(resources: Resources) -> str | None:
+    """The chunks of a job, one for each node; None if nothing of that is asked."""
+    nodes = resources.nodes or 1
+    tasks = _share(resources.tasks, nodes, "tasks") if resources.tasks else 1
+    cpus = resources.cpus_per_task and resources.cpus_per_task * tasks
+    if cpus is None and resources.tasks is not None:
+        cpus = tasks
+    if cpus is None and resources.total_cpus is not None:
+        cpus = _share(resources.total_cpus, nodes, "CPUs")
+    memory = resources.memory_mib_per_node
+    if memory is None and resources.memory_mib_per_cpu is not None:
+        memory = resources.memory_mib_per_cpu * (cpus or 1)
+    parts = [
+        f"ncpus={cpus}" if cpus else "",
+        f"mpiprocs={tasks}" if cpus else "",
+        f"ngpus={resources.gpus_per_node}" if resources.gpus_per_node else "",
+        f"mem={memory}mb" if memory else "",  # 1024-based, whatever it is called
+        *features(resources.constraint or ""),
+    ]
+    asked = [part for part in parts if part]
+    return ":".join([str(nodes), *asked]) if asked or resources.nodes else None
+
+
+def features(constraint: str) -> list[str]:
+    """Features that the nodes must have, as resources of a chunk: `a100` is `a100=True`.
+
+    Raises:
+        UserError: they are written in another way.
+    """
+    wanted = re.split("[&:]", constraint) if constraint else []
+    for feature in wanted:
+        if not _FEATURE.fullmatch(feature):
+            raise UserError(
+                f"{constraint!r} cannot be sent as resources of a chunk of PBS",
+                do="Write NodeConstraints as name or name=value, several of them with &",
+            )
+    return [feature if "=" in feature else f"{feature}=True" for feature in wanted]
+
+
+def _share(number: int, nodes: int, what: str) -> int:
+    share, rest = divmod(number, nodes)
+    if rest:
+        raise UserError(
+            f"{number} {what} cannot be divided among {nodes} nodes",
+            do="Ask for a multiple of the nodes",
+        )
+    return share
+
+
+def _clock(seconds: int) -> str:
+    minutes, second = divmod(seconds, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
+
+
+def _word(option: str, value: str) -> str:
+    if not value.isprintable() or set(value) & set(" '\"\\#"):
+        raise UserError(
+            f"{value!r} cannot be sent as {option.strip()}",
+            do="Use no blanks, quotes, backslashes, # or control characters",
+        )
+    return value

@@ -1,0 +1,186 @@
+"""`smk-mantik check` without and with a site."""
+
+import json
+import os
+import struct
+import time
+from pathlib import Path
+
+import jwt
+import pytest
+from typer.testing import CliRunner, Result
+
+from snakemake_executor_plugin_mantik.cli import _app
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.benches import closed_port
+
+GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: booster}\n"
+IMAGE = f"{GOOD}Environment: {{Apptainer: {{Path: env/train.sif}}}}\n"
+FIRECREST = (
+    "Firecrest: {ApiUrl: https://f.example.org, TokenUrl: https://t.example.org, Machine: alp}\n"
+    "Resources: {Queue: normal, Memory: 2G}\nEnvironment: {Python: /v}\n"
+)
+
+
+def check(*words: str, environment: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(_app(), ["check", *words], env=environment)
+
+
+def test_good_files_have_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "train.sif").write_text("")
+    (tmp_path / "juwels.yaml").write_text(IMAGE)
+    (tmp_path / "alps.yml").write_text(FIRECREST)
+    done = check("juwels.yaml", "cscs=alps.yml")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [
+        "juwels.yaml: UNICORE, queue booster, Apptainer env/train.sif",
+        "alps.yml: firecREST, machine alp, queue normal, Python /v",
+    ]
+    assert done.stderr.splitlines() == [
+        "warning: alps.yml: Resources.Memory: is taken as MemoryPerNode; write that name"
+    ]
+
+
+def test_all_mistakes_of_all_files_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("Resources: {Nodes: 0}\nExtra: 1\n")
+    (tmp_path / "b.json").write_text("{")
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "image.yaml").write_text(IMAGE)
+    files = [str(tmp_path / name) for name in ("a.yaml", "b.json", "good.yaml", "image.yaml")]
+    done = check(*files, "~nobody-of-this-name/x.yaml", "--project", str(tmp_path))
+    assert done.exit_code == 2
+    assert done.stdout == f"{files[2]}: UNICORE, queue booster\n"
+    keys = [line.split(": ")[1] for line in done.stderr.splitlines() if line.startswith(files[0])]
+    assert sorted(keys) == ["Extra", "Resources.Nodes", "Resources.Queue", "UnicoreApiUrl"]
+    assert f"{files[1]}: is not well-formed JSON" in done.stderr
+    assert f"{files[3]}: Environment.Apptainer.Path: the image" in done.stderr
+    assert "~nobody-of-this-name/x.yaml: there is no such user" in done.stderr
+
+
+def test_names_that_no_site_can_have_are_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "2=max.yaml").write_text(GOOD)
+    done = check(str(tmp_path / "2=max.yaml"))
+    assert done.exit_code == 0
+    assert "write NAME=FILE" in done.stderr
+
+
+def test_variables_that_linux_would_not_take_are_told(tmp_path: Path) -> None:
+    variables = {"LONG": "x" * 131_000, "FITS": "x" * 130_000 + "ü" * 490}
+    document = {
+        "UnicoreApiUrl": "https://hpc.example.org/rest/core",
+        "Resources": {"Queue": "q"},
+        "Environment": {"Variables": variables},
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document, ensure_ascii=False))
+    done = check(str(tmp_path / "a.json"))
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [
+        "Environment.Variables.LONG"
+    ]
+
+
+def test_json_has_it_all(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("{}")
+    (tmp_path / "b.yaml").write_text(FIRECREST)
+    done = check("--json", str(tmp_path / "a.yaml"), f"alps={tmp_path}/b.yaml")
+    assert done.exit_code == 2
+    one, two = json.loads(done.stdout)["files"]
+    assert (one["valid"], one["site"], two["valid"], two["site"]) == (False, None, True, "alps")
+    assert {mistake["key"] for mistake in one["mistakes"]} == {"UnicoreApiUrl", "Resources"}
+    assert (two["api"], two["queue"], len(two["warnings"])) == ("firecrest", "normal", 1)
+
+
+def sif(path: Path, code: bytes) -> None:
+    """The beginning of a SIF file."""
+    path.write_bytes(struct.pack("32s10s3s3s", b"#!/usr/bin/env run\n", b"SIF_MAGIC", b"01", code))
+
+
+def connected(
+    box: Sandbox, project: Path, more: str = "", *, token: str = "", **changes: str
+) -> Result:
+    text = box.config_path("hpc1").read_text()
+    for old, new in changes.items():
+        text = text.replace(f"{old}: ", f"{old}: {new} #", 1)
+    (project / "hpc1.yaml").write_text(text + more)
+    environment = {name: value for name, value in os.environ.items() if "MANTIK" not in name}
+    environment |= {"MANTIK_HPC1_TOKEN": token} if token else box.environment()
+    return check(
+        "--connect", str(project / "hpc1.yaml"), "--project", str(project), environment=environment
+    )
+
+
+def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
+    sif(tmp_path / "i.sif", b"04")
+    done = connected(sandbox, tmp_path, "Environment: {Apptainer: {Path: i.sif}}\n")
+    assert done.exit_code == 0, done.output
+    lines = dict(line.strip().split(": ", 1) for line in done.stdout.splitlines()[1:])
+    told = {key: value.strip() for key, value in lines.items()}
+    assert told["credentials"] == "Password found"
+    assert "can be written to" in told["workspace"]
+    assert "UNICORE" in told["server"]
+    assert "batch" in told["queues"]
+    assert "runtime up to" in told["queue"]
+    assert "fit into" in told["resources"]
+    assert told["clock"].endswith(" s")
+    assert "arm64" in told["image"]
+    left = [path for path in (sandbox.directory / "hpc1").rglob("check-*") if path.is_file()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"Queue": "nowhere"}, "Resources.Queue: there is no queue 'nowhere'"),
+        ({"Queue": "batch\n  Nodes: 999"}, "Resources.Nodes: nodes of 999"),
+        ({"Queue": "batch\n  GPUsPerNode: 99\n  Runtime: 99d"}, "Resources.GPUsPerNode"),
+        (
+            {"Queue": "batch\n  GPUsPerNode: 1", "Scheduler": "none"},
+            "server: UNICORE/X 11.0.0 loses GPUsPerNode of 1",
+        ),
+    ],
+)
+def test_what_the_site_has_not_is_told(
+    sandbox: Sandbox, tmp_path: Path, changes: dict[str, str], told: str
+) -> None:
+    done = connected(sandbox, tmp_path, **changes)
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert "can be written to" in done.stdout
+
+
+def test_credentials_that_nobody_takes_are_told(sandbox: Sandbox, tmp_path: Path) -> None:
+    key = "k" * 32
+    old = jwt.encode({"exp": int(time.time()) - 60}, key)
+    soon = jwt.encode({"exp": int(time.time()) + 600}, key)
+    done = connected(sandbox, tmp_path, token=old)
+    assert done.exit_code == 2
+    assert "credentials: Bearer expired at" in done.stderr
+    done = connected(sandbox, tmp_path, token=soon, Queue="batch\n  Runtime: 1h")
+    assert "(!) Bearer expires at" in done.stdout
+    assert "credentials: " in done.stderr  # the sandbox does not know it
+    (tmp_path / "lonely.yaml").write_text(GOOD)
+    environment = dict.fromkeys((name for name in os.environ if "MANTIK" in name), "")
+    done = check("--connect", str(tmp_path / "lonely.yaml"), environment=environment)
+    assert done.exit_code == 2
+    assert "credentials: site lonely: no credentials" in done.stderr
+
+
+def test_a_site_that_is_not_there_is_told(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.cli.connect.ANSWER_WAIT_S", 3.0)
+    url = f"http://127.0.0.1:{closed_port()}/rest/core"
+    done = connected(sandbox, tmp_path, UnicoreApiUrl=url)
+    assert done.exit_code == 2
+    assert ".yaml: server: " in done.stderr
+
+
+def test_firecrest_cannot_be_asked_yet(tmp_path: Path) -> None:
+    (tmp_path / "alps.yaml").write_text(FIRECREST)
+    done = check(
+        "--connect", "--json", str(tmp_path / "alps.yaml"), environment={"MANTIK_ALPS_TOKEN": "x"}
+    )
+    assert done.exit_code == 2
+    findings = json.loads(done.stdout)["files"][0]["findings"]
+    assert "not supported yet" in findings[-1]["text"]

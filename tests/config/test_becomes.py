@@ -1,0 +1,111 @@
+"""The table of what each key becomes, held against what is really made of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from snakemake_executor_plugin_mantik.config.becomes import COMBINED, RESOURCES, Becomes
+from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resources
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
+from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
+
+UNICORE = {"UnicoreApiUrl": "https://hpc.example.org/rest/core"}
+FIRECREST = {
+    "Firecrest": {
+        "ApiUrl": "https://f.example.org",
+        "TokenUrl": "https://t.example.org",
+        "Machine": "m",
+    }
+}
+DOCS = (Path(__file__).parents[2] / "docs" / "backend-config.md").read_text()
+ROWS = [*RESOURCES.values(), *COMBINED]
+ALWAYS = {
+    "--job-name=render", "--partition=q", "--ntasks-per-node=1", "--no-requeue",
+    "--output=stdout", "--error=stderr", "-N render", "-q q", "-r n", "-o stdout", "-e stderr",
+    "-j oe",
+}  # fmt: skip
+
+
+def made(api: Mapping[str, Any], row: Becomes, scheduler: str) -> Preview:
+    document = {**api, "Resources": {"Queue": "q", **row.example}, "Site": {"Scheduler": scheduler}}
+    planner = Planner(BackendConfig.model_validate(document), None, Path("/p"))
+    return preview(planner, "hpc", "true")
+
+
+def directives(shown: Preview, mark: str) -> list[str]:
+    lines = shown.script.splitlines()
+    return [line.removeprefix(f"{mark} ") for line in lines if line.startswith(mark)]
+
+
+def test_the_table_has_all_keys() -> None:
+    assert set(RESOURCES) == set(Resources.key_names()) - {"Memory"}
+    assert all(key == "Queue" or list(row.example) == [key] for key, row in RESOURCES.items())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.example))
+@pytest.mark.parametrize("scheduler", ["slurm", "none"])
+def test_unicore(row: Becomes, scheduler: str) -> None:
+    resources = made(UNICORE, row, scheduler).submission["Resources"]
+    assert resources == {"Queue": "q", **row.unicore}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.example))
+@pytest.mark.parametrize("api", [UNICORE, FIRECREST], ids=["unicore", "firecrest"])
+def test_slurm(row: Becomes, api: Mapping[str, Any]) -> None:
+    found = directives(made(api, row, "slurm"), "#SBATCH")
+    assert set(row.slurm) <= set(found)
+    assert set(found) <= ALWAYS | set(row.slurm)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.example))
+@pytest.mark.parametrize("api", [UNICORE, FIRECREST], ids=["unicore", "firecrest"])
+def test_pbs(row: Becomes, api: Mapping[str, Any]) -> None:
+    if not row.pbs:
+        with pytest.raises(ValidationError, match="PBS"):
+            made(api, row, "pbs")
+        return
+    found = directives(made(api, row, "pbs"), "#PBS")
+    assert set(row.pbs) <= set(found)
+    assert set(found) <= ALWAYS | set(row.pbs)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(qos="high"),
+        Asked(constraint="a b"),
+        Asked(constraint="a|b"),
+        Asked(queue="a b"),
+        Asked(nodes=2, tasks=3),
+        Asked(nodes=2, total_cpus=3),
+    ],
+)
+def test_what_pbs_cannot_have_is_refused(asked: Asked) -> None:
+    with pytest.raises(UserError):
+        pbs_directives(asked, "x")
+
+
+def test_tasks_and_memory_of_each_cpu_for_pbs() -> None:
+    asked = Asked(nodes=2, tasks=8, cpus_per_task=3, memory_mib_per_cpu=100, constraint="a=b&c")
+    select = "-l select=2:ncpus=12:mpiprocs=4:mem=1200mb:a=b:c=True"
+    assert select in pbs_directives(asked, "x")
+    assert "-l select=1:ncpus=4:mpiprocs=4" in pbs_directives(Asked(tasks=4), "x")
+    assert pbs_directives(Asked(), "ü", account="a") == ("-N mantik", "-P a", "-r n")
+
+
+@pytest.mark.parametrize("key", RESOURCES)
+def test_the_docs_say_the_same(key: str) -> None:
+    line = next(line for line in DOCS.splitlines() if line.startswith(f"| `{key}` |"))
+    _, _, _, _, unicore, slurm, pbs, _ = line.split("|")
+    row = RESOURCES[key]
+    assert all(f"`{name}`" in unicore for name in row.unicore if name != "Nodes" or key == "Nodes")
+    for option in row.slurm:
+        assert option.partition("=")[0] in slurm, option
+    assert all(option.split("=")[0].split(" ")[0] in pbs for option in row.pbs)
+    assert row.pbs or "refused" in pbs

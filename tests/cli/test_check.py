@@ -174,13 +174,3 @@ def test_a_site_that_is_not_there_is_told(
     done = connected(sandbox, tmp_path, UnicoreApiUrl=url)
     assert done.exit_code == 2
     assert ".yaml: server: " in done.stderr
-
-
-def test_firecrest_cannot_be_asked_yet(tmp_path: Path) -> None:
-    (tmp_path / "alps.yaml").write_text(FIRECREST)
-    done = check(
-        "--connect", "--json", str(tmp_path / "alps.yaml"), environment={"MANTIK_ALPS_TOKEN": "x"}
-    )
-    assert done.exit_code == 2
-    findings = json.loads(done.stdout)["files"][0]["findings"]
-    assert "not supported yet" in findings[-1]["text"]

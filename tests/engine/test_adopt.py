@@ -12,12 +12,18 @@ JOB = request(1)
 OPEN = [TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED]
 
 
-def record(state: TryState, number: int = 1, **values: str) -> TryRecord:
-    made = TryRecord(
-        id=f"{number:036}", site="sim", bucket=0, job=JOB.job, rule="make", name="n",
-        fingerprint="same", state=state,
+def record(
+    state: TryState,
+    number: int = 1,
+    *,
+    fingerprint: str = "same",
+    site: str = "sim",
+    outcome: str = "",
+) -> TryRecord:
+    return TryRecord(
+        id=f"{number:036}", site=site, bucket=0, job=JOB.job, rule="make", name="n",
+        fingerprint=fingerprint, state=state, outcome=outcome,
     )  # fmt: skip
-    return replace(made, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("state", OPEN)
@@ -28,9 +34,9 @@ def test_the_same_job_is_taken_up(state: TryState) -> None:
 
 
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
-@pytest.mark.parametrize("values", [{"fingerprint": "other"}, {"site": "elsewhere"}])
-def test_another_job_is_not(state: TryState, values: dict[str, str]) -> None:
-    found = replace(record(state, outcome="succeeded"), **values)
+@pytest.mark.parametrize(("fingerprint", "site"), [("other", "sim"), ("same", "elsewhere")])
+def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:
+    found = record(state, outcome="succeeded", fingerprint=fingerprint, site=site)
     choice = choose(JOB, "same", [found])
     assert choice.adopted is None
     assert choice.unwanted == (found,)

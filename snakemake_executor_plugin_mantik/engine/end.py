@@ -203,21 +203,21 @@ class Ender:
     async def _empty(self) -> None:
         if not self._journal.retire_buckets(self._site.name):
             return
-        for bundle in self._journal.pending_bundles(self._site.name):
-            self._journal.set_bundle(bundle, "gone")
+        for bundle in self._journal.files.pending_bundles(self._site.name):
+            self._journal.files.set_bundle(bundle, "gone")
         await asyncio.gather(*(self._site.remove(path) for path in (TRIES, WORK, BUNDLES)))
 
     async def _sweep(self, workdir: Path) -> None:
         gone = [
             file.path
-            for file in self._journal.remote_files(self._site.name)
+            for file in self._journal.files.remote_files(self._site.name)
             if not file.source
             and not (workdir / file.path).exists()
             and rest_safe(file.path)
             and not file.path.startswith(".")
         ]
         await asyncio.gather(*(self._site.remove(path) for path in gone))
-        self._journal.forget_remote_files(self._site.name, gone)
+        self._journal.files.forget_remote_files(self._site.name, gone)
         # Of a temp(directory()) the directories are left.
         left = {
             parent.as_posix()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 
 _CHUNK = 1 << 20
 
@@ -47,9 +47,9 @@ class LocalFiles:
     Belongs to the event loop's thread; the reading itself happens in worker threads.
     """
 
-    def __init__(self, workdir: Path, journal: Journal) -> None:
+    def __init__(self, workdir: Path, ledger: FileLedger) -> None:
         self._workdir = workdir
-        self._journal = journal
+        self._ledger = ledger
         self._reading: dict[tuple[str, int, int], asyncio.Task[str]] = {}
 
     async def look(
@@ -93,7 +93,7 @@ class LocalFiles:
             ) from error
 
     async def _checksum(self, path: Path, status: os.stat_result) -> str:
-        known = self._journal.local_file(str(path), status.st_size, status.st_mtime_ns)
+        known = self._ledger.local_file(str(path), status.st_size, status.st_mtime_ns)
         if known is not None:
             return known
         key = (str(path), status.st_size, status.st_mtime_ns)
@@ -103,7 +103,7 @@ class LocalFiles:
             digest = await self._reading[key]
         finally:
             self._reading.pop(key, None)
-        self._journal.set_local_files([(*key, digest)])
+        self._ledger.set_local_files([(*key, digest)])
         return digest
 
     def touched(self, path: str, size: int, sha256: str) -> None:
@@ -114,7 +114,7 @@ class LocalFiles:
         except OSError:
             return  # a temp() file that is gone already needs no checksum
         if status.st_size == size:
-            self._journal.set_local_files([(str(local), size, status.st_mtime_ns, sha256)])
+            self._ledger.set_local_files([(str(local), size, status.st_mtime_ns, sha256)])
 
 
 def _walk(root: Path, path: str) -> list[tuple[str, Path, os.stat_result]]:

@@ -23,7 +23,7 @@ NASTY = "a b'\"\n#%*$HOME`ü;-"
 def local(tmp_path: Path) -> Iterator[LocalFiles]:
     with closing(Journal(tmp_path / "state")) as journal:
         (tmp_path / "work").mkdir()
-        yield LocalFiles(tmp_path / "work", journal)
+        yield LocalFiles(tmp_path / "work", journal.files)
 
 
 @pytest.fixture

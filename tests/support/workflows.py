@@ -14,6 +14,8 @@ from textwrap import dedent
 import pytest
 
 from snakemake_executor_plugin_mantik.journal import TryRecord, history
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.startup import workspace_name
 
 WAIT_S = 100.0
@@ -31,13 +33,25 @@ class Place:
         name: its name in the workflow.
         config: the text of its backend config.
         environment: credentials.
-        storage: the local directory that holds its workspaces.
+        storage: the local directory that holds its workspaces, in one named `mantik`.
+        server: the local directory that holds all of the server's files.
     """
 
     name: str
     config: str
     environment: Mapping[str, str]
     storage: Path
+    server: Path
+
+
+def place_in(box: Sandbox, name: str) -> Place:
+    """A site of a sandbox."""
+    directory = box.directory / name
+    site = box.site(name)
+    # firecREST has a directory for each user in each of its file systems.
+    own = site.home.name if isinstance(site, FirecrestSite) else "."
+    config = box.config_path(name).read_text()
+    return Place(name, config, box.environment(), directory / "scratch" / own, directory)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watch import LOST_S, Watcher
+from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK, marker_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState

@@ -19,7 +19,8 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
-from snakemake_executor_plugin_mantik.engine.watch import End, EndKind, Watcher
+from snakemake_executor_plugin_mantik.engine.watch import Watcher
+from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.script import STEPS

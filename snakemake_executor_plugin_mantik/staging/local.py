@@ -1,6 +1,7 @@
 """Local files as they go up: their content's checksum, taken once per content."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import stat
@@ -120,27 +121,33 @@ class LocalFiles:
 def _walk(root: Path, path: str) -> list[tuple[str, Path, os.stat_result]]:
     """(path in the workspace, local path, status) of a file, or of all that is below a directory.
 
-    Symbolic links to files count as the files; those to directories below `root` are left out, so
-    that a loop of links ends.
+    Symbolic links count as what they lead to; left out are those that lead nowhere or back to a
+    directory above them, and what is neither a file nor a directory.
     """
-    status = root.stat()
-    if not stat.S_ISDIR(status.st_mode):
-        return [(path, root, status)]
-    found = []
-    for at, directories, files in os.walk(root, onerror=_raise):
-        below = Path(at).relative_to(root).as_posix()
-        prefix = path if below == "." else f"{path}/{below}"
-        if not directories and not files:
-            found.append((prefix, Path(at), Path(at).stat()))
-        for name in files:
-            local = Path(at, name)
-            if local.is_file():
-                found.append((f"{prefix}/{name}", local, local.stat()))
+    found: list[tuple[str, Path, os.stat_result]] = []
+
+    def add(local: Path, at: str, above: frozenset[tuple[int, int]]) -> None:
+        try:
+            status = local.stat()
+        except OSError as error:
+            if local != root and error.errno in (errno.ENOENT, errno.ELOOP):
+                return  # a link to nowhere, or a file that has just gone
+            raise
+        if not stat.S_ISDIR(status.st_mode):
+            if stat.S_ISREG(status.st_mode) or local == root:
+                found.append((at, local, status))
+            return
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            return
+        names = sorted(os.listdir(local))
+        if not names:
+            found.append((at, local, status))
+        for name in names:
+            add(local / name, f"{at}/{name}", above | {identity})
+
+    add(root, path, frozenset())
     return found
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def checksum(path: Path) -> str:

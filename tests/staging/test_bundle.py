@@ -117,8 +117,10 @@ def test_links(local: LocalFiles, work: Path) -> None:
     (work / "d/link").symlink_to("sub/x")
     (work / "d/loop").symlink_to(".")
     (work / "d/dangling").symlink_to("nowhere")
+    (work / "d/itself").symlink_to("itself")
+    (work / "d/again").symlink_to("sub")
     os.mkfifo(work / "d/pipe")
-    assert {file.path for file in look(local, "d")} == {"d/sub/x", "d/link"}
+    assert {file.path for file in look(local, "d")} == {"d/sub/x", "d/link", "d/again/x"}
 
 
 @pytest.mark.parametrize("trouble", ["missing", "name"])

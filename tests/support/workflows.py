@@ -76,12 +76,21 @@ class Ran:
 
 @dataclass
 class Project:
-    """A workflow's directory on this machine, and the site that its rules run at."""
+    """A workflow's directory on this machine, and the site that its rules run at.
+
+    Attributes:
+        directory: the workflow's.
+        place: the first site.
+        extra: variables that Snakemake is given beside the site's credentials.
+        prefix: what stands before the command.
+        sites: further backend configs, as `--mantik-backend-config` takes them.
+    """
 
     directory: Path
     place: Place
     extra: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
+    sites: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -112,7 +121,11 @@ class Project:
     @property
     def workspace(self) -> Path:
         """The workflow's workspace at the site, as this machine sees it."""
-        return self.place.storage / "mantik" / workspace_name(self.directory)
+        return self.workspace_at(self.place)
+
+    def workspace_at(self, place: Place) -> Path:
+        """The same at another site."""
+        return place.storage / "mantik" / workspace_name(self.directory)
 
     @property
     def tries(self) -> list[TryRecord]:
@@ -132,7 +145,7 @@ class Project:
             words += ["--executor", "local", "--cores", "4"]
         elif not plain:
             words += ["--executor", "mantik", "--jobs", "20"]
-            words += ["--mantik-backend-config", str(self.config)]
+            words += ["--mantik-backend-config", str(self.config), *self.sites]
         return words
 
     def run(self, *arguments: str, plain: bool = False, local: bool = False) -> Ran:
@@ -170,7 +183,7 @@ class Project:
         """The same files in another directory, to be run with Snakemake's own local executor."""
         directory = self.directory.with_name(f"{self.directory.name}-twin")
         shutil.copytree(self.directory, directory, symlinks=True)
-        return Project(directory, self.place, self.extra)
+        return Project(directory, self.place, self.extra, sites=self.sites)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
-from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
@@ -103,7 +103,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
-        token_urls={n: f.token_url for n, c in configs.items() if (f := c.config.firecrest)},
+        issuers={name: issuer_of(config, workdir) for name, config in configs.items()},
     )
     planners = {
         name: Planner(c.config, find_account(name, os.environ), workdir)

@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
@@ -62,7 +62,8 @@ def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
     """Talk to the site of a config, with the user's credentials from the environment or keyring."""
     findings: list[Finding] = []
     try:
-        credential = find_credentials(loaded.name, loaded.config.api, os.environ)
+        issuer = issuer_of(loaded, project)
+        credential = find_credentials(loaded.name, loaded.config.api, os.environ, issuer=issuer)
     except MantikError as error:
         return [Finding("credentials", "wrong", str(error))]
     findings += _credentials(credential, loaded.config.resources.runtime_s)

@@ -348,8 +348,8 @@ def test_two_names_of_one_api_share_client_and_workspace(either: Project, sandbo
     either.write("small.txt", "small\n")
     either.write("Snakefile", NAMES)
     ledger = Ledger(sandbox)
-    site = sandbox.site(name)
-    tokens = site.tokens.issued if isinstance(site, FirecrestSite) else 0
+    server = sandbox.site(name)
+    tokens = server.tokens.issued if isinstance(server, FirecrestSite) else 0
 
     ran = either.run(
         "--executor", "mantik", "--jobs", "4", "--mantik-backend-config", "a.yaml", "b.yaml",
@@ -361,8 +361,8 @@ def test_two_names_of_one_api_share_client_and_workspace(either: Project, sandbo
     assert ran.output.count("Sources: ") == 1
     assert either.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]
     assert {record.site for record in either.tries} == {"a", "b"}
-    if isinstance(site, FirecrestSite):
-        assert site.tokens.issued == tokens + 1
+    if isinstance(server, FirecrestSite):
+        assert server.tokens.issued == tokens + 1
 
 
 def test_limits_of_each_site_hold(two: Project, sandbox: Sandbox, firecrest_place: Place) -> None:

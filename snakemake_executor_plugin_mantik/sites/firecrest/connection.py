@@ -161,6 +161,7 @@ class Connection:
             told = error_of(error, self.site)
             if told is None:
                 raise
+            self._credential.advise(told)
             raise told from error
 
 

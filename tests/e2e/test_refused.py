@@ -62,11 +62,6 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
             shadow: "minimal"
             shell: "touch {{output}}"
 
-        rule measured:
-            output: "measured"
-            benchmark: "benchmark.txt"
-            shell: "touch {{output}}"
-
         rule grouped:
             output: "grouped"
             group: "g"
@@ -101,7 +96,6 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         "rule scripted has a script: directive",
         "rule noted has a notebook: directive",
         "rule shadowed has a shadow: directive",
-        "rule measured has a benchmark: file",
         "rule grouped belongs to a group or pipe",
         "rule writer writes to a pipe()",
         "rule piped belongs to a group or pipe",

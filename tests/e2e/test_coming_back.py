@@ -130,7 +130,7 @@ def test_interrupted(either: Project) -> None:
     assert "Traceback" not in ended.output, ended.output
     assert "may still run" not in ended.output, ended.output
     assert {record.outcome for record in either.tries} == {"cancelled"}, ended.output
-    until(lambda: not sleepers(either.workspace), "the end of all processes", 5)
+    until(lambda: not sleepers(either.workspace), "the end of all processes", 20)
     go(either)
     either.run(plain=True).ok()
     assert either.read("sum.txt") == "0\n1\n2\n3\n"

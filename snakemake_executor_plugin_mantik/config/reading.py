@@ -210,7 +210,8 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
 
 def _is_path(value: object) -> bool:
     """Whether the model lets `value` through as a path; else it has said so itself."""
-    return isinstance(value, str) and value.strip() != "" and value.strip().isprintable()
+    path = value.strip() if isinstance(value, str) else ""
+    return path != "" and path.isprintable() and not path.startswith(("~", "$"))
 
 
 def _is_file(path: Path) -> bool:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from snakemake_executor_plugin_mantik.config import units
-from snakemake_executor_plugin_mantik.jobs.script import VARIABLE_BYTES
+from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
@@ -259,6 +259,8 @@ def _variables(value: object) -> dict[str, str]:
             found.append(
                 ((name,), "is no name of a variable: letters, digits and _, no digit first")
             )
+        elif name in BASH_OWN:
+            found.append(((name,), "is set by bash itself, so that the command would not see it"))
         elif not isinstance(item, (str, int, float)):
             found.append(((name,), f"has to be a text, found {describe(item)}"))
         else:

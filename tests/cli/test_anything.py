@@ -91,7 +91,7 @@ def survives(content: bytes, suffix: str, project: Path) -> None:
         if done.exception is not None:
             assert isinstance(done.exception, (SystemExit, MantikError)), words
         if words[0] == "render" and done.exit_code == 0:
-            assert json.loads(done.stdout)["script"].startswith("#!/bin/bash\n")
+            assert json.loads(done.stdout)["script"].startswith("#!/bin/bash")
 
 
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

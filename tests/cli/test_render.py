@@ -110,7 +110,7 @@ def test_what_is_submitted_is_what_is_shown(tmp_path: Path) -> None:
     assert job == f"#!/bin/bash\n# Job: {script}"
     found = render(cases / "firecrest-everything.yaml", tmp_path, account="me-2026")
     assert found["submission"] == {
-        "job": {"workingDirectory": "/WORKSPACE", "script": found["script"], "account": "me-2026"}
+        "job": {"working_directory": "/WORKSPACE", "script": found["script"]}
     }
     assert "#SBATCH --account=me-2026\n" in found["script"]
     subprocess.run(["bash", "-n"], input=found["script"], text=True, check=True)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from snakemake_executor_plugin_mantik.config.becomes import COMBINED, RESOURCES, Becomes
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resources
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
+from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, preview
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
@@ -28,7 +28,9 @@ ROWS = [*RESOURCES.values(), *COMBINED]
 ALWAYS = {
     "--job-name=render", "--partition=q", "--ntasks-per-node=1", "--no-requeue",
     "--output=stdout", "--error=stderr", "-N render", "-q q", "-r n", "-o stdout", "-e stderr",
-    "-j oe",
+    "-j oe", "-S /bin/bash",
+    f"--job-name=render-{TRY}", '--output="/WORKSPACE/.mantik/jobs/%j.out"', f"-N render-{TRY}",
+    '-o "/WORKSPACE/.mantik/jobs/"',
 }  # fmt: skip
 
 
@@ -82,6 +84,7 @@ def test_pbs(row: Becomes, api: Mapping[str, Any]) -> None:
         Asked(constraint="a b"),
         Asked(constraint="a|b"),
         Asked(queue="a b"),
+        Asked(account="a\n#PBS -q other"),
         Asked(nodes=2, tasks=3),
         Asked(nodes=2, total_cpus=3),
     ],
@@ -95,8 +98,31 @@ def test_tasks_and_memory_of_each_cpu_for_pbs() -> None:
     asked = Asked(nodes=2, tasks=8, cpus_per_task=3, memory_mib_per_cpu=100, constraint="a=b&c")
     select = "-l select=2:ncpus=12:mpiprocs=4:mem=1200mb:a=b:c=True"
     assert select in pbs_directives(asked, "x")
-    assert "-l select=1:ncpus=4:mpiprocs=4" in pbs_directives(Asked(tasks=4), "x")
-    assert pbs_directives(Asked(), "ü", account="a") == ("-N mantik", "-P a", "-r n")
+    assert pbs_directives(Asked(), "ü", account="a") == (
+        "-S /bin/bash", "-N mantik", "-P a", "-r n",
+    )  # fmt: skip
+    assert "-N xxxxxxxxxxxxxxx" in pbs_directives(Asked(), "x" * 20)
+    assert f"-N {'x' * 20}" in pbs_directives(Asked(), "x" * 20, longest_name=20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "select"),
+    [
+        (Asked(), None),
+        (Asked(nodes=3), "select=3"),
+        (Asked(cpus_per_task=8), "select=1:ncpus=8:mpiprocs=1"),
+        (Asked(nodes=2, total_cpus=8), "select=2:ncpus=4:mpiprocs=1"),
+        (Asked(tasks=4), "select=1:ncpus=4:mpiprocs=4"),
+        (Asked(cpus_per_task=4, memory_mib_per_cpu=100), "select=1:ncpus=4:mpiprocs=1:mem=400mb"),
+    ],
+)
+def test_chunks_of_pbs(asked: Asked, select: str | None) -> None:
+    found = [line for line in pbs_directives(asked, "x") if line.startswith("-l select")]
+    assert found == ([f"-l {select}"] if select else [])
+
+
+def test_reservations_of_pbs_are_queues() -> None:
+    assert "-q R12" in pbs_directives(Asked(queue="workq", reservation="R12"), "x")
 
 
 @pytest.mark.parametrize("key", RESOURCES)

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     read_user,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, carries
-from snakemake_executor_plugin_mantik.sites.firecrest.script import batch_script
+from snakemake_executor_plugin_mantik.sites.firecrest.script import request_body
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
 
 
@@ -156,9 +156,8 @@ class FirecrestSite:
     async def submit(self, submission: Submission) -> str:
         """See `Site.submit`."""
         opened = self._open
-        output = opened.paths.absolute(JOBS)
-        script = batch_script(submission, opened.system.scheduler, output)
-        return await self._jobs.submit(script, opened.paths.root)
+        body = request_body(submission, opened.system.scheduler, opened.paths.root)
+        return await self._jobs.submit(body)
 
     async def find(self, tag: str) -> list[str]:
         """See `Site.find`."""

@@ -1,4 +1,4 @@
-"""The engine alone, without Snakemake, with a number of jobs in flight at once.
+"""The engine alone, without Snakemake, with a number of jobs in flight at once at one site or more.
 
 Prints one line of JSON: requests per job over its life, listings per cycle, CPU of this process.
 """
@@ -19,10 +19,12 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 
-SITE = "hpc1"
+APIS = {"hpc1": "unicore", "hpc2": "firecrest"}
+"""The sandbox's sites and what they speak."""
 
 
 def cpu_seconds() -> float:
@@ -31,35 +33,42 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def request(number: int) -> JobRequest:
+def request(number: int, site: str) -> JobRequest:
     """A job that writes its number to a file."""
     output = f"out/{number}.txt"
     return JobRequest(
-        number=number, job=f"job-{number}", rule="make", name=f"make n={number}", site=SITE,
+        number=number, job=f"job-{number}", rule="make", name=f"make n={number}", site=site,
         command=f"set -euo pipefail; echo {number} > {output}", shell="bash", resources={},
         threads=1, variables={"OMP_NUM_THREADS": "1"}, inputs=(), outputs=(OutputFile(output),),
     )  # fmt: skip
 
 
-def measure(jobs: int, workdir: Path) -> dict[str, float]:
-    """Run `jobs` jobs, all handed over at once."""
-    loaded = read_all([f"{SITE}={os.environ['MANTIK_SANDBOX_DIR']}/{SITE}.yaml"], workdir)[SITE]
+def opened(name: str, jobs: int, workdir: Path) -> tuple[Site, Planner]:
+    """A site of the sandbox, with its limits out of the way."""
+    loaded = read_all([f"{name}={os.environ['MANTIK_SANDBOX_DIR']}/{name}.yaml"], workdir)[name]
     settings = loaded.config.site.model_copy(
         update={"max_jobs": jobs, "submissions_per_second": 1000}
     )
     config = loaded.config.model_copy(update={"site": settings})
-    credential = find_credentials(SITE, "unicore", os.environ)
+    token_url = config.firecrest.token_url if config.firecrest else None
+    credential = find_credentials(name, APIS[name], os.environ, token_url=token_url)
     site = make_site(replace(loaded, config=config), credential, "bench", project=workdir)
-    planner = Planner(config, None, workdir)
-    engine = Engine(
-        {SITE: (site, planner)}, workdir=workdir, state=workdir / ".state", tell=lambda _: None
-    )
-    engine.open([SITE], lambda _: Sources((), 0, ()))
+    return site, Planner(config, None, workdir)
+
+
+def measure(jobs: int, names: list[str], workdir: Path) -> dict[str, float]:
+    """Run `jobs` jobs, all handed over at once, in turn to each of the sites `names`."""
+    sites = {name: opened(name, jobs, workdir) for name in names}
+    engine = Engine(sites, workdir=workdir, state=workdir / ".state", tell=lambda _: None)
+    engine.open(names, lambda _: Sources((), 0, ()))
     (workdir / "out").mkdir()
-    requests: Counter[str] = site.requests  # type: ignore[attr-defined]
-    before, cpu, started = Counter(requests), cpu_seconds(), time.monotonic()
+
+    def counted() -> Counter[str]:
+        return sum((Counter(site.requests) for site, _ in sites.values()), Counter())  # type: ignore[attr-defined]
+
+    before, cpu, started = counted(), cpu_seconds(), time.monotonic()
     for number in range(jobs):
-        engine.submit(request(number))
+        engine.submit(request(number, names[number % len(names)]))
     done = 0
     while done < jobs:
         for outcome in engine.collect():
@@ -68,13 +77,12 @@ def measure(jobs: int, workdir: Path) -> dict[str, float]:
             done += 1
         time.sleep(0.02)
     seconds = time.monotonic() - started
-    cycles = engine.cycles(SITE)
+    cycles = sum(engine.cycles(name) for name in names)
     engine.close()
-    used = Counter(requests)
-    used.subtract(before)
-    print(dict(used), file=sys.stderr)
+    used = counted() - before
+    print(names, dict(used), file=sys.stderr)
     return {
-        "requests_per_job": (sum(used.values()) - used["list"]) / jobs,
+        "requests_per_job": (used.total() - used["list"]) / jobs,
         "listings_per_cycle": used["list"] / max(1, cycles),
         "cpu_ms_per_job": (cpu_seconds() - cpu) / jobs * 1000,
         "seconds": seconds,
@@ -83,4 +91,4 @@ def measure(jobs: int, workdir: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        print(json.dumps(measure(int(sys.argv[1]), Path(directory))))
+        print(json.dumps(measure(int(sys.argv[1]), sys.argv[2:], Path(directory))))

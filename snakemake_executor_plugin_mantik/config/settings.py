@@ -103,7 +103,7 @@ class SiteSettings(Part):
     )
     timeout_s: Duration = _time("Timeout", "120s", "How long one request may take.")
     concurrent_requests: Positive = Field(
-        default=8,
+        default=4,
         alias="ConcurrentRequests",
         description="Requests to the site at the same time, at most.",
     )

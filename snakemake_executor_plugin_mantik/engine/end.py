@@ -7,9 +7,10 @@ from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watch import LOST_S, Watcher
+from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK, marker_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
@@ -203,21 +204,21 @@ class Ender:
     async def _empty(self) -> None:
         if not self._journal.retire_buckets(self._site.name):
             return
-        for bundle in self._journal.pending_bundles(self._site.name):
-            self._journal.set_bundle(bundle, "gone")
+        for bundle in self._journal.files.pending_bundles(self._site.name):
+            self._journal.files.set_bundle(bundle, "gone")
         await asyncio.gather(*(self._site.remove(path) for path in (TRIES, WORK, BUNDLES)))
 
     async def _sweep(self, workdir: Path) -> None:
         gone = [
             file.path
-            for file in self._journal.remote_files(self._site.name)
+            for file in self._journal.files.remote_files(self._site.name)
             if not file.source
             and not (workdir / file.path).exists()
             and rest_safe(file.path)
             and not file.path.startswith(".")
         ]
         await asyncio.gather(*(self._site.remove(path) for path in gone))
-        self._journal.forget_remote_files(self._site.name, gone)
+        self._journal.files.forget_remote_files(self._site.name, gone)
         # Of a temp(directory()) the directories are left.
         left = {
             parent.as_posix()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.engine.patience import FIRST_WAIT_S, Patience
-from snakemake_executor_plugin_mantik.engine.watch import End
+from snakemake_executor_plugin_mantik.engine.watched import End
 from snakemake_executor_plugin_mantik.errors import (
     OutputMissing,
     SiteNotFound,

@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
@@ -45,19 +45,19 @@ class Stager:
     """
 
     def __init__(
-        self, site: Site, journal: Journal, patience: Patience, scratch: Path, inline_limit: int
+        self, site: Site, ledger: FileLedger, patience: Patience, scratch: Path, inline_limit: int
     ) -> None:
         """Make a stager.
 
         Args:
             site: where the workspace is.
-            journal: holds the manifest.
+            ledger: holds the manifest.
             patience: repeats what the site does not answer.
             scratch: a local directory for bundles on their way.
             inline_limit: bytes of a packed bundle up to which it travels in the script.
         """
         self._site = site
-        self._journal = journal
+        self._ledger = ledger
         self._patience = patience
         self._scratch = scratch
         self._inline_limit = inline_limit
@@ -71,13 +71,13 @@ class Stager:
         self._sources: set[str] = set()
         self._sources_lost = False
         self._sending = asyncio.Lock()
-        for bundle, files in journal.pending_bundles(site.name).items():
+        for bundle, files in ledger.pending_bundles(site.name).items():
             self._pending |= {file.path: (file.sha256, bundle) for file in files}
 
     def _distrust(self) -> None:
         """Compare with the site, before it counts, what the manifest says now."""
         old = defaultdict(list)
-        for file in self._journal.remote_files(self._site.name):
+        for file in self._ledger.remote_files(self._site.name):
             old[_directory(file.path)].append(file)
         self._old = dict(old)
         self._comparisons = {}
@@ -92,15 +92,15 @@ class Stager:
         here = {file.path: file.sha256 for file in sources}
         await self._withdraw(
             bundle
-            for bundle, files in self._journal.pending_bundles(self._site.name).items()
+            for bundle, files in self._ledger.pending_bundles(self._site.name).items()
             if any(file.source and here.get(file.path) != file.sha256 for file in files)
         )
-        known = self._journal.remote_files(self._site.name)
+        known = self._ledger.remote_files(self._site.name)
         gone = [file.path for file in known if file.source and file.path not in here]
         for path in gone:
             if rest_safe(path):
                 await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
-        self._journal.forget_remote_files(self._site.name, gone)
+        self._ledger.forget_remote_files(self._site.name, gone)
         await self._check(sources)
         missing = [file for file in sources if not self._there(file)]
         pending, fresh = self._sort(missing)
@@ -153,20 +153,20 @@ class Stager:
             file.path
             for directory in named
             if directory not in here
-            for file in self._journal.remote_files(self._site.name, below=directory)
+            for file in self._ledger.remote_files(self._site.name, below=directory)
             if file.path not in here and rest_safe(file.path)
         ]
         for path in gone:
             await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
-        self._journal.forget_remote_files(self._site.name, gone)
+        self._ledger.forget_remote_files(self._site.name, gone)
 
     def confirm(self, staged: Staged) -> None:
         """A job that was given `staged` has unpacked it."""
         files = list(staged.carried)
         for bundle in staged.bundles:
-            if held := self._journal.bundle_files(bundle):
+            if held := self._ledger.bundle_files(bundle):
                 files += held
-                self._journal.set_bundle(bundle, "unpacked")
+                self._ledger.set_bundle(bundle, "unpacked")
             self._sources.discard(bundle)
         if files:
             self.made(files)
@@ -175,7 +175,7 @@ class Stager:
         """These files lie in the workspace now: a job unpacked or made them."""
         for file in files:
             self._pending.pop(file.path, None)
-        self._journal.set_remote_files(self._site.name, [f for f in files if _is_text(f.path)])
+        self._ledger.set_remote_files(self._site.name, [f for f in files if _is_text(f.path)])
 
     def gone(self, bundles: Sequence[str]) -> None:
         """A job could not unpack these bundles: what they hold is sent again."""
@@ -184,12 +184,12 @@ class Stager:
             if bundle in self._sources:
                 self._sources.discard(bundle)
                 self._sources_lost = True
-            self._journal.set_bundle(bundle, "gone")
+            self._ledger.set_bundle(bundle, "gone")
 
     def purged(self) -> None:
         """The workspace has lost things: nothing is believed to be there before it is seen."""
         self._distrust()
-        self.gone(list(self._journal.pending_bundles(self._site.name)))
+        self.gone(list(self._ledger.pending_bundles(self._site.name)))
         self._sources_lost = True
 
     def lost(self, paths: Sequence[str]) -> None:
@@ -199,8 +199,8 @@ class Stager:
         """
         for path in paths:
             self._pending.pop(path, None)
-        self._journal.forget_remote_files(self._site.name, paths)
-        self._journal.forget_bundled_files(self._site.name, paths)
+        self._ledger.forget_remote_files(self._site.name, paths)
+        self._ledger.forget_bundled_files(self._site.name, paths)
 
     def _drop(self, bundle: str) -> None:
         self._pending = {path: p for path, p in self._pending.items() if p[1] != bundle}
@@ -226,7 +226,7 @@ class Stager:
         return known is not None and known[0] == file.sha256
 
     def _there(self, file: LocalFile) -> bool:
-        known = self._journal.remote_file(self._site.name, file.path)
+        known = self._ledger.remote_file(self._site.name, file.path)
         return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
 
     async def _upload(self, files: Sequence[LocalFile]) -> str:
@@ -250,7 +250,7 @@ class Stager:
             await self._patience(lambda: self._site.put(bundle_path(bundle), local))
         finally:
             local.unlink(missing_ok=True)
-        self._journal.add_bundle(self._site.name, bundle, [file.record for file in files])
+        self._ledger.add_bundle(self._site.name, bundle, [file.record for file in files])
 
     async def _check(self, files: Sequence[LocalFile]) -> None:
         """Compare what the manifest holds from earlier runs with the site, once per directory.
@@ -275,9 +275,9 @@ class Stager:
             for file in files
             if not _matches(file, entries)
             # What a job of this run has made since is newer than the records of earlier ones.
-            and self._journal.remote_file(self._site.name, file.path) == file
+            and self._ledger.remote_file(self._site.name, file.path) == file
         ]
-        self._journal.forget_remote_files(self._site.name, lost)
+        self._ledger.forget_remote_files(self._site.name, lost)
         if self._old.get(directory) is files:
             del self._old[directory]
 

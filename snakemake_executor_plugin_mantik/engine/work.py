@@ -19,7 +19,8 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
-from snakemake_executor_plugin_mantik.engine.watch import End, EndKind, Watcher
+from snakemake_executor_plugin_mantik.engine.watch import Watcher
+from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
@@ -92,10 +93,10 @@ class SiteWork:
         scratch.mkdir(parents=True, exist_ok=True)
         for left in scratch.iterdir():
             left.unlink()  # of a run that was killed
-        self.local = LocalFiles(workdir, journal)
+        self.local = LocalFiles(workdir, journal.files)
         clock = asyncio.get_running_loop().time
         patience = self._patience = Patience(site.name, tell, clock)
-        self.stager = Stager(site, journal, patience, scratch, settings.inline_limit_bytes)
+        self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self.watcher = Watcher(site, settings, patience, journal.submitted, clock)
         self._fetcher = Fetcher(site, patience, workdir, scratch)
         self._submitter = Submitter(site, journal, patience)
@@ -366,7 +367,7 @@ class SiteWork:
     async def commit(self, outcome: Outcome, request: JobRequest) -> None:
         """Snakemake has taken the outcome: nothing of the try is needed any more."""
         for output in request.outputs:
-            known = self._journal.remote_file(self.site.name, output.path)
+            known = self._journal.files.remote_file(self.site.name, output.path)
             if known is not None and outcome.succeeded:
                 self.local.touched(output.path, known.size, known.sha256)
         if outcome.try_id:

@@ -1,6 +1,7 @@
 """Local files as they go up: their content's checksum, taken once per content."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import stat
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 
 _CHUNK = 1 << 20
 
@@ -47,9 +48,9 @@ class LocalFiles:
     Belongs to the event loop's thread; the reading itself happens in worker threads.
     """
 
-    def __init__(self, workdir: Path, journal: Journal) -> None:
+    def __init__(self, workdir: Path, ledger: FileLedger) -> None:
         self._workdir = workdir
-        self._journal = journal
+        self._ledger = ledger
         self._reading: dict[tuple[str, int, int], asyncio.Task[str]] = {}
 
     async def look(
@@ -93,7 +94,7 @@ class LocalFiles:
             ) from error
 
     async def _checksum(self, path: Path, status: os.stat_result) -> str:
-        known = self._journal.local_file(str(path), status.st_size, status.st_mtime_ns)
+        known = self._ledger.local_file(str(path), status.st_size, status.st_mtime_ns)
         if known is not None:
             return known
         key = (str(path), status.st_size, status.st_mtime_ns)
@@ -103,7 +104,7 @@ class LocalFiles:
             digest = await self._reading[key]
         finally:
             self._reading.pop(key, None)
-        self._journal.set_local_files([(*key, digest)])
+        self._ledger.set_local_files([(*key, digest)])
         return digest
 
     def touched(self, path: str, size: int, sha256: str) -> None:
@@ -114,33 +115,39 @@ class LocalFiles:
         except OSError:
             return  # a temp() file that is gone already needs no checksum
         if status.st_size == size:
-            self._journal.set_local_files([(str(local), size, status.st_mtime_ns, sha256)])
+            self._ledger.set_local_files([(str(local), size, status.st_mtime_ns, sha256)])
 
 
 def _walk(root: Path, path: str) -> list[tuple[str, Path, os.stat_result]]:
     """(path in the workspace, local path, status) of a file, or of all that is below a directory.
 
-    Symbolic links to files count as the files; those to directories below `root` are left out, so
-    that a loop of links ends.
+    Symbolic links count as what they lead to; left out are those that lead nowhere or back to a
+    directory above them, and what is neither a file nor a directory.
     """
-    status = root.stat()
-    if not stat.S_ISDIR(status.st_mode):
-        return [(path, root, status)]
-    found = []
-    for at, directories, files in os.walk(root, onerror=_raise):
-        below = Path(at).relative_to(root).as_posix()
-        prefix = path if below == "." else f"{path}/{below}"
-        if not directories and not files:
-            found.append((prefix, Path(at), Path(at).stat()))
-        for name in files:
-            local = Path(at, name)
-            if local.is_file():
-                found.append((f"{prefix}/{name}", local, local.stat()))
+    found: list[tuple[str, Path, os.stat_result]] = []
+
+    def add(local: Path, at: str, above: frozenset[tuple[int, int]]) -> None:
+        try:
+            status = local.stat()
+        except OSError as error:
+            if local != root and error.errno in (errno.ENOENT, errno.ELOOP):
+                return  # a link to nowhere, or a file that has just gone
+            raise
+        if not stat.S_ISDIR(status.st_mode):
+            if stat.S_ISREG(status.st_mode) or local == root:
+                found.append((at, local, status))
+            return
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            return
+        names = sorted(os.listdir(local))
+        if not names:
+            found.append((at, local, status))
+        for name in names:
+            add(local / name, f"{at}/{name}", above | {identity})
+
+    add(root, path, frozenset())
     return found
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def checksum(path: Path) -> str:

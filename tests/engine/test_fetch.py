@@ -13,7 +13,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watch import End, EndKind
+from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile

@@ -33,8 +33,8 @@ class Bench:
         scratch = workdir / ".scratch"
         scratch.mkdir(exist_ok=True)
         patience = Patience("sim", lambda _: None, asyncio.get_running_loop().time)
-        self.stager = Stager(self.site, journal, patience, scratch, LIMIT)
-        self.local = LocalFiles(workdir, journal)
+        self.stager = Stager(self.site, journal.files, patience, scratch, LIMIT)
+        self.local = LocalFiles(workdir, journal.files)
 
     def write(self, path: str, content: bytes) -> str:
         place = self.workdir / path

@@ -23,7 +23,7 @@ NASTY = "a b'\"\n#%*$HOME`ü;-"
 def local(tmp_path: Path) -> Iterator[LocalFiles]:
     with closing(Journal(tmp_path / "state")) as journal:
         (tmp_path / "work").mkdir()
-        yield LocalFiles(tmp_path / "work", journal)
+        yield LocalFiles(tmp_path / "work", journal.files)
 
 
 @pytest.fixture
@@ -117,8 +117,10 @@ def test_links(local: LocalFiles, work: Path) -> None:
     (work / "d/link").symlink_to("sub/x")
     (work / "d/loop").symlink_to(".")
     (work / "d/dangling").symlink_to("nowhere")
+    (work / "d/itself").symlink_to("itself")
+    (work / "d/again").symlink_to("sub")
     os.mkfifo(work / "d/pipe")
-    assert {file.path for file in look(local, "d")} == {"d/sub/x", "d/link"}
+    assert {file.path for file in look(local, "d")} == {"d/sub/x", "d/link", "d/again/x"}
 
 
 @pytest.mark.parametrize("trouble", ["missing", "name"])

@@ -16,13 +16,13 @@ import pytest
 from snakemake_executor_plugin_mantik.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import (
     BUCKET_SIZE,
-    VERSION,
     FileRecord,
     Journal,
     TryRecord,
     TryState,
     history,
 )
+from snakemake_executor_plugin_mantik.journal.database import VERSION
 
 
 @pytest.fixture
@@ -112,15 +112,15 @@ def test_retired_buckets_are_never_used_again(journal: Journal) -> None:
 def test_another_workspace_is_begun_with_nothing(journal: Journal) -> None:
     journal.set_site("hpc1", "url", "/ws")
     record = new_try(journal)
-    journal.set_remote_files("hpc1", [FileRecord("a", 1, "x")])
-    journal.add_bundle("hpc1", "b", [FileRecord("c", 1, "x")])
+    journal.files.set_remote_files("hpc1", [FileRecord("a", 1, "x")])
+    journal.files.add_bundle("hpc1", "b", [FileRecord("c", 1, "x")])
     assert journal.set_site("hpc1", "url", "/ws") == []
-    assert journal.remote_file("hpc1", "a") is not None
+    assert journal.files.remote_file("hpc1", "a") is not None
 
     assert [r.id for r in journal.set_site("hpc1", "url", "/elsewhere")] == [record.id]
 
-    assert journal.remote_files("hpc1") == []
-    assert journal.pending_bundles("hpc1") == {}
+    assert journal.files.remote_files("hpc1") == []
+    assert journal.files.pending_bundles("hpc1") == {}
     assert journal.all_open_tries() == []
 
 
@@ -129,31 +129,33 @@ NASTY = "a b'\"\n#%*$HOME`ü;-"
 
 def test_files_of_every_name(journal: Journal) -> None:
     files = [FileRecord(NASTY, 3, "x"), FileRecord(f"d/{NASTY}", 4, "y", source=True)]
-    journal.set_remote_files("hpc1", [*files, FileRecord("d", 0, ""), FileRecord("d0", 1, "z")])
-    assert journal.remote_file("hpc1", NASTY) == files[0]
-    assert journal.remote_files("hpc1", below="d") == files[1:]
-    journal.forget_remote_files("hpc1", [NASTY])
-    assert journal.remote_file("hpc1", NASTY) is None
+    journal.files.set_remote_files(
+        "hpc1", [*files, FileRecord("d", 0, ""), FileRecord("d0", 1, "z")]
+    )
+    assert journal.files.remote_file("hpc1", NASTY) == files[0]
+    assert journal.files.remote_files("hpc1", below="d") == files[1:]
+    journal.files.forget_remote_files("hpc1", [NASTY])
+    assert journal.files.remote_file("hpc1", NASTY) is None
 
 
 def test_bundles_are_pending_until_they_are_unpacked(journal: Journal) -> None:
     files = [FileRecord("a", 1, "x"), FileRecord("b", 1, "y")]
-    journal.add_bundle("hpc1", "one", files)
-    journal.add_bundle("hpc1", "a-later-one", files[:1])
-    assert list(journal.pending_bundles("hpc1")) == ["one", "a-later-one"], "in their order"
-    journal.forget_bundled_files("hpc1", ["b"])
-    assert journal.bundle_files("one") == files[:1]
-    journal.set_bundle("one", "unpacked")
-    assert journal.bundle_files("one") == []
-    assert list(journal.pending_bundles("hpc1")) == ["a-later-one"]
-    assert journal.unpacked_bundles("hpc1") == ["one"]
+    journal.files.add_bundle("hpc1", "one", files)
+    journal.files.add_bundle("hpc1", "a-later-one", files[:1])
+    assert list(journal.files.pending_bundles("hpc1")) == ["one", "a-later-one"], "in their order"
+    journal.files.forget_bundled_files("hpc1", ["b"])
+    assert journal.files.bundle_files("one") == files[:1]
+    journal.files.set_bundle("one", "unpacked")
+    assert journal.files.bundle_files("one") == []
+    assert list(journal.files.pending_bundles("hpc1")) == ["a-later-one"]
+    assert journal.files.unpacked_bundles("hpc1") == ["one"]
 
 
 def test_checksum_is_known_while_size_and_time_are_the_same(journal: Journal) -> None:
-    journal.set_local_files([("/a", 3, 100, "x")])
-    assert journal.local_file("/a", 3, 100) == "x"
-    assert journal.local_file("/a", 3, 101) is None
-    assert journal.local_file("/a", 4, 100) is None
+    journal.files.set_local_files([("/a", 3, 100, "x")])
+    assert journal.files.local_file("/a", 3, 100) == "x"
+    assert journal.files.local_file("/a", 3, 101) is None
+    assert journal.files.local_file("/a", 4, 100) is None
 
 
 def test_lock_refuses_a_second_controller(journal: Journal) -> None:
@@ -235,9 +237,9 @@ def test_full_disk_is_told(journal: Journal) -> None:
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
     files = [FileRecord(f"{n}", n, "x" * 64) for n in range(10_000)]
     with pytest.raises(JournalError, match="Free space"):
-        journal.set_remote_files("hpc1", files)
+        journal.files.set_remote_files("hpc1", files)
     journal.submitting(record.id, "q")
-    assert journal.remote_files("hpc1") == []
+    assert journal.files.remote_files("hpc1") == []
 
 
 def test_history_without_a_journal(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""Asking the scheduler about tries that the markers say nothing of.
+
+Its word counts only where the job itself can write nothing any more, or never started: what is
+unknown, missing or unreachable never ends a try.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT, Patience
+from snakemake_executor_plugin_mantik.engine.watched import UNKNOWN, End, EndKind, Watched
+from snakemake_executor_plugin_mantik.errors import (
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
+
+CHECK_GROWTH = 3.0
+LONGEST_CHECK_S = 1800.0
+MISSED_BEATS = 2.5
+"""Heartbeats that must be missing before the scheduler is asked about a claimed try."""
+LOST_S = 1800.0
+"""Seconds without a heartbeat, and with the site denying the job, after which a try is lost.
+
+Only seconds in which the site let us look count: after an outage everything seems silent.
+"""
+
+
+class Watching(Protocol):
+    """What the examiner does to the tries that are watched."""
+
+    async def look(self, records: Iterable[TryRecord]) -> None:
+        """List the markers of `records` again."""
+
+    def alive(self, watched: Watched) -> None:
+        """Note a sign of life."""
+
+    def end(self, watched: Watched, end: End) -> None:
+        """End a try."""
+
+
+class Examiner:
+    """The second witness's questioner. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        site: Site,
+        settings: SiteSettings,
+        patience: Patience,
+        watching: Watching,
+        *,
+        on_found: Callable[[str, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """Make an examiner; the arguments are those of the watcher, and the watcher itself."""
+        self._site = site
+        self._settings = settings
+        self._patience = patience
+        self._watching = watching
+        self._on_found = on_found
+        self._clock = clock
+
+    def _overdue(self, watched: Watched, now: float) -> bool:
+        if now < watched.next_check:
+            return False
+        return not watched.claimed or watched.silent > MISSED_BEATS * self._settings.heartbeat_s
+
+    async def examine(self, tries: Iterable[Watched]) -> None:
+        """Ask the scheduler about those of `tries` that are overdue.
+
+        Raises:
+            SiteError: it could not be asked; nothing has changed.
+        """
+        now = self._clock()
+        overdue = [w for w in tries if self._overdue(w, now)]
+        if not overdue:
+            return
+        for watched in overdue:
+            watched.next_check = now + watched.check_delay
+        asked = await self.each(overdue, self.identify)
+        states = await self._states([i for w in asked for i in w.ids])
+        over = []
+        for watched in asked:
+            watched.check_delay = min(watched.check_delay * CHECK_GROWTH, LONGEST_CHECK_S)
+            watched.next_check = now + watched.check_delay
+            if self._judge(watched, {i: states.get(i, UNKNOWN) for i in watched.ids}, now):
+                over.append(watched)
+        over = await self.each(over, self._certain)
+        if over:
+            # A marker may have come in the meantime: it wins, and so does a new sign of life.
+            await self._watching.look(w.record for w in over)
+            await self.each([w for w in over if w.ended_since is not None], self._explain)
+
+    async def each(
+        self, tries: list[Watched], act: Callable[[Watched], Awaitable[bool]]
+    ) -> list[Watched]:
+        """Do `act` for all; those for which it said yes. One's trouble does not stop the others."""
+        answers = await asyncio.gather(*map(act, tries), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, SiteError):
+                self._patience.failed(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+        return [w for w, yes in zip(tries, answers, strict=True) if yes is True]
+
+    async def identify(self, watched: Watched) -> bool:
+        """See to it that we know whom to ask about."""
+        if watched.claimed and watched.owner is None:
+            watched.owner = await claims.owner(self._site, watched.record)
+        if len(watched.ids) < watched.sent:
+            for site_job in await self._site.find(watched.record.id):
+                if site_job not in watched.ids:
+                    watched.ids.append(site_job)
+                    self._on_found(watched.record.id, site_job)
+        return True
+
+    async def _states(self, ids: list[str]) -> dict[str, JobState]:
+        if not ids:
+            return {}
+        try:
+            return await self._site.states(ids)
+        except TRANSIENT as error:
+            if isinstance(error, SiteUnreachable) and error.status is not None:
+                # It was reached, lists directories, and cannot speak of these jobs.
+                return {}
+            raise
+        except SiteError:
+            return {}
+
+    def _judge(self, watched: Watched, states: dict[str, JobState], now: float) -> bool:
+        """Whether the scheduler's word is that the try ended, for some time already.
+
+        What the site does not know proves nothing: wait, and longer if the job has started.
+        """
+        known = dict(states)
+        if watched.claimed and watched.owner is not None:
+            known = {i: s for i, s in states.items() if watched.owner.is_job(i, s)}
+        phases = {state.phase for state in known.values()}
+        if phases & {Phase.WAITING, Phase.RUNNING}:
+            watched.ended_since = watched.denied_since = None
+            return False
+        if watched.denied_since is None:
+            watched.denied_since = now
+        limit, passed = watched.wait_s, watched.waited
+        if watched.claimed:
+            limit, passed = LOST_S, watched.silent
+        left = limit - min(passed, now - watched.denied_since)
+        patient = left > 0
+        if Phase.ENDED in phases and (Phase.UNKNOWN not in phases or not patient):
+            watched.word = [(i, s) for i, s in known.items() if s.phase is Phase.ENDED][-1]
+            if watched.ended_since is None:
+                watched.ended_since = now
+            over = watched.ended_since + self._settings.marker_grace_s
+            watched.next_check = min(watched.next_check, over)
+            return now >= over
+        watched.ended_since = None
+        if patient:
+            watched.next_check = min(watched.next_check, now + left)
+        elif watched.claimed:
+            state = JobState(Phase.ENDED, detail="no heartbeat, and the site knows no such job")
+            self._watching.end(watched, End(EndKind.SCHEDULER, state=state, claimed=True))
+        else:
+            self._watching.end(watched, End(EndKind.VANISHED))
+        return False
+
+    async def _certain(self, watched: Watched) -> bool:
+        """Whether nothing can come of the try any more; one that has not started is revoked."""
+        if watched.claimed:
+            return True
+        watched.revoked = True
+        if await claims.revoke(self._site, watched.record):
+            return True
+        self._watching.alive(watched)
+        return False
+
+    async def _explain(self, watched: Watched) -> bool:
+        """End a try with the scheduler's word, and its own details where it has some."""
+        if watched.future.done():
+            return False
+        job_id, state = watched.word
+        with suppress(SiteNotFound, SiteRejected):
+            explained = await self._site.explain(job_id)
+            state = explained if explained.phase is Phase.ENDED else state
+        self._watching.end(watched, End(EndKind.SCHEDULER, state=state, claimed=watched.claimed))
+        return True

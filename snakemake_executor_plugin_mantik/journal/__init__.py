@@ -1,0 +1,14 @@
+"""The journal: what was done and what is about to be done, written before it is done.
+
+One SQLite file per workflow directory, `.snakemake/mantik/journal.sqlite`, used by one controller
+at a time (a lock that dies with its process). Every write is a transaction of its own that survives
+kill -9 when the method returns. What comes before a submission survives power loss, too: the next
+controller knows each try that may exist at a site. What comes after it may be forgotten by that: it
+is then asked of the site again. Readers (`smk-mantik jobs`) may look at any time.
+"""
+
+from snakemake_executor_plugin_mantik.journal.files import FileLedger
+from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal, history
+from snakemake_executor_plugin_mantik.journal.records import FileRecord, TryRecord, TryState
+
+__all__ = ["BUCKET_SIZE", "FileLedger", "FileRecord", "Journal", "TryRecord", "TryState", "history"]

@@ -1,0 +1,144 @@
+"""The journal's file: its tables, its lock, its transactions."""
+
+import fcntl
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.errors import JournalError
+
+VERSION = 1
+FILE = "journal.sqlite"
+
+_SCHEMA = """
+CREATE TABLE sites (
+    site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL,
+    first_bucket INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE tries (
+    id TEXT PRIMARY KEY, site TEXT NOT NULL, bucket INTEGER NOT NULL,
+    job TEXT NOT NULL, rule TEXT NOT NULL, name TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    state TEXT NOT NULL, outcome TEXT NOT NULL DEFAULT '',
+    queue TEXT NOT NULL DEFAULT '', log TEXT NOT NULL DEFAULT '',
+    created REAL NOT NULL, submitted REAL, finished REAL, waited REAL, ran REAL
+);
+CREATE INDEX tries_job ON tries (job);
+CREATE INDEX tries_bucket ON tries (site, bucket);
+CREATE TABLE submissions (
+    try TEXT NOT NULL REFERENCES tries (id), site_job TEXT NOT NULL,
+    PRIMARY KEY (try, site_job)
+);
+CREATE TABLE local_files (
+    path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, sha256 TEXT NOT NULL
+);
+CREATE TABLE remote_files (
+    site TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    source INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (site, path)
+);
+CREATE TABLE bundles (
+    id TEXT PRIMARY KEY, site TEXT NOT NULL, state TEXT NOT NULL
+);
+CREATE TABLE bundle_files (
+    bundle TEXT NOT NULL REFERENCES bundles (id), path TEXT NOT NULL, size INTEGER NOT NULL,
+    sha256 TEXT NOT NULL, source INTEGER NOT NULL, PRIMARY KEY (bundle, path)
+);
+"""
+
+
+class Database:
+    """An open journal file. Not thread-safe: it belongs to the thread that made it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open or create the journal in `directory` and take its lock.
+
+        Raises:
+            JournalError: another controller holds it, it is damaged, or of a newer version.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / FILE
+        self._lock = (directory / "lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            if not isinstance(error, BlockingIOError):
+                raise JournalError(
+                    f"the journal cannot be locked ({error.strerror})",
+                    where=str(directory),
+                    do="Work in a directory on a file system that has locks",
+                ) from error
+            raise JournalError(
+                "another Snakemake with the mantik executor is running in this directory",
+                where=str(directory),
+                do="Wait for it, or stop it, and start again",
+            ) from None
+        try:
+            self.db = _connect(self.path)
+        except sqlite3.DatabaseError as error:
+            self._lock.close()
+            raise self._damaged(str(error)) from error
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise self._damaged(str(error)) from error
+        except JournalError:
+            self.close()
+            raise
+
+    def _damaged(self, why: str) -> JournalError:
+        return JournalError(
+            f"the journal cannot be read ({why})",
+            where=str(self.path),
+            do="Keep a copy, then move it away; jobs that still run are then not adopted",
+        )
+
+    def _prepare(self) -> None:
+        found = self.db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise self._damaged(" ".join(str(found).split()))
+        version = self.db.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise JournalError(
+                f"the journal is of version {version}, this executor knows up to {VERSION}",
+                where=str(self.path),
+                do="Update snakemake-executor-plugin-mantik",
+            )
+        if version == 0:
+            self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+    def close(self) -> None:
+        """Close the file and give the lock back."""
+        self.db.close()
+        self._lock.close()
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it is in the file afterwards, or nothing.
+
+        Raises:
+            JournalError: it cannot be written, the disk is full, say.
+        """
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            yield self.db
+            self.db.execute("COMMIT")
+        except BaseException as error:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise JournalError(
+                    f"the journal cannot be written ({error})",
+                    where=str(self.path),
+                    do="Free space here and start again: what runs is taken up",
+                ) from error
+            raise
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    return db

@@ -1,0 +1,222 @@
+"""Every step of every try, written before it is taken."""
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.journal.database import FILE, Database
+from snakemake_executor_plugin_mantik.journal.files import FileLedger
+from snakemake_executor_plugin_mantik.journal.records import TryRecord, TryState
+
+BUCKET_SIZE = 500
+"""Tries per bucket: small enough for one listing, large enough that few buckets are open."""
+
+_ORDER = {state: rank for rank, state in enumerate(TryState)}
+
+
+class Journal:
+    """Reads and writes the journal. Not thread-safe: it belongs to the thread that made it.
+
+    Attributes:
+        path: its file.
+        files: what it knows of files.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open or create the journal in `directory` and take its lock.
+
+        Raises:
+            JournalError: another controller holds it, it is damaged, or of a newer version.
+        """
+        self._database = Database(directory)
+        self._db = self._database.db
+        self.path = self._database.path
+        self.files = FileLedger(self._database)
+
+    def close(self) -> None:
+        """Close the file and give the lock back."""
+        self._database.close()
+
+    # Sites
+
+    def site_workspace(self, site: str) -> tuple[str, str] | None:
+        """The API's URL and the workspace that the site's records are about, if there are any."""
+        row = self._db.execute("SELECT url, workspace FROM sites WHERE site = ?", (site,))
+        found = row.fetchone()
+        return (found["url"], found["workspace"]) if found else None
+
+    def set_site(self, site: str, url: str, workspace: str) -> list[TryRecord]:
+        """Note which workspace the records of `site` are about.
+
+        If the name meant another workspace before, nothing is known of the new one, and the tries
+        that were open at the old one are left to themselves; they are returned, to be told.
+        """
+        known = self.site_workspace(site)
+        left: list[TryRecord] = []
+        if known is not None and known != (url, workspace):
+            left = [record for record in self.all_open_tries() if record.site == site]
+        for record in left:
+            self.abandoned(record.id, f"left at {known[0] if known else url}")
+        with self._database.write() as db:
+            if known is not None and known != (url, workspace):
+                db.execute("DELETE FROM remote_files WHERE site = ?", (site,))
+                db.execute("UPDATE bundles SET state = 'gone' WHERE site = ?", (site,))
+            db.execute(
+                "INSERT INTO sites (site, url, workspace) VALUES (?, ?, ?) ON CONFLICT (site)"
+                " DO UPDATE SET url = excluded.url, workspace = excluded.workspace",
+                (site, url, workspace),
+            )
+        return left
+
+    def neighbours(self, site: str) -> list[str]:
+        """The names, `site` among them, under which the workspace of `site` is known."""
+        rows = self._db.execute(
+            "SELECT b.site AS site FROM sites a JOIN sites b ON a.url = b.url"
+            " AND a.workspace = b.workspace WHERE a.site = ? ORDER BY b.site",
+            (site,),
+        )
+        return [row["site"] for row in rows]
+
+    def retire_buckets(self, site: str) -> list[int]:
+        """Close all buckets of the workspace of `site` that may lie there; their numbers.
+
+        They are never used again: a job of theirs that the site starts late must not find a
+        directory in which it could make a claim.
+        """
+        buckets: set[int] = set()
+        names = self.neighbours(site)
+        with self._database.write() as db:
+            for name in names:
+                rows = db.execute(
+                    "SELECT DISTINCT bucket FROM tries WHERE site = :site AND bucket >="
+                    " COALESCE((SELECT first_bucket FROM sites WHERE site = :site), 0)",
+                    {"site": name},
+                )
+                buckets.update(row["bucket"] for row in rows)
+            for name in names if buckets else []:
+                db.execute(
+                    "UPDATE sites SET first_bucket = ? WHERE site = ?", (max(buckets) + 1, name)
+                )
+        return sorted(buckets)
+
+    # Tries
+
+    def new_try(self, *, site: str, job: str, rule: str, name: str, fingerprint: str) -> TryRecord:
+        """Decide to run a job: make a try with a new UUID in the bucket that is being filled."""
+        with self._database.write() as db:
+            row = db.execute(
+                "SELECT bucket, COUNT(*) AS used FROM tries WHERE site = ? AND bucket ="
+                " (SELECT MAX(bucket) FROM tries WHERE site = ?) GROUP BY bucket",
+                (site, site),
+            ).fetchone()
+            bucket = 0 if row is None else row["bucket"] + (row["used"] >= BUCKET_SIZE)
+            first = db.execute("SELECT first_bucket FROM sites WHERE site = ?", (site,)).fetchone()
+            bucket = max(bucket, first["first_bucket"] if first else 0)
+            record = TryRecord(
+                id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
+                fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
+            )  # fmt: skip
+            db.execute(
+                "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (record.id, site, bucket, job, rule, name, fingerprint, record.state,
+                 record.created),
+            )  # fmt: skip
+        return record
+
+    def submitting(self, try_id: str, queue: str) -> None:
+        """About to submit the try: from now on the site may know it. On disk when it returns."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._advance(try_id, TryState.SUBMITTING, queue=queue)
+        self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def submitted(self, try_id: str, site_job: str) -> None:
+        """The site has acknowledged the try under the id `site_job`."""
+        with self._database.write() as db:
+            db.execute("INSERT OR IGNORE INTO submissions VALUES (?, ?)", (try_id, site_job))
+            db.execute(
+                "UPDATE tries SET state = ?, submitted = COALESCE(submitted, ?) WHERE id = ?"
+                " AND state IN (?, ?, ?)",
+                (TryState.SUBMITTED, time.time(), try_id, *list(TryState)[:3]),
+            )
+
+    def ended(
+        self, try_id: str, outcome: str, *, waited: float | None, ran: float | None, log: str
+    ) -> None:
+        """The end of the try is known and told; its results are here or will not be wanted."""
+        self._advance(
+            try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
+            finished=time.time(),
+        )  # fmt: skip
+
+    def done(self, try_id: str) -> None:
+        """Snakemake has taken the results: nothing at the site is needed any more."""
+        self._advance(try_id, TryState.DONE)
+
+    def abandoned(self, try_id: str, outcome: str) -> None:
+        """The try is known never to run, or has ended and is not wanted."""
+        self._advance(try_id, TryState.ABANDONED, outcome=outcome, finished=time.time())
+
+    def _advance(self, try_id: str, state: TryState, **values: object) -> None:
+        names = ", ".join(["state = ?", *(f"{name} = ?" for name in values)])
+        before = [earlier for earlier in TryState if _ORDER[earlier] <= _ORDER[state]]
+        marks = ", ".join("?" * len(before))
+        with self._database.write() as db:
+            db.execute(
+                f"UPDATE tries SET {names} WHERE id = ? AND state IN ({marks})",  # noqa: S608
+                (state, *values.values(), try_id, *before),
+            )
+
+    def open_tries(self, job: str) -> list[TryRecord]:
+        """The tries of a job that are not final, the oldest first."""
+        return self._tries("WHERE job = ? AND state NOT IN ('done', 'abandoned')", (job,))
+
+    def all_open_tries(self) -> list[TryRecord]:
+        """All tries that are not final, the oldest first."""
+        return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
+
+    def bucket_is_finished(self, site: str, bucket: int) -> bool:
+        """Whether a bucket is full and all its tries are final."""
+        row = self._db.execute(
+            "SELECT COUNT(*) AS used, SUM(state NOT IN ('done', 'abandoned')) AS open FROM tries"
+            " WHERE site = ? AND bucket = ?",
+            (site, bucket),
+        ).fetchone()
+        return bool(row["used"] >= BUCKET_SIZE and not row["open"])
+
+    def _tries(self, where: str, values: Sequence[object]) -> list[TryRecord]:
+        return read_tries(self._db, where, values)
+
+
+def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
+    """The tries that fit the SQL condition `where`, the oldest first."""
+    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY created", tuple(values)).fetchall()  # noqa: S608
+    records = []
+    for row in rows:
+        fields = dict(row) | {"state": TryState(row["state"])}
+        jobs = db.execute("SELECT site_job FROM submissions WHERE try = ?", (row["id"],))
+        records.append(TryRecord(**fields, site_jobs=tuple(job["site_job"] for job in jobs)))
+    return records
+
+
+def history(directory: Path) -> list[TryRecord]:
+    """All tries of the workflow in `directory`, read beside a running controller.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be read.
+    """
+    path = directory / FILE
+    if not path.exists():
+        raise JournalError(
+            "no job has been sent from here yet", where=str(path), do="Run snakemake first"
+        )
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:
+            db.row_factory = sqlite3.Row
+            return read_tries(db, "", ())
+    except sqlite3.DatabaseError as error:
+        raise JournalError(f"the journal cannot be read ({error})", where=str(path)) from error

@@ -1,0 +1,72 @@
+"""What the journal tells: values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+
+
+class TryState(StrEnum):
+    """How far a try is. The order is the order of life; a try never goes back.
+
+    PLANNED: it exists here only. SUBMITTING: the site may have heard of it. SUBMITTED: the site has
+    acknowledged it. ENDED: its end is known, its results may still be at the site. DONE: committed,
+    nothing of it is needed any more. ABANDONED: it will never run or its results are not wanted.
+    """
+
+    PLANNED = "planned"
+    SUBMITTING = "submitting"
+    SUBMITTED = "submitted"
+    ENDED = "ended"
+    DONE = "done"
+    ABANDONED = "abandoned"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing is left to do for the try."""
+        return self in (TryState.DONE, TryState.ABANDONED)
+
+
+@dataclass(frozen=True)
+class TryRecord:
+    """A try as the journal knows it; times are seconds since the epoch, durations seconds.
+
+    Attributes:
+        job: what the try is a try of: stable over runs (rule, wildcards, outputs).
+        fingerprint: of command, parameters, inputs, site and environment.
+        outcome: empty while open, else `succeeded`, `failed: …` or `cancelled`.
+        log: local path of the job's log once it is there.
+    """
+
+    id: str
+    site: str
+    bucket: int
+    job: str
+    rule: str
+    name: str
+    fingerprint: str
+    state: TryState
+    outcome: str = ""
+    queue: str = ""
+    log: str = ""
+    created: float = 0.0
+    submitted: float | None = None
+    finished: float | None = None
+    waited: float | None = None
+    ran: float | None = None
+    site_jobs: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> TryPaths:
+        """Where the try's own things lie in the workspace."""
+        return TryPaths(self.bucket, self.id)
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file's content as the journal knows it, `path` relative to the workflow's directory."""
+
+    path: str
+    size: int
+    sha256: str
+    source: bool = False

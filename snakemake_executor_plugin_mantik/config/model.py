@@ -239,7 +239,10 @@ class Resources(Part):
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
         """`Memory` is another name of `MemoryPerNode`; CPUs can be divided among the nodes."""
         if "Memory" in data and "MemoryPerNode" in data:
-            yield ("Memory",), "is another name of Resources.MemoryPerNode, and both are given; keep one"
+            yield (
+                ("Memory",),
+                "is another name of Resources.MemoryPerNode, and both are given; keep one",
+            )
         total, nodes, cpus = (_whole(data, key) for key in ("TotalCPUs", "Nodes", "CPUsPerNode"))
         if total and nodes and "CPUsPerNode" not in data and total % nodes:
             yield ("TotalCPUs",), f"{total} CPUs cannot be divided among {nodes} Nodes"
@@ -255,7 +258,7 @@ class Resources(Part):
 
 def _scheduler(data: Mapping[str, Any]) -> str:
     site = data.get("Site")
-    return str(site.get("Scheduler") if isinstance(site, Mapping) else "").strip().lower()
+    return str(site.get("Scheduler", "")).strip().lower() if isinstance(site, Mapping) else ""
 
 
 def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:

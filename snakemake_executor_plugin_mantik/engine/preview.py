@@ -86,9 +86,7 @@ def preview(
     """
     config = planner.config
     spec = _spec(planner, site, command, image_size)
-    submission, script = _submission(
-        config, submission_of(spec), spec.workspace, unicore_version
-    )
+    submission, script = _submission(config, submission_of(spec), spec.workspace, unicore_version)
     image = planner.image
     return Preview(
         site=site,

@@ -45,13 +45,13 @@ BASH_OWN: Final = frozenset(
     """
     BASH BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND
     BASH_EXECUTION_STRING BASH_LINENO BASH_MONOSECONDS BASH_REMATCH BASH_SOURCE BASH_SUBSHELL
-    BASH_TRAPSIG BASH_VERSINFO BASH_VERSION COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID
-    FUNCNAME GROUPS HISTCMD IFS LINENO OLDPWD OPTARG OPTERR OPTIND PIPESTATUS PPID PS1 PS2 PWD RANDOM
-    SECONDS SHELLOPTS SHLVL SRANDOM UID _
-    """.split()
+    BASH_TRAPSIG BASH_VERSINFO BASH_VERSION COMP_WORDBREAKS DIRSTACK EPOCHREALTIME
+    EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD IFS LINENO OLDPWD OPTARG OPTERR OPTIND
+    PIPESTATUS PPID PS1 PS2 PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _
+    """.split()  # noqa: SIM905 - one name a word
 )
-"""Variables that bash sets by itself in every process that it starts: the command would not see what
-was written, and with those that are read-only the job would end (tried with bash 5.2)."""
+"""Variables that bash sets by itself in every process that it starts: the command would not see
+what was written, and those that are read-only would end the job (tried with bash 5.2)."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"

@@ -116,7 +116,7 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = dict(line.strip().split(": ", 1) for line in done.stdout.splitlines()[1:])
     told = {key: value.strip() for key, value in lines.items()}
-    assert told["credentials"] == "Password found"
+    assert told["credentials"].startswith("Password (MANTIK_HPC1_USERNAME, ")
     assert "can be written to" in told["workspace"]
     assert "UNICORE" in told["server"]
     assert "batch" in told["queues"]
@@ -155,9 +155,9 @@ def test_credentials_that_nobody_takes_are_told(sandbox: Sandbox, tmp_path: Path
     soon = jwt.encode({"exp": int(time.time()) + 600}, key)
     done = connected(sandbox, tmp_path, token=old)
     assert done.exit_code == 2
-    assert "credentials: Bearer expired at" in done.stderr
+    assert "credentials: Bearer (MANTIK_HPC1_TOKEN) expired at" in done.stderr
     done = connected(sandbox, tmp_path, token=soon, Queue="batch\n  Runtime: 1h")
-    assert "(!) Bearer expires at" in done.stdout
+    assert "(!) Bearer (MANTIK_HPC1_TOKEN) expires at" in done.stdout
     assert "credentials: " in done.stderr  # the sandbox does not know it
     (tmp_path / "lonely.yaml").write_text(GOOD)
     environment = dict.fromkeys((name for name in os.environ if "MANTIK" in name), "")

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from firecrest.FirecrestException import NotImplementedOnAPIversion
@@ -47,10 +47,9 @@ class Jobs:
         self.system = ""
         """The system's name, known once the site is open."""
 
-    async def submit(self, body: Mapping[str, Any]) -> str:
-        """Send what `script.request_body` made: one request, never repeated."""
+    async def submit(self, script: str, directory: str) -> str:
+        """Send a batch script: one request, never repeated."""
         await self._pace.wait()
-        script, directory = body["job"]["script"], body["job"]["working_directory"]
         answer = await self._connection.once(
             "submit", lambda client: client.submit(self.system, directory, script_str=script)
         )

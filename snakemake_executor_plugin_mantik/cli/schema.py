@@ -1,6 +1,7 @@
 """`smk-mantik schema`: the JSON Schema of backend configs, for editors."""
 
 import json
+from typing import Any
 
 import typer
 
@@ -18,4 +19,18 @@ def schema() -> None:
     asked["Memory"] = {**asked["MemoryPerNode"], "title": "Memory", "deprecated": True}
     # What stands between keys pydantic cannot tell.
     described["oneOf"] = [{"required": ["UnicoreApiUrl"]}, {"required": ["Firecrest"]}]
-    typer.echo(json.dumps(described, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(_without_null(described), indent=2, ensure_ascii=False))
+
+
+def _without_null(value: Any) -> Any:
+    """The schema without null: a key that is not wanted is left out, and empty is a mistake."""
+    if isinstance(value, list):
+        return [_without_null(item) for item in value if item != {"type": "null"}]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        key: _without_null(item)
+        for key, item in value.items()
+        if not (key == "default" and item is None)
+    }
+    return {**kept.pop("anyOf")[0], **kept} if len(kept.get("anyOf", ())) == 1 else kept

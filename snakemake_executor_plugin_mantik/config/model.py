@@ -25,6 +25,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     Variables,
     any_text,
     describe,
+    list_schema,
     unfit,
     whole_number,
     words_schema,
@@ -65,7 +66,7 @@ def _path(value: object) -> str:
     return path
 
 
-ProjectPath = Annotated[str, BeforeValidator(_path)]
+ProjectPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": ["string", "number"]})]
 
 
 class Firecrest(Part):
@@ -147,7 +148,7 @@ class Environment(Part):
                         {"type": "string"},
                         {
                             "type": "object",
-                            "properties": {"Path": {"type": "string"}},
+                            "properties": {"Path": {"type": ["string", "number"]}},
                             "required": ["Path"],
                             "additionalProperties": False,
                         },
@@ -296,7 +297,7 @@ class BackendConfig(Part):
     resources: Resources = Field(
         alias="Resources", description="What a job asks for, unless its rule says otherwise."
     )
-    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns)] = Field(
+    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
         default=(),
         alias="Exclude",
         description="Files that are not sent: patterns as in .gitignore, relative to the project "

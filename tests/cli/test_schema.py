@@ -42,9 +42,9 @@ def test_corners_that_are_right(text: str, values: dict[str, Any], schema: dict[
 
 # What a schema cannot know, or tells only of the whole document.
 BEYOND = re.compile(
-    r"duplicate|was not found|cannot be divided|no multiple|both are given; keep|unquoted|backslash"
+    r"duplicate|was not found|cannot be divided|no multiple|unquoted|backslash"
     r"|not closed|NUL|credentials in it|PollMin|nothing clear|comment|has \. as a part|leaves the"
-    r"|is absolute|control characters|may hold no|not supported by firecREST|PBS|is longer"
+    r"|is absolute|control characters|may hold no|PBS|is longer"
     r"|URL that begins|is empty; it has|a path at the site|cannot be none|longer than zero"
     r"|more than zero|found the number (3\.0|1e3)|not expanded|must be absolute"
     r"|is no file on|set by bash|of type str or list"

@@ -201,7 +201,7 @@ NAMES = subprocess.run(
     ["bash", "-c", "compgen -v; [[ a =~ a ]]; read x < /dev/null; compgen -v"],
     env={}, capture_output=True, text=True, check=True,
 ).stdout.split()  # fmt: skip
-COMMON = {"HOME", "LANG", "LC_ALL", "TZ", "ENV", "PYTHONPATH", "CDPATH", "GLOBIGNORE"}
+COMMON = {"HOME", "LANG", "TZ", "ENV", "PYTHONPATH", "CDPATH", "GLOBIGNORE"}
 OTHERS = {"PS4", "PATH", "TMPDIR"}
 """As they are written, but not for root, only if they are a path, only if it is a directory."""
 

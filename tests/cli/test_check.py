@@ -59,6 +59,25 @@ def test_all_mistakes_of_all_files_are_told(tmp_path: Path) -> None:
     assert "~nobody-of-this-name/x.yaml: there is no such user" in done.stderr
 
 
+def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
+    hooks = {
+        "PreRunCommandOnLoginNode": ["touch it; exit 3", "if true", "cat <<E\nx\nE"],
+        "PostRunCommandOnComputeNode": 'echo "unclosed',
+        "PreRunCommandOnComputeNode": "for i in 1 2; do\n  echo $i # $(\ndone",
+    }
+    document = {"UnicoreApiUrl": "https://x.org", "Resources": {"Queue": "q"}, "Environment": hooks}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    done = check(str(tmp_path / "a.json"))
+    assert done.exit_code == 0
+    keys = [line.split(": ")[2] for line in done.stderr.splitlines()]
+    assert sorted(keys) == [
+        "Environment.PostRunCommandOnComputeNode",
+        "Environment.PreRunCommandOnLoginNode",
+    ]
+    assert "command 2 is nothing that bash can read: syntax error" in done.stderr
+    assert not (tmp_path / "it").exists()
+
+
 def test_names_that_no_site_can_have_are_a_warning(tmp_path: Path) -> None:
     (tmp_path / "2=max.yaml").write_text(GOOD)
     done = check(str(tmp_path / "2=max.yaml"))

@@ -1,6 +1,7 @@
 """The table of what each key becomes, held against what is really made of it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +126,31 @@ def test_reservations_of_pbs_are_queues() -> None:
     assert "-q R12" in pbs_directives(Asked(queue="workq", reservation="R12"), "x")
 
 
+def names(options: Iterable[str]) -> set[str]:
+    """The names of options and of a chunk's resources: `--mem`, `-q`, `select`, `ncpus`."""
+    found: set[str] = set()
+    for option in options:
+        found |= set(re.findall(r"^--[a-z-]+|^-[a-z](?= |$)", option))
+        found |= {name for name in re.findall(r"(?:^-l |:)([a-z0-9]+)=", option) if name}
+    return found - {"", "-l"}
+
+
 @pytest.mark.parametrize("key", RESOURCES)
 def test_the_docs_say_the_same(key: str) -> None:
+    """No option more and none less in the table of the docs than in that of the code."""
     line = next(line for line in DOCS.splitlines() if line.startswith(f"| `{key}` |"))
     _, _, _, _, unicore, slurm, pbs, _ = line.split("|")
     row = RESOURCES[key]
-    assert all(f"`{name}`" in unicore for name in row.unicore if name != "Nodes" or key == "Nodes")
-    for option in row.slurm:
-        assert option.partition("=")[0] in slurm, option
-    assert all(option.split("=")[0].split(" ")[0] in pbs for option in row.pbs)
-    assert row.pbs or "refused" in pbs
+    quoted = [re.findall(r"`([^`]+)`", cell) for cell in (unicore, slurm, pbs)]
+    assert {name for name in quoted[0] if name[0].isupper()} == set(row.unicore)
+    assert names(quoted[1]) == names(row.slurm)
+    told = names(f"-l {text[1:]}" if text.startswith(":") else text for text in quoted[2])
+    if key == "NodeConstraints":
+        told -= {"name"}  # of `name=value`
+    wanted = names(row.pbs) | ({"select"} if "select" in told else set())
+    assert told == wanted if row.pbs else "refused" in pbs
+
+
+def test_the_docs_have_no_other_rows() -> None:
+    table = DOCS.partition("| key | value | default | UNICORE")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(RESOURCES)

@@ -102,7 +102,7 @@ def render(spec: JobSpec) -> str:
         modules_text=_in_double_quotes(" ".join(environment.modules)),
         before=[_quoted(text, "a command") for text in environment.before_on_compute],
         after=[_quoted(text, "a command") for text in environment.after_on_compute],
-        python=environment.python and _quoted(_place(environment.python), "the environment"),
+        python=environment.python and _quoted(_readable(environment.python), "the environment"),
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
         command=command,
         command_file=shlex.quote(command_file) if command_file else "",
@@ -117,9 +117,8 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
         return {"image": ""}
     options = [_expandable(word) for word in apptainer.options]
     is_file = "://" not in apptainer.image
-    image = _place(apptainer.image) if is_file else apptainer.image
     return {
-        "image": _quoted(image.removeprefix("./") if _harmless(image) else image, "the image"),
+        "image": _quoted(_readable(apptainer.image) if is_file else apptainer.image, "the image"),
         "image_is_file": is_file,
         "options": "".join(f" {word}" for word in options),
         "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
@@ -128,8 +127,10 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
     }
 
 
-def _harmless(path: str) -> bool:
-    return not path.startswith("./-")
+def _readable(path: str) -> str:
+    """The path as it was written, unless a program could take it for an option."""
+    path = _place(path)
+    return path if path.startswith("./-") else path.removeprefix("./")
 
 
 def _inputs(spec: JobSpec) -> str:

@@ -149,6 +149,7 @@ def test_mistakes_are_told_each_on_a_line(tmp_path: Path) -> None:
     ("text", "words", "what"),
     [
         (GOOD, ("--project", "/no/such/folder"), "no such folder"),
+        (GOOD, ("--unicore-version", "newest"), "'newest' is no version"),
         (
             f"{GOOD}Site: {{Scheduler: none}}\n".replace("q,", "q, GPUsPerNode: 1,"),
             ("--unicore-version", "3.0.0"),

@@ -52,7 +52,7 @@ class Keyring(Protocol):
 
 @dataclass(frozen=True)
 class _Found:
-    """A value, and the name of the variable (or of what else) that it came from."""
+    """A value, and the name of the variable that it came from; none for the config's own."""
 
     value: str
     origin: str
@@ -77,8 +77,9 @@ class _Kind:
         key = (issuer.ca_file, issuer.proxy, *values.items())
         if key not in known:
             known[key] = self.make(values, issuer)
-            *first, last = (found[name].origin for name in names)
-            known[key].origin = f"{', '.join(first)} and {last}" if first else last
+            # An issuer that the config names is no variable.
+            origins = (found[name].origin for name in names)
+            known[key].origin = ", ".join(origin for origin in origins if origin)
         return known[key]
 
 
@@ -161,7 +162,7 @@ def find_credentials(
     kinds = _KINDS[api]
     known = {} if known is None else known
     issuer = issuer or Issuer()
-    named = {"TOKEN_URL": _Found(issuer.url, "TokenUrl")} if issuer.url else {}
+    named = {"TOKEN_URL": _Found(issuer.url, "")} if issuer.url else {}
     own = named | _from_environment(environ, (_variable(site),), kinds)
     every = named | _from_environment(environ, (_variable(site), _variable(api)), kinds)
     try:

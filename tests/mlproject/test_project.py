@@ -53,7 +53,7 @@ def test_what_a_rule_gets(folder: Path) -> None:
     assert params["arguments"](wildcards) == {"alpha": "0.5"}
     assert params["definition"](wildcards) == definition(folder)
     call = params["call"](wildcards, input=[], output=[])
-    assert mlproject.call_of({"call": call}) is call
+    assert isinstance(call, mlproject.Call)
     assert call.entry_point == "main"
     assert call.arguments == {"alpha": "0.5"}
 

@@ -25,6 +25,7 @@ _SOURCE_FILE_LIMIT: Final = 1 << 20
 """Where no backend config says it: bytes above which a file goes up only as an input."""
 
 _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
+_BRACES: Final = "Snakemake takes braces in a file's name for wildcards: rename {path!r}"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _TEMPLATE: Final = """\
@@ -182,7 +183,9 @@ def prepared(
     point = loaded.entry_points.get(entry_point)
     declared = point.parameters if point is not None else {}
     paths = [v for name, v in parameters.items() if name in declared and _is_path(declared, name)]
-    found = [*read.plain, *(path for path in paths if _is_input(path, read.all))]
+    given = [path for path in paths if _is_input(path, read.all)]
+    _check_files(Files(given), made)
+    found = [*read.plain, *given]
     found += [] if read.all else _large(folder, config, made.all)
     rule = "run_" + re.sub(r"\W", "_", entry_point, flags=re.ASCII)
     identity = [str(folder), entry_point, sorted(parameters.items()), sorted(extra.items())]
@@ -194,8 +197,8 @@ def prepared(
         extra=more,
         arguments=values,
         rule=rule,
-        inputs=[_escaped(path) for path in dict.fromkeys(found)],
-        named_inputs={key: _escaped(path) for key, path in read.named.items()},
+        inputs=list(dict.fromkeys(found)),
+        named_inputs=read.named,
         outputs=_output_lines(made) if made.all else f"directory({out!r}),",
         params="params" if made.all else f"collecting(params, {out!r})",
     )
@@ -269,6 +272,8 @@ def _check_files(read: Files, made: Files) -> None:
             if not path or os.path.isabs(path) or os.path.normpath(path).split("/")[0] == "..":
                 told = f"has to be a path below this directory, found {path!r}"
                 mistakes.append(Mistake(option, "", told))
+            elif set(path) & set("{}"):
+                mistakes.append(Mistake(option, "", _BRACES.format(path=path)))
             elif option == "--input" and not os.path.exists(path):
                 mistakes.append(Mistake(option, "", f"there is no file {path!r}"))
     for path in set(map(os.path.normpath, read.all)) & set(map(os.path.normpath, made.all)):
@@ -305,6 +310,7 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
         parents = [str(parent) for parent in Path(at).parents]
         if size > limit and not exclude.matches(at) and not products & {at, *parents}:
             found.append(at)
+    _check_files(Files(found), Files())
     return found
 
 
@@ -315,7 +321,7 @@ def _output_lines(made: Files) -> str:
 
 
 def _output(path: str) -> str:
-    text = repr(_escaped(path.rstrip("/")))
+    text = repr(path.rstrip("/"))
     return f"directory({text})" if path.endswith("/") or os.path.isdir(path) else text
 
 

@@ -44,11 +44,11 @@ def run(project: Project, *arguments: str, site: bool = True) -> Ran:
 def test_named_inputs_and_outputs(churn: Project) -> None:
     words = (
         "it's churn", "-P", "data={input.data}", "-P", "out={output}", "-P", "alpha=2",
-        "--input", "data=data set.csv", "--output", "models/{m}.txt",
+        "--input", "data=data set.csv", "--output", "models/m.txt",
     )  # fmt: skip
 
     run(churn, *words).ok()
-    assert churn.read("models/{m}.txt") == "1,2\n2\n"
+    assert churn.read("models/m.txt") == "1,2\n2\n"
     assert not churn.exists("it's churn/sub")
     (journal,) = churn.tries
     assert journal.site == "hpc1"
@@ -109,6 +109,7 @@ def test_a_failing_entry_point(churn: Project) -> None:
         (("it's churn", "-P", "data=x", "-P", "dat=x"), "main.dat: is no parameter of main"),
         (("it's churn", "-P", "data"), "-P: has to be NAME=VALUE, found 'data'"),
         (("it's churn", "-P", "data=x", "--input", "gone"), "--input: there is no file 'gone'"),
+        (("it's churn", "-P", "data=x", "--output", "{m}"), "braces in a file's name"),
         (("it's churn", "-P", "data=x", "--output", "../x"), "--output: has to be a path below"),
         (("..", "-e", "x.sh"), "no script"),
         (("it's churn", "-P", "data=x", "--site", "gone.yaml"), "gone.yaml: there is no such file"),

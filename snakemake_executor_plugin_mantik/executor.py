@@ -1,7 +1,5 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
-import signal
-import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.interruption import Interruption
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -31,7 +30,6 @@ class Executor(RemoteExecutor):
     """
 
     _run: "Run | None" = None
-    _detached = False
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before a job is sent, and open the sites.
@@ -41,6 +39,8 @@ class Executor(RemoteExecutor):
         """
         self._finished: dict[int, Outcome] = {}
         self._uncommitted: dict[int, Outcome] = {}
+        choice = self.workflow.executor_settings.on_interrupt
+        self._interruption = Interruption(choice, self.logger.info)
         if any(not job.is_local for job in self.dag.needrun_jobs()):
             self._start()
 
@@ -64,7 +64,7 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
-        self._handle_signals()
+        self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
         run = self._run or self._start()
         info = SubmittedJobInfo(job)
@@ -80,21 +80,6 @@ class Executor(RemoteExecutor):
         else:
             run.engine.submit(request)
 
-    def _handle_signals(self) -> None:
-        """Detach on SIGTERM and SIGHUP: a lost connection or a shutdown must not cost a job.
-
-        Snakemake sets its own handler for SIGTERM after the executor was made; it would wait for
-        all jobs. Ours ends the run at once and leaves the jobs to the next one.
-        """
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, self._detach)
-
-    def _detach(self, number: int, frame: object) -> None:  # noqa: ARG002
-        self._detached = True
-        self.logger.info("Detached: the jobs go on at their sites; start again to take them up.")
-        raise SystemExit(128 + number)
-
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
         from snakemake.io import is_flagged
@@ -105,8 +90,8 @@ class Executor(RemoteExecutor):
             if is_flagged(output, "update") and await output.exists():
                 self.workflow.persistence.backup_output(Path(output))
             output.prepare()
-        for log in job.log:
-            log.prepare()
+        for path in [*job.log, *([job.benchmark] if job.benchmark is not None else [])]:
+            path.prepare()
 
     def _refuse(self, job: Job, message: str) -> None:
         from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -132,11 +117,26 @@ class Executor(RemoteExecutor):
     def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
         info.external_jobid = outcome.site_job or None
-        if outcome.succeeded:
+        if outcome.succeeded and (trouble := self._benchmark(info.job)):
+            self.report_job_error(info, msg=trouble)
+        elif outcome.succeeded:
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
             self.report_job_error(info, msg=outcome.message, aux_logs=logs)
+
+    def _benchmark(self, job: Job) -> str:
+        """Write the job's benchmark file, if it is to have one; what went wrong, if anything."""
+        if self._run is None or (measured := self._run.measured.get(job.jobid)) is None:
+            return ""
+        from snakemake_executor_plugin_mantik import measuring
+
+        extended = self.workflow.output_settings.benchmark_extended
+        try:
+            measuring.write(job, measured, extended=extended)
+        except MantikError as error:
+            return f"{error}\n"
+        return ""
 
     def print_job_error(
         self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
@@ -160,12 +160,17 @@ class Executor(RemoteExecutor):
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
             self._run.engine.commit(outcome)
+            if (measured := self._run.measured.pop(job.jobid, None)) is not None:
+                measured.unlink(missing_ok=True)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
-        if self._run is None or self._detached:
+        if self._run is None or self._interruption.detached:
             return
-        left = self._run.engine.cancel()
+        try:
+            left = self._run.engine.cancel(at_once=self._interruption.at_once)
+        except KeyboardInterrupt:
+            left = self._run.engine.cancel(at_once=True)
         for record in left:
             self.logger.warning(
                 f"{record.name}: its job {', '.join(record.site_jobs) or record.id} at"
@@ -177,4 +182,6 @@ class Executor(RemoteExecutor):
         """End the waiting thread and the engine."""
         super().shutdown()
         if self._run is not None:
-            self._run.engine.close(tidy=not self._detached)
+            self._run.engine.close(
+                tidy=not (self._interruption.detached or self._interruption.at_once)
+            )

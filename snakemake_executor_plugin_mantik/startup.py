@@ -44,12 +44,14 @@ class Run:
         configs: the sites' configs by name.
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
+        measured: where the measurements of the jobs with a benchmark file will be, by number.
     """
 
     engine: Engine
     configs: Mapping[str, LoadedConfig]
     settings: Any
     requested: set[int] = field(default_factory=set)
+    measured: dict[int, Path] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -61,6 +63,8 @@ class Run:
         forced = self.settings.forces(job)
         request = rendering.request(job, sites=self.configs, secrets=secrets, forced=forced)
         self.requested.add(request.number)
+        if request.benchmark is not None:
+            self.measured[request.number] = Path(request.benchmark.path).absolute()
         return request
 
 

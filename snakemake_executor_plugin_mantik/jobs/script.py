@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 import jinja2
@@ -54,11 +53,6 @@ def render(spec: JobSpec) -> str:
     not know, a variable of 128 KiB.
     """
     paths, environment = spec.paths, spec.environment
-    command_bytes = len(_encoded(spec.command, "the command"))
-    command_file = f"{paths.work}/command" if command_bytes > COMMAND_BYTES else ""
-    shell = _quoted(spec.shell, "the shell")
-    absolute_file = shlex.quote(f"{spec.workspace.rstrip('/')}/{command_file}")
-    command = _quoted(spec.command, "the command")
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
     return _template().render(
         title=" ".join(spec.name.split())[:200],
@@ -85,12 +79,28 @@ def render(spec: JobSpec) -> str:
         after=[_quoted(text, "a command") for text in environment.after_on_compute],
         python=environment.python and _quoted(_place(environment.python), "the environment"),
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
-        command=command,
-        command_file=shlex.quote(command_file) if command_file else "",
-        start=f"{shell} {absolute_file}" if command_file else f"{shell} -c {command}",
+        commands=_commands(spec),
+        benchmark=spec.benchmark and _quoted(_place(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
         **_apptainer(environment.apptainer, spec.workspace),
     )
+
+
+def _commands(spec: JobSpec) -> list[dict[str, str]]:
+    """The command, or each run of one that is measured: its text, its file if any, its start."""
+    commands = []
+    for number, text in enumerate(spec.benchmark.commands if spec.benchmark else [spec.command]):
+        command, shell = _quoted(text, "the command"), _quoted(spec.shell, "the shell")
+        file = ""
+        start = f"{shell} -c {command}"
+        if len(_encoded(text, "the command")) > COMMAND_BYTES:
+            file = f"{spec.paths.work}/command{number or ''}"
+            absolute = f"{spec.workspace.rstrip('/')}/{file}"
+            start = f"{shell} {shlex.quote(absolute)}"
+        commands.append(
+            {"text": command, "file": shlex.quote(file) if file else "", "start": start}
+        )
+    return commands
 
 
 def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]:
@@ -200,6 +210,6 @@ def _template() -> jinja2.Template:
         line_statement_prefix="@@",
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
+        loader=jinja2.PackageLoader(__package__, "."),
     )
-    source = files(__package__).joinpath("script.sh.j2").read_text(encoding="utf-8")
-    return environment.from_string(source)
+    return environment.get_template("script.sh.j2")

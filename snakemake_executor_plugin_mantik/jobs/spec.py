@@ -46,7 +46,8 @@ class Apptainer:
 
     Attributes:
         image: path of the image, relative to the workspace or absolute at the site.
-        options: words of `apptainer run`; may use the job's variables, so they reach bash unquoted.
+        options: words of `apptainer run` with bash's quotes; outside of single ones the job's
+            variables (`$NAME`, `${NAME}`) are expanded on the node.
     """
 
     image: str

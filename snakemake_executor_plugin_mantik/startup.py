@@ -20,6 +20,7 @@ from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import (
@@ -104,6 +105,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     rendering.refuse(jobs, settings.deployment)
+    _check_projects(jobs, configs)
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
@@ -128,6 +130,31 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         raise
     return Run(engine, configs, settings)
+
+
+def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
+    """See to it that the entry points that jobs run get right values and find their project.
+
+    Raises:
+        ConfigError: with all mistakes.
+    """
+    mistakes: dict[Mistake, None] = {}
+    exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
+    for job in jobs:
+        given = given_of(job.rule.params)
+        if given is None:
+            continue
+        try:
+            given.check(job.wildcards)
+        except ConfigError as error:
+            mistakes |= dict.fromkeys(error.mistakes)
+        site = rendering.site_of(rendering.given_resources(job), configs)
+        folder = str(given.project.relative_folder())
+        if folder != "." and exclude[site].matches(folder, is_dir=True):
+            told = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
+            mistakes[Mistake(str(configs[site].path), "Exclude", told)] = None
+    if mistakes:
+        raise ConfigError(list(mistakes))
 
 
 def _sites(

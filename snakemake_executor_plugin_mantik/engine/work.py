@@ -98,7 +98,7 @@ class SiteWork:
         patience = self._patience = Patience(site.name, tell, clock)
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self.watcher = Watcher(site, settings, patience, journal.submitted, clock)
-        self._fetcher = Fetcher(site, patience, workdir, scratch)
+        self._fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
         self._submitter = Submitter(site, journal, patience)
         self.ender = Ender(
             site, journal, self.watcher, settings=settings, patience=patience, tell=tell

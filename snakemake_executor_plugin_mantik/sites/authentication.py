@@ -12,8 +12,8 @@ from typing import Any, Final
 import httpx
 from pyunicore.credentials import JWTToken
 
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
-from snakemake_executor_plugin_mantik.sites.addresses import is_confidential
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""

@@ -177,4 +177,4 @@ class Executor(RemoteExecutor):
         """End the waiting thread and the engine."""
         super().shutdown()
         if self._run is not None:
-            self._run.engine.close(tidy=not self._detached)
+            self._run.close(tidy=not self._detached)

@@ -7,7 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
     require_all,
 )
 from snakemake_executor_plugin_mantik.staging import sources
+from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
+from snakemake_executor_plugin_mantik.tracking.run import KEYS, target, tracked_run
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 STATE = "mantik"
 """Our own directory below Snakemake's `.snakemake`."""
@@ -41,12 +44,14 @@ class Run:
     Attributes:
         engine: runs the jobs.
         configs: the sites' configs by name.
+        tracker: makes MLflow runs of MLproject jobs.
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
     """
 
     engine: Engine
     configs: Mapping[str, LoadedConfig]
+    tracker: Tracker
     settings: Any
     requested: set[int] = field(default_factory=set)
 
@@ -60,7 +65,13 @@ class Run:
         forced = self.settings.forces(job)
         request = rendering.request(job, sites=self.configs, secrets=secrets, forced=forced)
         self.requested.add(request.number)
-        return request
+        wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
+        return replace(request, subject=tracked_run(dict(job.params.items()), wildcards))
+
+    def close(self, *, tidy: bool) -> None:
+        """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
+        self.engine.close(tidy=tidy)
+        self.tracker.close(*(() if tidy else (0.0,)))
 
 
 @dataclass(frozen=True)
@@ -111,19 +122,38 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     }
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
+    tracker = _tracker(configs, credentials, workdir, logger)
+    tracker.start(tracked=any(set(job.rule.params.keys()) >= KEYS for job in jobs))
     engine = Engine(
         _sites(configs, credentials, planners, workdir),
         workdir=workdir,
         state=Path(workflow.persistence.path) / STATE,
         tell=logger.info,
+        observer=tracker,
     )
     try:
         engine.open(used, partial(_sources, configs, workdir, _products(dag), logger))
         _check_jobs(jobs, planners, engine)
     except BaseException:
         engine.close(tidy=False)
+        tracker.close(0.0)
         raise
-    return Run(engine, configs, settings)
+    return Run(engine, configs, tracker, settings)
+
+
+def _tracker(
+    configs: Mapping[str, LoadedConfig],
+    credentials: Mapping[str, Credential],
+    workdir: Path,
+    logger: Any,
+) -> Tracker:
+    secrets = [*secret_values(os.environ), *held_by(credentials.values())]
+    for loaded in configs.values():
+        secrets += secret_values(loaded.config.environment.variables)
+    texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
+    return Tracker(
+        workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
+    )
 
 
 def _sites(

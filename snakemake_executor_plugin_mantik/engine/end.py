@@ -1,14 +1,16 @@
 """Ending: what is not wanted is stopped for certain, what is done leaves nothing at the site."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
@@ -37,8 +39,10 @@ class Ender:
         settings: SiteSettings,
         patience: Patience,
         tell: Callable[[str], None],
+        observer: Observer | None = None,
     ) -> None:
         self._site = site
+        self._observer = observer or Nobody()
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
@@ -59,9 +63,18 @@ class Ender:
         """
         self._journal.done(try_id)
         if ids:
-            task = asyncio.create_task(self._forget(ids, let_end))
-            self._tidying.add(task)
-            task.add_done_callback(self._tidying.discard)
+            self._later(self._forget(ids, let_end))
+        if leftover := self._observer.leftover(try_id):
+            self._later(self._remove(leftover))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    async def _remove(self, path: str) -> None:
+        with suppress(SiteError):
+            await self._site.remove(path)
 
     async def _forget(self, ids: Sequence[str], let_end: bool) -> None:
         # Records that stay behind do no harm: the site lets them expire.
@@ -84,6 +97,7 @@ class Ender:
             # Of what was only planned, or has ended, nothing can come any more.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
+            self._observer.ended(record, Ended("killed", record.outcome or "given up"))
             self._journal.abandoned(record.id, record.outcome or "cancelled")
             await self.done(record.id, record.site_jobs)
 
@@ -102,6 +116,7 @@ class Ender:
             except (TimeoutError, SiteError):
                 return record
             if end != 0 and record.id not in succeeded:
+                self._observer.ended(record, Ended("killed", "cancelled"))
                 self._journal.abandoned(record.id, "cancelled")
             return None
 

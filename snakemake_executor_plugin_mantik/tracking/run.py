@@ -1,0 +1,150 @@
+"""What is tracked: a run of an entry point, and what MLflow is told of it at first. Values."""
+
+import getpass
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.journal import TryRecord
+
+GIT_WAIT_S = 10.0
+"""Seconds that git may take to tell the commit of a project."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run of an MLproject's entry point.
+
+    Attributes:
+        project: the project's folder, relative to the working directory.
+        name: the project's name, empty if it has none.
+        entry_point: name of the entry point.
+        definition: hash of the entry and the project's sources.
+        arguments: the parameters' raw values.
+        wildcards: of the Snakemake job.
+    """
+
+    project: str
+    name: str
+    entry_point: str
+    definition: str
+    arguments: Mapping[str, str]
+    wildcards: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where runs go, as the user's environment says; empty where it does not.
+
+    Attributes:
+        uri: MLFLOW_TRACKING_URI, relative SQLite files made absolute.
+        experiment_id, experiment: MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME.
+    """
+
+    uri: str = ""
+    experiment_id: str = ""
+    experiment: str = ""
+
+
+def target(environ: Mapping[str, str], workdir: Path) -> Target:
+    """Where the user's runs go.
+
+    MLflow hands a relative SQLite URI on as it is, so that another working directory would mean
+    another file.
+    """
+    uri = environ.get("MLFLOW_TRACKING_URI", "")
+    relative = uri.removeprefix("sqlite:///")
+    if relative != uri and relative and not relative.startswith(("/", ":memory:", "?")):
+        uri = f"sqlite:///{workdir / relative}"
+    return Target(
+        uri, environ.get("MLFLOW_EXPERIMENT_ID", ""), environ.get("MLFLOW_EXPERIMENT_NAME", "")
+    )
+
+
+def tags(run: TrackedRun, record: TryRecord, workdir: Path) -> dict[str, str]:
+    """The tags that a run has from its start: those of `mlflow run`, and ours.
+
+    May ask git, once per project.
+    """
+    project = workdir / run.project
+    found = {
+        "mlflow.user": user(),
+        "mlflow.runName": record.name,
+        "mlflow.source.name": str(project),
+        "mlflow.source.type": "PROJECT",
+        "mlflow.project.entryPoint": run.entry_point,
+        "mlflow.project.backend": "mantik",
+        **git_tags(project),
+        "mantik.project": run.name,
+        "mantik.definition": run.definition,
+        "mantik.site": record.site,
+        "mantik.rule": record.rule,
+        "mantik.wildcards": json.dumps(dict(run.wildcards), ensure_ascii=False, sort_keys=True),
+        "mantik.try": record.id,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+@cache
+def user() -> str:
+    """The user's login name, as far as it can be found out."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an id without a name, in a container
+        return str(os.getuid())
+
+
+@cache
+def git_tags(project: Path) -> Mapping[str, str]:
+    """Commit and repository of a project that is in git, else nothing."""
+    commit = _git(project, "rev-parse", "HEAD")
+    if not commit:
+        return {}
+    url = _git(project, "config", "--get", "remote.origin.url")
+    found = {"mlflow.source.git.commit": commit, "mlflow.source.git.repoURL": without_user(url)}
+    return {name: value for name, value in found.items() if value}
+
+
+def without_user(url: str) -> str:
+    """A URL without user name and password, which git keeps in some."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or not scheme.startswith("http"):
+        return url
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _git(project: Path, *arguments: str) -> str:
+    try:
+        ended = subprocess.run(
+            ["git", "-C", str(project), *arguments],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=GIT_WAIT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ended.stdout.strip() if ended.returncode == 0 else ""
+
+
+KEYS = frozenset(("command", "entry_point", "definition", "arguments"))
+"""Parameters of a rule that runs an entry point."""
+
+
+def tracked_run(params: Mapping[str, object], wildcards: Mapping[str, str]) -> TrackedRun | None:
+    """The run of an entry point that a job's parameters describe; None if it is no such job."""
+    if not params.keys() >= KEYS:
+        return None
+    arguments = params["arguments"]
+    given = arguments if isinstance(arguments, Mapping) else {}
+    return TrackedRun(
+        project=str(params.get("project", ".")),
+        name="",
+        entry_point=str(params["entry_point"]),
+        definition=str(params["definition"]),
+        arguments={str(name): str(value) for name, value in given.items()},
+        wildcards=dict(wildcards),
+    )

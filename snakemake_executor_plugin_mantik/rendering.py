@@ -25,6 +25,7 @@ from snakemake.shell import shell
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 
 Job = Any
 """A Snakemake job; Snakemake's own classes are not typed."""
@@ -232,6 +233,14 @@ def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
     for method in deployment:
         if deployed.get(method):
             return f"has its own environment with --software-deployment-method {method}"
+    return _outside(job)
+
+
+def _outside(job: Job) -> str | None:
+    """What of a job is not in the working directory and so not at a site."""
+    given = given_of(job.rule.params)
+    if given is not None and (mistake := folder_mistake(given.project.relative_folder())):
+        return mistake
     for path in [*job.input, *job.output, *job.log]:
         if os.path.isabs(path) or os.path.normpath(path).startswith(".."):
             return f"uses {path}, which is outside of the working directory or absolute"

@@ -20,6 +20,8 @@ from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.mlproject.call import call_of
+from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.sites import make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import (
@@ -30,7 +32,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
-from snakemake_executor_plugin_mantik.tracking.run import KEYS, target, tracked_run
+from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 STATE = "mantik"
@@ -66,7 +68,8 @@ class Run:
         request = rendering.request(job, sites=self.configs, secrets=secrets, forced=forced)
         self.requested.add(request.number)
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        return replace(request, subject=tracked_run(dict(job.params.items()), wildcards))
+        call = call_of(job.params)
+        return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
 
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
@@ -111,6 +114,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     rendering.refuse(jobs, settings.deployment)
+    _check_projects(jobs, configs)
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
@@ -123,7 +127,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
     tracker = _tracker(configs, credentials, workdir, logger)
-    tracker.start(tracked=any(set(job.rule.params.keys()) >= KEYS for job in jobs))
+    tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
     engine = Engine(
         _sites(configs, credentials, planners, workdir),
         workdir=workdir,
@@ -154,6 +158,31 @@ def _tracker(
     return Tracker(
         workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
     )
+
+
+def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
+    """See to it that the entry points that jobs run get right values and find their project.
+
+    Raises:
+        ConfigError: with all mistakes.
+    """
+    mistakes: dict[Mistake, None] = {}
+    exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
+    for job in jobs:
+        given = given_of(job.rule.params)
+        if given is None:
+            continue
+        try:
+            given.check(job.wildcards)
+        except ConfigError as error:
+            mistakes |= dict.fromkeys(error.mistakes)
+        site = rendering.site_of(rendering.given_resources(job), configs)
+        folder = str(given.project.relative_folder())
+        if folder != "." and exclude[site].matches(folder, is_dir=True):
+            told = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
+            mistakes[Mistake(str(configs[site].path), "Exclude", told)] = None
+    if mistakes:
+        raise ConfigError(list(mistakes))
 
 
 def _sites(

@@ -7,14 +7,21 @@ up as inputs), virtual environments and caches of Python, and files above the si
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.errors import UserError
 
 _GENERATED = frozenset({"__pycache__", "node_modules", "mlruns"})
+
+
+class Excluding(Protocol):
+    """Says what is excluded; `config.exclude.Exclude` does."""
+
+    def matches(self, path: str, *, is_dir: bool = False) -> bool:
+        """Whether `path`, relative to the directory, is excluded."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,9 @@ class Sources:
 
 def select(
     workdir: Path,
-    exclude: Exclude,
+    exclude: Excluding,
     *,
-    products: Collection[str],
+    products: Container[str],
     file_limit: int,
     total_limit: int,
 ) -> Sources:
@@ -55,7 +62,7 @@ def select(
     paths: list[str] = []
     too_large: list[str] = []
     total = 0
-    for path, size in _candidates(workdir, exclude, products):
+    for path, size in candidates(workdir, exclude, products):
         if size > file_limit:
             too_large.append(path)
         else:
@@ -71,9 +78,13 @@ def select(
     return Sources(tuple(paths), total, tuple(too_large))
 
 
-def _candidates(
-    workdir: Path, exclude: Exclude, products: Collection[str]
+def candidates(
+    workdir: Path, exclude: Excluding, products: Container[str]
 ) -> Iterator[tuple[str, int]]:
+    """All files below `workdir` that are sources whatever their size, with their sizes in bytes.
+
+    In a fixed order. Arguments as for `select`; `products` is asked about directories, too.
+    """
     for at, directories, files in os.walk(workdir):
         below = Path(at).relative_to(workdir).as_posix()
         prefix = "" if below == "." else f"{below}/"

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.mlproject.call import Call
 
 GIT_WAIT_S = 10.0
 """Seconds that git may take to tell the commit of a project."""
@@ -17,22 +18,14 @@ GIT_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run of an MLproject's entry point.
+    """A job that runs an entry point.
 
     Attributes:
-        project: the project's folder, relative to the working directory.
-        name: the project's name, empty if it has none.
-        entry_point: name of the entry point.
-        definition: hash of the entry and the project's sources.
-        arguments: the parameters' raw values.
+        call: the entry point and its arguments.
         wildcards: of the Snakemake job.
     """
 
-    project: str
-    name: str
-    entry_point: str
-    definition: str
-    arguments: Mapping[str, str]
+    call: Call
     wildcards: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,17 +63,17 @@ def tags(run: TrackedRun, record: TryRecord, workdir: Path) -> dict[str, str]:
 
     May ask git, once per project.
     """
-    project = workdir / run.project
+    project = workdir / run.call.project
     found = {
         "mlflow.user": user(),
         "mlflow.runName": record.name,
         "mlflow.source.name": str(project),
         "mlflow.source.type": "PROJECT",
-        "mlflow.project.entryPoint": run.entry_point,
+        "mlflow.project.entryPoint": run.call.entry_point,
         "mlflow.project.backend": "mantik",
         **git_tags(project),
-        "mantik.project": run.name,
-        "mantik.definition": run.definition,
+        "mantik.project": run.call.name,
+        "mantik.definition": run.call.definition,
         "mantik.site": record.site,
         "mantik.rule": record.rule,
         "mantik.wildcards": json.dumps(dict(run.wildcards), ensure_ascii=False, sort_keys=True),
@@ -128,23 +121,3 @@ def _git(project: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return ended.stdout.strip() if ended.returncode == 0 else ""
-
-
-KEYS = frozenset(("command", "entry_point", "definition", "arguments"))
-"""Parameters of a rule that runs an entry point."""
-
-
-def tracked_run(params: Mapping[str, object], wildcards: Mapping[str, str]) -> TrackedRun | None:
-    """The run of an entry point that a job's parameters describe; None if it is no such job."""
-    if not params.keys() >= KEYS:
-        return None
-    arguments = params["arguments"]
-    given = arguments if isinstance(arguments, Mapping) else {}
-    return TrackedRun(
-        project=str(params.get("project", ".")),
-        name="",
-        entry_point=str(params["entry_point"]),
-        definition=str(params["definition"]),
-        arguments={str(name): str(value) for name, value in given.items()},
-        wildcards=dict(wildcards),
-    )

@@ -204,7 +204,7 @@ class Tracker:
             data = {
                 "name": record.name,
                 "tags": made,
-                "params": dict(run.arguments),
+                "params": dict(run.call.arguments),
                 "experiment_id": self._target.experiment_id,
                 "experiment": self._target.experiment,
                 "config": config,

@@ -6,20 +6,20 @@ import sys
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked
 
+HEAD = """
+from pathlib import PurePosixPath
+from snakemake_executor_plugin_mantik.mlproject import Call
+"""
 RULE = """
-    rule {name}:
-        output: "{name}.txt"
-        params:
-            command={command!r},
-            entry_point="train",
-            definition="abc",
-            arguments={arguments!r},
-            project="."
-        shell: "({{params.command}}) && echo > {{output}}"
+rule {name}:
+    output: "{name}.txt"
+    params: call=Call(PurePosixPath("."), "demo", "main", "abc", {arguments!r})
+    shell: {command!r} " && echo > {{output}}"
 """
 
 
 def rule(command: str, name: str = "train", arguments: dict[str, str] | None = None) -> str:
+    """A rule that the executor takes for the run of an entry point."""
     return RULE.format(name=name, command=command, arguments=arguments or {})
 
 
@@ -43,7 +43,7 @@ def test_what_a_job_logs(tracked: Tracked) -> None:
     project = tracked.project
     project.write("code.py", CODE)
     arguments = {"alpha": "1.50", "text": "it's $HOME"}
-    project.write("Snakefile", rule(f"{sys.executable} code.py", arguments=arguments))
+    project.write("Snakefile", HEAD + rule(f"{sys.executable} code.py", arguments=arguments))
 
     said = project.run().ok().output
 
@@ -57,7 +57,7 @@ def test_what_a_job_logs(tracked: Tracked) -> None:
     assert run.data.tags["colour"] == "grün"
     assert run.data.tags["mantik.site"] == "hpc1"
     assert run.data.tags["mantik.rule"] == "train"
-    assert run.data.tags["mlflow.project.entryPoint"] == "train"
+    assert run.data.tags["mlflow.project.entryPoint"] == "main"
     assert run.data.tags["mlflow.project.backend"] == "mantik"
     assert run.data.tags["mantik.job_id"] in said
     assert tracked.history(runs["inner"], "inner") == [(0, 7.0)]

@@ -1,0 +1,209 @@
+"""Projects in a Snakefile: `load` one, and its entry points become parameters of rules."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake
+from snakemake_executor_plugin_mantik.mlproject.call import PARAMETER
+from snakemake_executor_plugin_mantik.mlproject.entry import (
+    SCRIPTS,
+    EntryPoint,
+    close,
+    script_entry,
+    unsendable,
+)
+from snakemake_executor_plugin_mantik.mlproject.given import Function, Given
+from snakemake_executor_plugin_mantik.mlproject.reading import ProjectFile, read_project
+
+RULE: Final = str(Path(__file__).with_name("rule.smk"))
+"""The bundled rule `mlproject`, for `module … : snakefile: mlproject.RULE`."""
+
+
+def load(path: str | os.PathLike[str], *, exclude: tuple[str, ...] | list[str] = ()) -> "Project":
+    """Read a project, whose MLproject file is checked at once.
+
+    Args:
+        path: the project's folder, or its MLproject file; relative to the file that calls, which
+            is the Snakefile.
+        exclude: patterns as in `.gitignore`, relative to the project's folder: files that are none
+            of its sources, so that a job need not run again when they change.
+
+    Raises:
+        ConfigError: with all mistakes of the MLproject file.
+    """
+    caller = sys._getframe(1)
+    shown = os.fspath(path)
+    base = os.path.dirname(caller.f_code.co_filename)
+    if not os.path.isabs(base):
+        base = os.getcwd()  # called from no file: a prompt, say
+    folder = Path(base, shown)
+    if _is_file(folder):
+        folder, shown = folder.parent, os.path.dirname(shown) or "."
+    try:
+        found = read_project(folder, shown)
+    except MantikError as error:
+        raise error.with_traceback(None) from None  # our own lines would say nothing
+    project = Project(folder, found, shown, exclude, caller.f_globals.get("workflow"))
+    for warning in found.warnings:
+        _warn(warning)
+    return project
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, a NUL in it
+        return False
+
+
+def _warn(text: str) -> None:
+    logging = sys.modules.get("snakemake.logging")
+    if logging is not None:
+        logging.logger.warning(text)
+    else:
+        print(text, file=sys.stderr)  # noqa: T201
+
+
+class Project:
+    """A project folder, with the entry points of its MLproject file.
+
+    Attributes:
+        folder: absolute, links resolved.
+        name: as the MLproject file says, else the folder's name.
+        entry_points: those of the MLproject file by name; scripts of the folder are some, too.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        file: ProjectFile,
+        shown: str,
+        exclude: tuple[str, ...] | list[str] = (),
+        workflow: Any = None,
+    ) -> None:
+        """A project that `load` has read."""
+        self.folder = Path(os.path.realpath(folder))
+        self.name = file.name or self.folder.name
+        self.entry_points = file.entry_points
+        self._file = file
+        self._shown = str(os.path.join(shown, file.path.name)) if file.path else shown
+        self._exclude = tuple(exclude)
+        self._workflow = workflow
+        self._definitions: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Project({str(self.folder)!r})"
+
+    def entry_point(
+        self, name: str = "main", extra: Mapping[str, object] | None = None, /, **arguments: object
+    ) -> dict[str, Any]:
+        """The parameters of a rule that runs an entry point: `params: **project.entry_point(…)`.
+
+        Args:
+            name: an entry point of the MLproject file, or a script of the project.
+            extra: further parameters, which the entry point does not declare: they go to the end of
+                its command as `--name value`.
+            arguments: values of its parameters: texts with the placeholders of a shell command
+                (`{input.data}`, `{output[0]}`, `{wildcards.alpha}`, `{threads}`,
+                `{resources.mem_mb}`; `{{` for a brace), numbers, or functions as in `params:`.
+
+        Raises:
+            ConfigError: with every parameter that is unknown, missing or wrong, as far as that can
+                be told before there is a job.
+        """
+        try:
+            entry = self._entry(name)
+            given = Given(self, entry, arguments, extra or {})
+        except MantikError as error:
+            raise error.with_traceback(None) from None  # our own lines would say nothing
+        plain = ("wildcards",)
+        return {
+            "command": Function(given.command, given.asks, given),
+            "entry_point": Function(lambda wildcards: entry.name, plain),  # noqa: ARG005
+            "definition": Function(
+                lambda wildcards: self.definition(entry),  # noqa: ARG005
+                plain,
+            ),
+            "arguments": Function(given.outline, plain),
+            "project": Function(lambda wildcards: str(self.relative_folder()), plain),  # noqa: ARG005
+            PARAMETER: Function(given.call, given.asks),
+        }
+
+    def _entry(self, name: str) -> EntryPoint:
+        if name in self.entry_points:
+            return self.entry_points[name]
+        script = script_entry(name)
+        if script is None:
+            known = close(name, self.entry_points)
+            suffixes = ", ".join(SCRIPTS)
+            said = f"there is no entry point {name!r}{known}, and it is no script ({suffixes})"
+            if self._file.path is None:
+                said = f"there is no MLproject file, and {name!r} is no script ({suffixes})"
+            raise ConfigError([Mistake(self._shown, "", said)])
+        if unsendable(name) or not (self.folder / name).is_file():
+            said = f"there is no script {name!r} in the project{close(name, self.entry_points)}"
+            raise ConfigError([Mistake(self._shown, "", said)])
+        return script
+
+    def definition(self, entry: EntryPoint) -> str:
+        """A hash of an entry point and of the project's sources; taken once in a process.
+
+        Raises:
+            UserError: the sources cannot be read, or there are too many.
+        """
+        if entry.name not in self._definitions:
+            from snakemake_executor_plugin_mantik.mlproject.sources import digest
+
+            parts = [
+                entry.name, entry.command,
+                [(p.name, p.type, p.default) for p in entry.parameters.values()],
+                digest(self.folder, self._file.path, self._exclude, self._workflow),
+            ]  # fmt: skip
+            told = json.dumps(parts, ensure_ascii=True)
+            self._definitions[entry.name] = hashlib.sha256(told.encode()).hexdigest()
+        return self._definitions[entry.name]
+
+    def relative_folder(self) -> PurePosixPath:
+        """The folder, relative to the workflow's working directory."""
+        return PurePosixPath(os.path.relpath(self.folder, os.path.realpath(os.curdir)))
+
+    @property
+    def shown(self) -> str:
+        """What messages call it: its MLproject file, as the Snakefile names it."""
+        return self._shown
+
+
+def given_of(params: Any) -> Given | None:
+    """What a rule gives to an entry point, told from its parameters before they are evaluated.
+
+    Args:
+        params: `rule.params`.
+
+    Returns:
+        None: the rule runs no entry point.
+    """
+    given = getattr(getattr(params, "command", None), "given", None)
+    return given if isinstance(given, Given) else None
+
+
+def folder_mistake(folder: PurePosixPath) -> str:
+    """Why a project's folder, relative to the working directory, is not at a site; empty if it is.
+
+    The words follow "rule NAME".
+    """
+    if folder.parts[:1] == ("..",):
+        return (
+            f"runs an entry point of the project {folder}, which is outside of the working"
+            " directory and so not at a site"
+        )
+    if any(part.startswith(".") for part in folder.parts):
+        return (
+            f"runs an entry point of the project {folder}, whose folder is hidden: hidden files are"
+            " not sent"
+        )
+    return ""

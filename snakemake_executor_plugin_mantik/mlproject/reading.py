@@ -1,0 +1,316 @@
+"""Reading MLproject files: what MLflow reads in them, and every mistake with its line and key.
+
+MLflow reads them with PyYAML, whose YAML 1.1 has rules of its own (`yes` is True, 010 is 8, `<<`
+merges). So PyYAML reads them here, too; a backend config is read by the stricter rules of
+`config.documents`. What MLflow accepts and can run is accepted; what is likely not meant is a
+warning.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
+from snakemake_executor_plugin_mantik.mlproject.entry import (
+    TYPES,
+    EntryPoint,
+    Parameter,
+    close,
+    command_mistakes,
+)
+
+FILE_NAME: Final = "MLproject"
+ENVIRONMENTS: Final = ("python_env", "conda_env", "docker_env")
+MAX_BYTES: Final = 256 << 10
+"""A larger file is no MLproject."""
+MAX_VALUES: Final = 100_000
+"""A file with more values, each alias counted as what it stands for, is refused."""
+
+_KEYS: Final = ("name", "entry_points", *ENVIRONMENTS, "databricks_spark_job")
+_KNOWN_TYPES: Final = (*TYPES, "str", "integer", "long", "double", "bool", "boolean")
+_READ_ERRORS: Final = (ValueError, OverflowError, LookupError, TypeError, AttributeError)
+"""What PyYAML's own code raises over a date like 2026-99-99 or an escape beyond Unicode."""
+
+
+@dataclass(frozen=True)
+class ProjectFile:
+    """What an MLproject file says.
+
+    Attributes:
+        path: the file; None: the folder has none, its scripts are all there is to run.
+        name: the project's name, empty where none is given.
+        entry_points: by name, in the file's order.
+        environment: which of the environments it names, empty if none.
+        warnings: what is allowed and yet likely not meant, with file, key and line.
+    """
+
+    path: Path | None = None
+    name: str = ""
+    entry_points: Mapping[str, EntryPoint] = field(default_factory=dict)
+    environment: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def read_project(folder: Path, shown: str | None = None) -> ProjectFile:
+    """Read the MLproject file of a folder.
+
+    Args:
+        folder: the project's folder.
+        shown: how messages call the folder; by default `folder`.
+
+    Raises:
+        ConfigError: with all mistakes of the file.
+    """
+    called = shown if shown is not None else str(folder)
+    try:
+        names = sorted(
+            (name for name in os.listdir(folder) if name.lower() == FILE_NAME.lower()),
+            key=lambda name: (name != FILE_NAME, name),
+        )
+        path = next((folder / name for name in names if (folder / name).is_file()), None)
+        if path is None:
+            return ProjectFile()
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError([Mistake(called, "", "there is no such folder")]) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError([Mistake(called, "", f"cannot be read: {reason}")]) from None
+    file = os.path.join(called, path.name)
+    reader = _Reader(file, folder)
+    try:
+        found = reader.read(content)
+    except RecursionError:
+        raise ConfigError([Mistake(file, "", "is nested too deep")]) from None
+    if reader.mistakes:
+        raise ConfigError(reader.mistakes, do="Mend the MLproject file")
+    return ProjectFile(path, *found, tuple(reader.warnings))
+
+
+class _Reader:
+    """Reads one document; gathers its mistakes."""
+
+    def __init__(self, file: str, folder: Path) -> None:
+        self._file = file
+        self._folder = folder
+        self.mistakes: list[Mistake] = []
+        self.warnings: list[str] = []
+        self._constructor = yaml.SafeLoader("")
+
+    def read(self, content: bytes) -> tuple[str, dict[str, EntryPoint], str]:
+        """The project's name, entry points and environment."""
+        try:
+            root = _document(content)
+        except _UnreadableError as error:
+            self._tell(None, "", str(error))
+            return "", {}, ""
+        entries = self._mapping(root, "")
+        for key in entries:
+            if key not in _KEYS:
+                self._warn(entries[key], key, f"means nothing to MLflow{close(key, _KEYS)}")
+        name = self._value(entries["name"], "name") if "name" in entries else None
+        points: dict[str, EntryPoint] = {}
+        if "entry_points" in entries:
+            for key, node in self._mapping(entries["entry_points"], "entry_points").items():
+                point = self._entry_point(key, node)
+                if point is not None:
+                    points[key] = point
+        environment = self._environment(entries)
+        if "databricks_spark_job" in entries:
+            node = entries["databricks_spark_job"]
+            self._warn(node, "databricks_spark_job", "is ignored: it means Databricks alone")
+        return "" if name is None else str(name), points, environment
+
+    def _entry_point(self, name: str, node: Any) -> EntryPoint | None:
+        key = f"entry_points.{name}"
+        entries = self._mapping(node, key)
+        if not isinstance(node, yaml.MappingNode):
+            return None
+        for unknown in entries.keys() - {"command", "parameters"}:
+            said = close(unknown, ("command", "parameters"))
+            self._warn(entries[unknown], f"{key}.{unknown}", f"means nothing to MLflow{said}")
+        declared = entries.get("parameters")
+        parameters = {} if declared is None else self._parameters(declared, f"{key}.parameters")
+        if "command" not in entries:
+            self._tell(node, key, "has no command")
+            return None
+        command = self._value(entries["command"], f"{key}.command")
+        if not isinstance(command, str):
+            self._unfit(entries["command"], f"{key}.command", "a text", command)
+            return None
+        for complaint in command_mistakes(command, parameters):
+            self._tell(entries["command"], f"{key}.command", complaint)
+        return EntryPoint(name, command, parameters)
+
+    def _parameters(self, node: Any, key: str) -> dict[str, Parameter]:
+        found: dict[str, Parameter] = {}
+        for name, each in self._mapping(node, key).items():
+            where = f"{key}.{name}"
+            kind: Any = "string"
+            default: Any = None
+            if isinstance(each, yaml.MappingNode):
+                entries = self._mapping(each, where)
+                for unknown in entries.keys() - {"type", "default"}:
+                    said = close(unknown, ("type", "default"))
+                    self._warn(entries[unknown], f"{where}.{unknown}", f"means nothing{said}")
+                if "type" in entries:
+                    kind = self._value(entries["type"], f"{where}.type")
+                if "default" in entries:
+                    default = self._value(entries["default"], f"{where}.default")
+            else:
+                kind = self._value(each, where)
+                if not isinstance(kind, str):
+                    wanted = "the name of a type, or a mapping with type and default"
+                    self._unfit(each, where, wanted, kind)
+                    continue
+            if kind not in _KNOWN_TYPES:
+                self._warn(each, where, f"has the type {kind!r}, which nobody checks{_types(kind)}")
+            text = None if default is None else str(default)
+            found[name] = Parameter(name, str(kind), text)
+        return found
+
+    def _environment(self, entries: Mapping[str, Any]) -> str:
+        given = [name for name in ENVIRONMENTS if name in entries]
+        if len(given) > 1:
+            told = f"is one of {len(given)} environments ({', '.join(given)}): keep one"
+            self._tell(entries[given[1]], given[1], told)
+        for name in given:
+            value = self._value(entries[name], name)
+            if not value:
+                continue
+            if name == "docker_env":
+                self._docker(entries[name], value)
+            elif not isinstance(value, str):
+                self._unfit(entries[name], name, "the path of a file", value)
+            elif not os.path.exists(os.path.join(self._folder, value)):
+                self._tell(entries[name], name, f"there is no file {value!r} in the project")
+        return given[0] if given else ""
+
+    def _docker(self, node: Any, value: Any) -> None:
+        if not isinstance(value, dict):
+            self._unfit(node, "docker_env", "a mapping with image", value)
+            return
+        if not value.get("image"):
+            self._tell(node, "docker_env", "has no image")
+        if (volumes := value.get("volumes")) and not _list_of(volumes, str):
+            self._unfit(node, "docker_env.volumes", "a list of texts", volumes)
+        if (names := value.get("environment")) and not _list_of(names, str, list):
+            allowed = "a list of names and of pairs [name, value]"
+            self._unfit(node, "docker_env.environment", allowed, names)
+
+    def _mapping(self, node: Any, key: str) -> dict[str, Any]:
+        """The nodes of a mapping by key; `<<` merged as PyYAML does, the last of a key counts."""
+        if not isinstance(node, yaml.MappingNode):
+            value = self._value(node, key)
+            hint = "; leave the key out" if value is None and key else ""
+            self._unfit(node, key, "a mapping", value, hint)
+            return {}
+        written = [each.value for each, _ in node.value if isinstance(each, yaml.ScalarNode)]
+        for twice in sorted({each for each in written if each != "<<" and written.count(each) > 1}):
+            told = "is given twice; the last one counts"
+            self._warn(node, f"{key}.{twice}".strip("."), told)
+        try:
+            self._constructor.flatten_mapping(node)
+        except (yaml.YAMLError, *_READ_ERRORS) as error:
+            self._tell(node, key, _reason(error))
+            return {}
+        return {str(self._value(each, key)): value for each, value in node.value}
+
+    def _value(self, node: Any, key: str) -> Any:
+        try:
+            return self._constructor.construct_object(node, deep=True)
+        except (yaml.YAMLError, *_READ_ERRORS) as error:
+            # What PyYAML had begun would make it refuse the rest as recursive.
+            self._constructor = yaml.SafeLoader("")
+            self._tell(node, key, _reason(error))
+            return None
+
+    def _unfit(self, node: Any, key: str, allowed: str, found: object, hint: str = "") -> None:
+        self._tell(node, key, f"has to be {allowed}, found {_describe(found)}{hint}")
+
+    def _tell(self, node: Any, key: str, message: str) -> None:
+        place = f" (line {node.start_mark.line + 1})" if node is not None else ""
+        mistake = Mistake(self._file, key, " ".join(message.split()) + place)
+        if mistake not in self.mistakes:
+            self.mistakes.append(mistake)
+
+    def _warn(self, node: Any, key: str, message: str) -> None:
+        self.warnings.append(f"{self._file}: {key}: {message} (line {node.start_mark.line + 1})")
+
+
+class _UnreadableError(ValueError):
+    """The document cannot be read at all; the message says where and why."""
+
+
+def _document(content: bytes) -> yaml.Node:
+    if len(content) > MAX_BYTES:
+        raise _UnreadableError(f"is larger than {MAX_BYTES >> 10} KiB")
+    try:
+        root = yaml.compose(content.decode(), Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise _UnreadableError(f"is not UTF-8 (byte {error.start + 1})") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        problem = " ".join(str(error.problem or error.context or "syntax error").split())
+        raise _UnreadableError(f"is not well-formed YAML: {problem}{place}") from None
+    except (yaml.YAMLError, *_READ_ERRORS) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise _UnreadableError(f"is not well-formed YAML: {problem}") from None
+    if root is None:
+        raise _UnreadableError("is empty; it has to hold a mapping with entry_points")
+    if _size(root) > MAX_VALUES:
+        raise _UnreadableError(f"holds more than {MAX_VALUES} values")
+    return root
+
+
+def _reason(error: Exception) -> str:
+    problem = getattr(error, "problem", None) or error
+    return f"cannot be read ({' '.join(str(problem).split())[:200]})"
+
+
+def _types(kind: object) -> str:
+    return close(str(kind), TYPES)
+
+
+def _list_of(value: object, *kinds: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kinds) for item in value)
+
+
+def _describe(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case str():
+            return f"the text {value[:60]!r}"
+        case list() | tuple() | set():
+            return "a list"
+        case dict():
+            return "a mapping"
+        case _:
+            return f"{str(value)[:60]!r}"
+
+
+def _size(root: Any) -> int:
+    """How many values there are, each alias counted as what it stands for."""
+    known: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in known:
+            known[id(node)] = MAX_VALUES + 1  # what holds itself is without end
+            known[id(node)] = 1 + sum(size(child) for child in _children(node))
+        return known[id(node)]
+
+    return size(root)
+
+
+def _children(node: Any) -> Iterator[Any]:
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            yield from pair
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value

@@ -1,0 +1,274 @@
+"""The values that a Snakefile gives to an entry point's parameters.
+
+A text may hold placeholders, as in a shell command of Snakemake: `{wildcards.alpha}`,
+`{input.data}`, `{output[0]}`, `{threads}`, `{resources.mem_mb}`. `{{` and `}}` are braces. A
+function, of the wildcards and, by name, of input, output, threads and resources, returns the value
+as it is.
+"""
+
+import inspect
+import os
+import re
+import string
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.mlproject.entry import close, unsendable
+
+ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
+"""What placeholders can name: what Snakemake hands to a function in `params:`."""
+
+_FILES: Final = ("input", "output")
+_NAMED: Final = re.compile(r"[.\[]")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A value: what the process gets, and what is written down about it.
+
+    Attributes:
+        words: one, or as many as `{input.many}` names files.
+        raw: as the workflow has it, paths relative to its working directory.
+        paths: whether the words are files of the job, already relative to the project's folder.
+    """
+
+    words: tuple[str, ...]
+    raw: str
+    paths: bool = False
+
+
+class Value:
+    """A value as it was given.
+
+    Attributes:
+        needs: which of `ROOTS` it depends on.
+    """
+
+    needs: frozenset[str]
+
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+        """The value for a job.
+
+        Args:
+            things: the job's own things by the names of `ROOTS`, those of `needs` at least.
+            relative: what a file's path is in the project's folder.
+
+        Raises:
+            ValueError: it cannot be told, with the reason.
+        """
+        raise NotImplementedError
+
+    def outline(self, wildcards: Any) -> str:
+        """What of it is known from the wildcards; changes where the value's meaning changes."""
+        raise NotImplementedError
+
+
+def value_of(given: object) -> Value:
+    """The value that somebody gave.
+
+    Raises:
+        ValueError: it is nothing that a process can be given.
+    """
+    if isinstance(given, str):
+        return _Template(given)
+    if callable(given):
+        return _Function(given)
+    return _Literal(_words(given))
+
+
+def _words(given: object) -> Words:
+    """A plain value, as MLflow writes it."""
+    if isinstance(given, (str, int, float, Path)):
+        text = str(given)
+        return Words((text,), text)
+    if isinstance(given, (list, tuple)) and all(isinstance(g, (str, int, float)) for g in given):
+        words = tuple(map(str, given))
+        return Words(words, " ".join(words))
+    raise ValueError(f"has to be a text, a number or a function, found {type(given).__name__}")
+
+
+class _Literal(Value):
+    needs = frozenset()
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        for word in words.words:
+            if complaint := unsendable(word):
+                raise ValueError(complaint)
+
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+        del things, relative
+        return self._words
+
+    def outline(self, wildcards: Any) -> str:
+        del wildcards
+        return self._words.raw
+
+
+class _Function(Value):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        try:
+            names = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            raise ValueError("is a function whose parameters cannot be told") from None
+        unknown = [name for name in names[1:] if name not in ROOTS[1:]]
+        if not names or unknown:
+            allowed = ", ".join(ROOTS[1:])
+            raise ValueError(
+                f"is a function: it has to take wildcards first, then any of {allowed}"
+            )
+        self._asks = names[1:]
+        self.needs = frozenset(("wildcards", *names[1:]))
+
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+        del relative
+        asked = {name: things[name] for name in self._asks}
+        words = _words(self._function(things["wildcards"], **asked))
+        return _Literal(words).resolve({}, str)
+
+    def outline(self, wildcards: Any) -> str:
+        if self._asks:
+            return f"<function of {', '.join(self._asks)}>"
+        return _words(self._function(wildcards)).raw
+
+
+@dataclass(frozen=True)
+class _Field:
+    text: str
+    spec: str
+
+    @property
+    def root(self) -> str:
+        return _NAMED.split(self.text, maxsplit=1)[0]
+
+
+class _Template(Value):
+    def __init__(self, text: str) -> None:
+        if complaint := unsendable(text):
+            raise ValueError(complaint)
+        try:
+            self._parts = list(_parts(text))
+        except ValueError as error:
+            raise ValueError(
+                f"cannot be read, {text!r} ({error}): write {{{{ and }}}} for braces"
+            ) from None
+        self.needs = frozenset(part.root for part in self._parts if isinstance(part, _Field))
+
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+        if len(self._parts) == 1 and isinstance(part := self._parts[0], _Field):
+            found = _look_up(part, things)
+            if part.root in _FILES:
+                files = tuple(_files(found))
+                return Words(tuple(map(relative, files)), " ".join(files), paths=True)
+            return _checked(_formatted(found, part))
+        shown, raw = "", ""
+        for part in self._parts:
+            if isinstance(part, str):
+                text, path = part, part
+            else:
+                text, path = _in_text(part, _look_up(part, things), relative)
+            shown, raw = shown + path, raw + text
+        return _checked(raw, shown, paths=bool(self.needs & set(_FILES)))
+
+    def outline(self, wildcards: Any) -> str:
+        known = {"wildcards": wildcards}
+        return "".join(
+            part
+            if isinstance(part, str)
+            else _formatted(_look_up(part, known), part)
+            if part.root == "wildcards"
+            else f"{{{part.text}:{part.spec}}}"
+            for part in self._parts
+        )
+
+
+def _parts(text: str) -> Iterator[str | _Field]:
+    gathered = ""
+    for plain, name, spec, conversion in string.Formatter().parse(text):
+        gathered += plain
+        if name is None:
+            continue
+        if gathered:
+            yield gathered
+            gathered = ""
+        part = _Field(name, spec or "")
+        if conversion or "{" in part.spec:
+            raise ValueError(f"{{{name}}} cannot be converted here")
+        if part.root not in ROOTS:
+            raise ValueError(_unknown(part.root))
+        if part.text == part.root and part.root in ("wildcards", "resources"):
+            raise ValueError(f"{{{part.root}}} has to name one, as in {{{part.root}.NAME}}")
+        yield part
+    if gathered or not text:
+        yield gathered
+
+
+def _unknown(root: str) -> str:
+    if root in ("params", "log", "config"):
+        return f"{{{root}…}} is not known here; only {', '.join(ROOTS)} are"
+    likely = close(root, ROOTS) if root else ""
+    return f"{{{root}}} is not known here; perhaps {{wildcards.{root or 'NAME'}}}{likely}"
+
+
+def _look_up(part: _Field, things: Mapping[str, Any]) -> Any:
+    try:
+        found, _ = string.Formatter().get_field(part.text, (), things)
+    except (LookupError, AttributeError, TypeError, ValueError):
+        names: Any = getattr(things.get(part.root), "keys", list)()
+        raise ValueError(
+            f"the job has no {part.text}{close(part.text, _shown(part, names))}"
+        ) from (None)
+    return found
+
+
+def _shown(part: _Field, names: Any) -> list[str]:
+    return [f"{part.root}.{name}" for name in names if not str(name).startswith("_")]
+
+
+def _formatted(found: Any, part: _Field) -> str:
+    if not isinstance(found, (str, int, float)):
+        raise ValueError(f"{{{part.text}}} is no text and no number")  # noqa: TRY004
+    try:
+        return format(found, part.spec)
+    except ValueError as error:
+        raise ValueError(f"{{{part.text}:{part.spec}}} cannot be written so ({error})") from None
+
+
+def _files(found: Any) -> list[str]:
+    return [str(found)] if isinstance(found, (str, Path)) else [str(each) for each in found]
+
+
+def _in_text(part: _Field, found: Any, relative: Callable[[str], str]) -> tuple[str, str]:
+    """A placeholder amid other text: raw, and for the project's folder."""
+    if part.root not in _FILES:
+        text = _formatted(found, part)
+        return text, text
+    files = _files(found)
+    if len(files) != 1:
+        raise ValueError(
+            f"{{{part.text}}} names {len(files)} files, which cannot stand amid other text:"
+            " name one"
+        )
+    return files[0], relative(files[0])
+
+
+def _checked(raw: str, word: str | None = None, *, paths: bool = False) -> Words:
+    if complaint := unsendable(raw):
+        raise ValueError(complaint)
+    return Words((raw if word is None else word,), raw, paths)
+
+
+def path_in(folder: str, path: str) -> str:
+    """What `path`, relative to the working directory, is in `folder`; absolute ones stay.
+
+    Links are resolved in what both begin with, so that `..` leads where it should.
+    """
+    if os.path.isabs(path):
+        return path
+    found = os.path.relpath(os.path.join(os.path.realpath(os.curdir), path), folder)
+    if path.endswith("/"):
+        found += "/"
+    return f"./{found}" if found.startswith("-") else found

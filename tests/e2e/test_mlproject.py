@@ -1,0 +1,207 @@
+"""Entry points of MLproject files as rules: at a site, here, and when they run again."""
+
+import json
+
+import pytest
+
+from tests.support.workflows import Project, tells, tree
+
+MLPROJECT = """
+name: churn
+python_env: python_env.yaml
+entry_points:
+  train:
+    parameters:
+      data: path
+      alpha: {type: float, default: 0.5}
+      note: {type: string, default: none}
+      out: string
+    command: >
+      python train.py --data {data} --alpha {alpha} --note {note} --out {out}
+  other:
+    command: echo other
+"""
+
+TRAIN = """
+import json, os, sys
+import helper
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+told = {"words": words, "here": os.path.basename(os.getcwd()), "helper": helper.WORD,
+        "data": open(words["--data"]).read()}
+with open(words["--out"], "w") as file:
+    json.dump(told, file)
+"""
+
+SNAKEFILE = """
+from snakemake_executor_plugin_mantik import mlproject
+
+project = mlproject.load("churn")
+NOTE = "it's  a \\"$HOME\\" {{of}}\\n`pwd` \\\\ ü"
+
+module mantik:
+    snakefile: mlproject.RULE
+
+rule all:
+    input: expand("models/{alpha}.json", alpha=config.get("alphas", [0.1, 2]))
+
+use rule mlproject from mantik as train with:
+    input: data="data/train set.csv"
+    output: model="models/{alpha}.json"
+    params:
+        **project.entry_point(
+            "train", data="{input.data}", alpha="{wildcards.alpha}", out="{output.model}",
+            note=NOTE,
+        )
+"""
+NOTE = 'it\'s  a "$HOME" {of}\n`pwd` \\ ü'
+
+
+@pytest.fixture
+def churn(project: Project) -> Project:
+    """A workflow with a project beside the Snakefile."""
+    project.write("Snakefile", SNAKEFILE)
+    project.write("churn/MLproject", MLPROJECT)
+    project.write("churn/python_env.yaml", "python: 3.11\n")
+    project.write("churn/train.py", TRAIN)
+    project.write("churn/helper.py", "WORD = 'first'\n")
+    project.write("data/train set.csv", "1,2\n")
+    return project
+
+
+def made(project: Project, alpha: str = "0.1") -> dict[str, object]:
+    found: dict[str, object] = json.loads(project.read(f"models/{alpha}.json"))
+    return found
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_entry_point_runs_in_its_folder(churn: Project, local: bool) -> None:
+    churn.run(local=local).ok()
+
+    told = made(churn)
+    assert told["here"] == "churn"
+    assert told["helper"] == "first"
+    assert told["data"] == "1,2\n"
+    words = told["words"]
+    assert isinstance(words, dict)
+    assert words["--alpha"] == "0.1"
+    assert words["--note"] == NOTE
+    assert words["--data"] == "../data/train set.csv"
+
+
+def test_here_and_there_the_same_comes_out(churn: Project) -> None:
+    twin = churn.twin()
+
+    churn.run().ok()
+    twin.run(local=True).ok()
+
+    ours, theirs = tree(churn.directory), tree(twin.directory)
+    assert {name for name in theirs if "__pycache__" not in name} == set(ours)
+    assert all(theirs[name] == content for name, content in ours.items())
+
+
+def runs(project: Project, *arguments: str, local: bool = True) -> int:
+    """How many jobs of the rule a run has."""
+    said = project.run(*arguments, local=local).ok().output
+    return said.count("rule train:")
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_it_runs_again_for_its_reasons_alone(churn: Project, local: bool) -> None:
+    assert runs(churn, local=local) == 2
+    assert runs(churn, local=local) == 0
+
+    churn.write("churn/MLproject", f"# A comment.\n{MLPROJECT.replace('echo other', 'echo more')}")
+    churn.write("notes.txt", "not the project's\n")
+    assert runs(churn, local=local) == 0, "another entry point, a comment, a file elsewhere"
+
+    churn.write("churn/helper.py", "WORD = 'other'\n")
+    assert runs(churn, local=local) == 2, "a source"
+    assert made(churn)["helper"] == "other"
+
+    churn.write("churn/MLproject", MLPROJECT.replace("--alpha", "-u --alpha"))
+    churn.write("churn/train.py", TRAIN.replace("zip(sys", "zip([w for w in sys").replace(
+        "zip([w for w in sys.argv[1::2], sys.argv[2::2])",
+        "zip(*[iter([w for w in sys.argv[1:] if w != '-u'])] * 2)",
+    ))  # fmt: skip
+    assert runs(churn, local=local) == 2, "the entry point"
+
+    churn.write("Snakefile", SNAKEFILE.replace("note=NOTE", "note='new'"))
+    assert runs(churn, local=local) == 2, "an argument"
+    assert runs(churn, local=local) == 0
+
+
+def test_an_output_in_the_projects_folder_is_no_source(churn: Project) -> None:
+    churn.write("Snakefile", SNAKEFILE.replace("models/", "churn/models/"))
+
+    assert runs(churn) == 2
+    assert runs(churn) == 0
+    assert runs(churn, "churn/models/7.json") == 1
+    assert runs(churn) == 0, "also when another run had asked for more"
+
+
+def test_the_project_may_be_the_working_directory(churn: Project) -> None:
+    for path in (churn.directory / "churn").iterdir():
+        path.rename(churn.directory / path.name)
+    churn.write("Snakefile", SNAKEFILE.replace('"churn"', '"."'))
+
+    churn.run().ok()
+
+    assert made(churn)["data"] == "1,2\n"
+    assert runs(churn) == 0, "the Snakefile and the outputs are no sources"
+    assert runs(churn, "models/9.json") == 1
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_wrong_values_of_wildcards_end_it_before_a_job_starts(churn: Project, local: bool) -> None:
+    said = churn.run("--config", "alphas=[1,many]", local=local)
+
+    assert said.code == 1
+    tells(said.output, "churn/MLproject: train.alpha: has to be a number, found 'many'")
+    assert not churn.exists("models/1.json")
+    assert not churn.tries
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('alpha="{w', 'alhpa="{w'), ("train.alhpa: is no parameter", "did you mean alpha?")),
+        (('data="{input.data}",', ""), ("train.data: has no default",)),
+        (('"{wildcards.alpha}"', '"low"'), ("train.alpha: has to be a number, found 'low'",)),
+        (('"{wildcards.alpha}"', '"{alpha}"'), ("train.alpha: cannot be read", "wildcards.alpha")),
+        (('"train"', '"tarin"'), ("no entry point 'tarin' (did you mean train?)",)),
+        (('load("churn")', 'load("chrun")'), ("chrun: there is no such folder",)),
+    ],
+)
+def test_mistakes_are_told_when_the_snakefile_is_read(
+    churn: Project, change: tuple[str, str], words: tuple[str, ...]
+) -> None:
+    churn.write("Snakefile", SNAKEFILE.replace(*change))
+
+    said = churn.run()
+
+    assert said.code == 1
+    tells(said.output, *words)
+    assert "Traceback" not in said.output
+
+
+def test_an_input_that_the_rule_lacks(churn: Project) -> None:
+    churn.write("Snakefile", SNAKEFILE.replace("{input.data}", "{input.dta}"))
+
+    said = churn.run()
+
+    assert said.code == 1
+    tells(said.output, "train.data: the job has no input.dta (did you mean input.data?)")
+
+
+def test_a_project_elsewhere_is_refused_at_sites_alone(churn: Project) -> None:
+    (churn.directory / "churn").rename(churn.directory.parent / "churn")
+    churn.write("Snakefile", SNAKEFILE.replace('"churn"', '"../churn"'))
+
+    tells(churn.run().failed(), "rule train", "../churn", "outside of the working directory")
+    churn.run(local=True).ok()
+
+
+def test_a_project_that_exclude_leaves_out_is_refused(churn: Project) -> None:
+    churn.config.write_text(churn.place.config + 'Exclude: ["churn/"]\n')
+
+    tells(churn.run().failed(), "Exclude: leaves out churn", "rule train")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
 from snakemake_executor_plugin_mantik.executor import Executor
+from snakemake_executor_plugin_mantik.interruption import CHOICES
 
 __all__ = ["Executor", "ExecutorSettings", "common_settings"]
 
@@ -27,6 +28,17 @@ class ExecutorSettings(ExecutorSettingsBase):
             "nargs": "+",
             "env_var": True,
             "metavar": "[NAME=]FILE",
+        },
+    )
+    on_interrupt: str = field(
+        default="ask",
+        metadata={
+            "help": "What Ctrl-C does to the jobs that are under way: 'cancel' them, 'detach'"
+            " (leave them running; the next run takes them up), or 'ask', without a terminal"
+            " 'cancel'. SIGTERM and SIGHUP always detach.",
+            "choices": list(CHOICES),
+            "metavar": "|".join(CHOICES),
+            "env_var": True,
         },
     )
 

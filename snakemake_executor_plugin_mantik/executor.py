@@ -1,7 +1,5 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
-import signal
-import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.interruption import Interruption
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -31,7 +30,6 @@ class Executor(RemoteExecutor):
     """
 
     _run: "Run | None" = None
-    _detached = False
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before a job is sent, and open the sites.
@@ -41,6 +39,8 @@ class Executor(RemoteExecutor):
         """
         self._finished: dict[int, Outcome] = {}
         self._uncommitted: dict[int, Outcome] = {}
+        choice = self.workflow.executor_settings.on_interrupt
+        self._interruption = Interruption(choice, self.logger.info)
         if any(not job.is_local for job in self.dag.needrun_jobs()):
             self._start()
 
@@ -64,7 +64,7 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
-        self._handle_signals()
+        self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
         run = self._run or self._start()
         info = SubmittedJobInfo(job)
@@ -79,21 +79,6 @@ class Executor(RemoteExecutor):
             self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))
         else:
             run.engine.submit(request)
-
-    def _handle_signals(self) -> None:
-        """Detach on SIGTERM and SIGHUP: a lost connection or a shutdown must not cost a job.
-
-        Snakemake sets its own handler for SIGTERM after the executor was made; it would wait for
-        all jobs. Ours ends the run at once and leaves the jobs to the next one.
-        """
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, self._detach)
-
-    def _detach(self, number: int, frame: object) -> None:  # noqa: ARG002
-        self._detached = True
-        self.logger.info("Detached: the jobs go on at their sites; start again to take them up.")
-        raise SystemExit(128 + number)
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
@@ -163,9 +148,12 @@ class Executor(RemoteExecutor):
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
-        if self._run is None or self._detached:
+        if self._run is None or self._interruption.detached:
             return
-        left = self._run.engine.cancel()
+        try:
+            left = self._run.engine.cancel(at_once=self._interruption.at_once)
+        except KeyboardInterrupt:
+            left = self._run.engine.cancel(at_once=True)
         for record in left:
             self.logger.warning(
                 f"{record.name}: its job {', '.join(record.site_jobs) or record.id} at"
@@ -177,4 +165,4 @@ class Executor(RemoteExecutor):
         """End the waiting thread and the engine."""
         super().shutdown()
         if self._run is not None:
-            self._run.close(tidy=not self._detached)
+            self._run.close(tidy=not (self._interruption.detached or self._interruption.at_once))

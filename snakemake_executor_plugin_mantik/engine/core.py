@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 OPEN_WAIT_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
+AT_ONCE_S = 5.0
+"""Seconds to tell the sites that all jobs are to end, for a user who does not want to wait."""
 CLOSE_WAIT_S = 45.0
 """Seconds that tidying up at the end of a run may take before the run ends without it."""
 
@@ -122,9 +125,15 @@ class Engine:
         """How often the jobs of an opened site have been looked at so far."""
         return self._work[site].watcher.cycles
 
-    def cancel(self) -> list[TryRecord]:
-        """Cancel all jobs; those that did not confirm that they ended."""
-        return self._call(self._cancel()).result()
+    def cancel(self, *, at_once: bool = False) -> list[TryRecord]:
+        """Cancel all jobs; those that did not confirm that they ended.
+
+        It may be called again while it waits, from a handler of Ctrl-C, say.
+
+        Args:
+            at_once: tell the sites to end them, but hardly wait for that.
+        """
+        return self._call(self._cancel(AT_ONCE_S if at_once else CANCEL_WAIT_S)).result()
 
     def close(self, *, tidy: bool = True) -> None:
         """End the thread; jobs that still run go on. With `tidy`, tidy up at the sites first."""
@@ -238,23 +247,26 @@ class Engine:
         if outcome.try_id:
             await (await self._site(request.site)).commit(outcome, request)
 
-    async def _cancel(self) -> list[TryRecord]:
+    async def _cancel(self, wait_s: float) -> list[TryRecord]:
         self._ending = True
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
         keys = {request.job for request in self._requests.values()}
-        left: list[TryRecord] = []
-        for name, work in self._work.items():
-            records = [
-                record
-                for key in keys
-                for record in self._journal.open_tries(key)
-                # What has ended is here already: the next run takes it up.
-                if record.site == name and record.state is not TryState.ENDED
-            ]
-            left += await work.ender.cancel(records)
-        return left
+        # What has ended is here already: the next run takes it up.
+        records = [
+            record
+            for key in keys
+            for record in self._journal.open_tries(key)
+            if record.state is not TryState.ENDED
+        ]
+        left = await asyncio.gather(
+            *(
+                work.ender.cancel([r for r in records if r.site == name], wait_s)
+                for name, work in self._work.items()
+            )
+        )
+        return [record for of_site in left for record in of_site]
 
     async def _close(self, tidy: bool) -> None:
         self._ending = True

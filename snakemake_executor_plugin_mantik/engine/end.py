@@ -101,8 +101,10 @@ class Ender:
             self._journal.abandoned(record.id, record.outcome or "cancelled")
             await self.done(record.id, record.site_jobs)
 
-    async def cancel(self, records: Sequence[TryRecord]) -> list[TryRecord]:
-        """Cancel tries at the end of a run; those that did not confirm it in time.
+    async def cancel(
+        self, records: Sequence[TryRecord], wait_s: float = CANCEL_WAIT_S
+    ) -> list[TryRecord]:
+        """Cancel tries at the end of a run; those that did not confirm it within `wait_s` seconds.
 
         What has succeeded already stays as it is: the next run takes it up.
         """
@@ -121,7 +123,7 @@ class Ender:
             return None
 
         succeeded: set[str] = set()
-        deadline = asyncio.get_running_loop().time() + CANCEL_WAIT_S
+        deadline = asyncio.get_running_loop().time() + wait_s
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout_at(deadline):
                 succeeded = await self._succeeded(records)

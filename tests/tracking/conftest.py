@@ -146,9 +146,7 @@ class Tracked:
 
 
 @pytest.fixture
-def tracked(
-    sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path
-) -> Iterator[Tracked]:
+def tracked(sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path) -> Iterator[Tracked]:
     """A project at the UNICORE site whose runs go to the server."""
     project = Project(tmp_path / "project", place(sandbox, "hpc1"))
     yield Tracked(project, tracking_server.uri, str(tmp_path))

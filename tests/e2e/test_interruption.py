@@ -1,0 +1,177 @@
+"""Ctrl-C at a terminal: what the user answers is what becomes of the jobs."""
+
+import fcntl
+import os
+import pty
+import re
+import subprocess
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from tests.support.workflows import WAIT_S, Project, until
+
+SNAKEFILE = r"""
+    rule slow:
+        output: "out.txt"
+        shell:
+            "trap 'trap \"\" TERM; echo term >> ran.txt; sleep {config[linger]}; exit 1' TERM; "
+            "echo run >> ran.txt; "
+            "until [ -e go ]; do sleep 0.1; done; echo done > {output}"
+"""
+CTRL_C = b"\x03"
+QUESTION = "Your choice [c/d/g]: "
+
+
+class Terminal:
+    """A `snakemake` that somebody sits before."""
+
+    def __init__(self, project: Project, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            project.command(*arguments),
+            cwd=project.directory,
+            env=project.environment,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        )
+        os.close(theirs)
+        self._seen = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # that is how a terminal ends
+            while part := os.read(self._ours, 4096):
+                self._seen += part
+
+    @property
+    def output(self) -> str:
+        return self._seen.decode(errors="replace")
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def asked(self, times: int = 1) -> None:
+        until(lambda: self.output.count(QUESTION) >= times, "the question")
+
+    def end(self) -> int:
+        code = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        assert "Traceback" not in self.output, self.output
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(WAIT_S)
+        os.close(self._ours)
+
+
+Sit = Callable[..., Terminal]
+
+
+@pytest.fixture
+def sit(project: Project) -> Iterator[Sit]:
+    """Start the workflow at a terminal, and return when its job runs."""
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, linger: str = "0") -> Terminal:
+        project.write("Snakefile", SNAKEFILE)
+        opened.append(Terminal(project, *arguments, "--config", f"linger={linger}"))
+        until(lambda: ran(project) == ["run"], "the job")
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def ran(project: Project) -> list[str]:
+    path = project.workspace / "ran.txt"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_go_on(project: Project, sit: Sit) -> None:
+    terminal = sit()
+
+    def gone_on(times: int) -> None:
+        until(lambda: terminal.output.count("Going on.") == times, "the answer's effect")
+
+    for times in (1, 2):
+        terminal.type(CTRL_C)
+        terminal.asked(times)
+        terminal.type(b"g\n")
+        gone_on(times)
+    (project.workspace / "go").touch()
+
+    assert terminal.end() == 0, terminal.output
+    assert ran(project) == ["run"]
+    assert project.read("out.txt") == "done\n"
+
+
+def test_detach(project: Project, sit: Sit) -> None:
+    terminal = sit()
+    terminal.type(CTRL_C)
+    terminal.asked()
+    terminal.type(b"what?\n")
+    terminal.asked(2)
+    terminal.type(b"d\n")
+
+    assert terminal.end() != 0
+    assert "Detached: the jobs go on at their sites" in terminal.output
+    (project.workspace / "go").touch()
+    project.run("--nolock", "--rerun-incomplete", "--config", "linger=0").ok()
+    assert ran(project) == ["run"]
+
+
+def test_cancel(project: Project, sit: Sit) -> None:
+    terminal = sit()
+    terminal.type(CTRL_C)
+    terminal.asked()
+    terminal.type(b"c\n")
+
+    assert terminal.end() != 0
+    assert ran(project) == ["run", "term"]
+    assert [record.outcome for record in project.tries] == ["cancelled"]
+
+
+@pytest.mark.parametrize("first", ["c\n", ""])
+def test_cancel_at_once(project: Project, sit: Sit, first: str) -> None:
+    config = project.config.read_text()
+    project.config.write_text(re.sub("  TermGrace: .*", "  TermGrace: 12s", config))
+    terminal = sit(linger="10")
+    terminal.type(CTRL_C)
+    terminal.asked()
+    if first:
+        terminal.type(first.encode())
+        until(lambda: "term" in ran(project), "the job to be told")
+    terminal.type(CTRL_C)
+
+    assert terminal.end() != 0
+    assert "did not confirm that it was cancelled and may still run" in terminal.output
+    until(lambda: "term" in ran(project), "the job to be told")
+
+
+@pytest.mark.parametrize(("choice", "outcomes"), [("cancel", ["cancelled"]), ("detach", [""])])
+def test_decided_before(project: Project, sit: Sit, choice: str, outcomes: list[str]) -> None:
+    terminal = sit("--mantik-on-interrupt", choice)
+    terminal.type(CTRL_C)
+
+    assert terminal.end() != 0
+    assert QUESTION not in terminal.output
+    assert [record.outcome for record in project.tries] == outcomes
+    (project.workspace / "go").touch()
+
+
+def test_unknown_choice(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    said = project.run("--mantik-on-interrupt", "panic").output
+    assert "invalid choice: 'panic'" in said
+    assert "Traceback" not in said

@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.salvage import salvage
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK, marker_name
@@ -40,8 +41,10 @@ class Ender:
         patience: Patience,
         tell: Callable[[str], None],
         observer: Observer | None = None,
+        workdir: Path = Path(),
     ) -> None:
         self._site = site
+        self._workdir = workdir
         self._observer = observer or Nobody()
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
@@ -64,6 +67,23 @@ class Ender:
         self._journal.done(try_id)
         if ids:
             self._later(self._forget(ids, let_end))
+        self._drop_leftover(try_id)
+
+    async def end_observed(
+        self, record: TryRecord, words: str, deadline: float | None = None
+    ) -> None:
+        """A try that was stopped has ended: an observer gets what it left."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self.rescue(record.id)
+        self._observer.ended(record, Ended("killed", words))
+
+    async def rescue(self, try_id: str) -> None:
+        """Fetch what a try left to an observer and could not hand over itself."""
+        if leftover := self._observer.leftover(try_id):
+            await salvage(self._site, leftover, self._workdir)
+
+    def _drop_leftover(self, try_id: str) -> None:
         if leftover := self._observer.leftover(try_id):
             self._later(self._remove(leftover))
 
@@ -97,7 +117,7 @@ class Ender:
             # Of what was only planned, or has ended, nothing can come any more.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
-            self._observer.ended(record, Ended("killed", record.outcome or "given up"))
+            await self.end_observed(record, record.outcome or "given up")
             self._journal.abandoned(record.id, record.outcome or "cancelled")
             await self.done(record.id, record.site_jobs)
 
@@ -118,8 +138,9 @@ class Ender:
             except (TimeoutError, SiteError):
                 return record
             if end != 0 and record.id not in succeeded:
-                self._observer.ended(record, Ended("killed", "cancelled"))
+                await self.end_observed(record, "cancelled", deadline)
                 self._journal.abandoned(record.id, "cancelled")
+                self._drop_leftover(record.id)
             return None
 
         succeeded: set[str] = set()

@@ -116,7 +116,7 @@ class SiteWork:
         self._submitter = Submitter(site, journal, patience)
         self.ender = Ender(
             site, journal, self.watcher, settings=settings, patience=patience, tell=tell,
-            observer=self._observer,
+            observer=self._observer, workdir=workdir,
         )  # fmt: skip
         self._slots = asyncio.Semaphore(settings.max_jobs)
 
@@ -323,6 +323,7 @@ class SiteWork:
             return None
         log = await self._log(life.record, None, path)
         words = messages.stopped(end.state, self._where(request, life), log, self._shown(path))
+        await self.ender.rescue(life.record.id)
         cancelled = end.state is not None and end.state.reason is Reason.CANCELLED
         how: How = "killed" if cancelled else "failed"
         return self._failed(request, life, words, path if log else None, None, how=how)

@@ -16,6 +16,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.support.gate import Gate
 from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project
 
@@ -111,6 +112,7 @@ class Tracked:
     def __post_init__(self) -> None:
         self.project.extra |= {
             "MLFLOW_TRACKING_URI": self.uri,
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "MLFLOW_EXPERIMENT_NAME": self.experiment,
             "MLFLOW_TRACKING_PASSWORD": PASSWORD,
             "MLFLOW_TRACKING_USERNAME": "user",
@@ -150,4 +152,28 @@ def tracked(sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path) -
     """A project at the UNICORE site whose runs go to the server."""
     project = Project(tmp_path / "project", place(sandbox, "hpc1"))
     yield Tracked(project, tracking_server.uri, str(tmp_path))
+    project.close()
+
+
+@pytest.fixture
+def elsewhere(sandbox: Sandbox, tmp_path: Path) -> Iterator[Tracked]:
+    """A project at the firecREST site whose runs go to a SQLite file beside the Snakefile."""
+    project = Project(tmp_path / "project", place(sandbox, "hpc2"))
+    made = Tracked(project, f"sqlite:///{project.directory / 'runs.db'}", "digits")
+    project.extra["MLFLOW_TRACKING_URI"] = "sqlite:///runs.db"
+    yield made
+    project.close()
+
+
+@pytest.fixture
+def gated(
+    sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path
+) -> Iterator[tuple[Tracked, Gate]]:
+    """Like `tracked`, with a gate before the server."""
+    project = Project(tmp_path / "project", place(sandbox, "hpc1"))
+    gate = Gate(tracking_server.port)
+    made = Tracked(project, tracking_server.uri, str(tmp_path))
+    project.extra["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{gate.port}"
+    yield made, gate
+    gate.close()
     project.close()

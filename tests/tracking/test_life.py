@@ -1,27 +1,13 @@
 """Whole workflows: every run of an entry point is an MLflow run, and says what the job logged."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked
-
-HEAD = """
-from pathlib import PurePosixPath
-from snakemake_executor_plugin_mantik.mlproject import Call
-"""
-RULE = """
-rule {name}:
-    output: "{name}.txt"
-    params: call=Call(PurePosixPath("."), "demo", "main", "abc", {arguments!r})
-    shell: {command!r} " && echo > {{output}}"
-"""
-
-
-def rule(command: str, name: str = "train", arguments: dict[str, str] | None = None) -> str:
-    """A rule that the executor takes for the run of an entry point."""
-    return RULE.format(name=name, command=command, arguments=arguments or {})
-
+from tests.tracking.rules import HEAD, rule, workflow
 
 CODE = """
 import mlflow
@@ -74,3 +60,66 @@ def test_what_a_job_logs(tracked: Tracked) -> None:
         [path.read_text(errors="replace") for path in project.workspace.rglob("*")
          if path.is_file()]
     )  # fmt: skip
+
+
+SCRIPT = "$(grep PPid /proc/$PPID/status | cut -f2)"
+"""The process id of the job script, which is the parent of the command's parent."""
+
+
+def test_how_jobs_end(elsewhere: Tracked) -> None:
+    # At a firecREST site, into an SQLite file named relative to the working directory.
+    project = elsewhere.project
+    project.write(
+        "log.py",
+        """
+        import mlflow
+        with mlflow.start_run():
+            mlflow.log_metric("m", 1)
+        """,
+    )
+    project.write(
+        "Snakefile",
+        workflow(
+            crashes=f"{sys.executable} log.py && exit 3",
+            stopped=f"{sys.executable} log.py && kill -TERM {SCRIPT} && sleep 30",
+            vanished=f"{sys.executable} log.py && kill -KILL {SCRIPT} && sleep 30",
+            untracked="printenv MLFLOW_RUN_ID MLFLOW_TRACKING_URI",
+        ),
+    )
+
+    said = project.run("--keep-going").failed()
+
+    runs = elsewhere.runs()
+    states = {name: run.info.status for name, run in runs.items()}
+    assert states == {
+        "crashes": "FAILED", "stopped": "KILLED", "vanished": "FAILED", "untracked": "FINISHED",
+    }, said  # fmt: skip
+    assert runs["crashes"].data.tags["mantik.exit_code"] == "3"
+    assert runs["crashes"].data.metrics == {"m": 1.0}
+    assert runs["stopped"].data.metrics == {"m": 1.0}
+    assert runs["vanished"].data.metrics == {"m": 1.0}
+    log = elsewhere.client.download_artifacts(runs["untracked"].info.run_id, "mantik/log.txt")
+    run_id, uri = Path(log).read_text().split()[:2]
+    assert run_id == runs["untracked"].info.run_id
+    assert uri.startswith("file:///")
+    assert project.exists("runs.db")
+
+
+def test_without_mlflow_here(tracked: Tracked) -> None:
+    project = tracked.project
+    project.write("Snakefile", workflow(train="true"))
+    project.write("hide/sitecustomize.py", HIDE)
+    project.extra["PYTHONPATH"] = f"{project.directory / 'hide'}:{os.environ['PYTHONPATH']}"
+
+    said = project.run().ok().output
+
+    tells(said, "not tracked", "pip install 'snakemake-executor-plugin-mantik[mlflow]'")
+    assert said.count("not tracked") == 1
+    assert not tracked.runs()
+
+
+HIDE = """
+    import importlib.util
+    real = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *more: None if name == "mlflow" else real(name, *more)
+"""

@@ -7,7 +7,7 @@ that has another value already) is told and left out; the rest goes on.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from snakemake_executor_plugin_mantik.tracking.mending import Logged, prepare
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
 
 BATCH = 100
@@ -75,8 +76,7 @@ class _Source:
     experiments: dict[str, Experiment]
     runs: list[Run]
     models: list[LoggedModel]
-    # Which model a metric was logged for: the run's own file does not tell of all.
-    of_model: dict[tuple[object, ...], str] = field(default_factory=dict)
+    metrics: list[Logged]
 
 
 class Replay:
@@ -146,6 +146,9 @@ class Replay:
     # What there is
 
     def _read(self) -> _Source:
+        metrics = prepare(
+            self._store, self._to.source_id, self._to.source_experiment_id, self._tell
+        )
         client = MlflowClient(tracking_uri=self._store.as_uri())
         experiments = {
             e.experiment_id: e
@@ -170,12 +173,7 @@ class Replay:
                     )
                 )
             )
-        source = _Source(experiments, runs, models)
-        for model in models:
-            for metric in model.metrics or []:
-                source.of_model[(metric.run_id, *_key(metric))] = model.model_id
-        self._reader = client
-        return source
+        return _Source(experiments, runs, models, metrics)
 
     # Runs
 
@@ -249,27 +247,31 @@ class Replay:
         self._batches("tags", tags, lambda some: {"tags": some}, run_id)
 
     def _metrics(self, source: _Source, run: Run, run_id: str) -> None:
+        """The metrics of a run, each for the model that it was logged for."""
+        mine = [logged for logged in source.metrics if logged.run_id == run.info.run_id]
+        # A run's own file does not tell of all its metrics for which model they are.
+        of_model = {_key(m): m.model_id for m in mine if m.model_id is not None}
         there: set[tuple[object, ...]] = set()
-        metrics = []
-        for name in run.data.metrics:
-            if self._again:
-                there = {_key(m) for m in self._client.get_metric_history(run_id, name)}
-            for metric in self._reader.get_metric_history(run.info.run_id, name):
-                if _key(metric) not in there:
-                    metrics.append(self._moved(source, metric, run.info.run_id, run_id))
-        metrics.sort(key=lambda metric: (metric.timestamp, metric.step))
+        if self._again:
+            for name in {m.key for m in mine}:
+                there |= {_key(m) for m in self._client.get_metric_history(run_id, name)}
+        unique = {_key(m): m for m in sorted(mine, key=lambda m: (m.timestamp, m.step))}
+        metrics = [
+            self._moved(logged, of_model.get(key), run_id)
+            for key, logged in unique.items()
+            if key not in there
+        ]
         self._batches(
             "metrics", metrics, lambda some: {"metrics": some}, run_id, size=METRICS_BATCH
         )
 
-    def _moved(self, source: _Source, metric: Metric, source_id: str, run_id: str) -> Metric:
-        model = source.of_model.get((source_id, *_key(metric)))
-        model_id = self._models.get(model) if model else None
+    def _moved(self, logged: Logged, model: str | None, run_id: str) -> Metric:
+        model_id = self._models.get(model) if model is not None else None
         if model_id is None:
-            return Metric(metric.key, metric.value, metric.timestamp, metric.step)
+            return Metric(logged.key, logged.value, logged.timestamp, logged.step)
         return Metric(
-            metric.key, metric.value, metric.timestamp, metric.step, model_id=model_id,
-            dataset_name=metric.dataset_name, dataset_digest=metric.dataset_digest, run_id=run_id,
+            logged.key, logged.value, logged.timestamp, logged.step, model_id=model_id,
+            dataset_name=logged.dataset, dataset_digest=logged.digest, run_id=run_id,
         )  # fmt: skip
 
     def _batches(
@@ -376,7 +378,7 @@ def _inputs_of(run: Run) -> list[DatasetInput]:
     return list(run.inputs.dataset_inputs or []) if run.inputs is not None else []
 
 
-def _key(metric: Metric) -> tuple[object, ...]:
+def _key(metric: Metric | Logged) -> tuple[object, ...]:
     """What makes a logged value the one that it is; NaN is equal to itself here."""
     value: object = "nan" if math.isnan(metric.value) else metric.value
     return metric.key, metric.timestamp, metric.step, value

@@ -54,9 +54,9 @@ class Messenger:
         self._hear({"gone": True})
 
     @property
-    def pid(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
+    def alive(self) -> bool:
+        """Whether the worker is there."""
+        return self._process.poll() is None
 
     def wake(self) -> None:
         """There is something new in the outbox. Never waits."""

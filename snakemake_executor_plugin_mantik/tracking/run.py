@@ -34,7 +34,7 @@ class Target:
     """Where runs go, as the user's environment says; empty where it does not.
 
     Attributes:
-        uri: MLFLOW_TRACKING_URI, relative SQLite files made absolute.
+        uri: MLFLOW_TRACKING_URI, relative SQLite files made absolute, without user and password.
         experiment_id, experiment: MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME.
     """
 
@@ -53,8 +53,11 @@ def target(environ: Mapping[str, str], workdir: Path) -> Target:
     relative = uri.removeprefix("sqlite:///")
     if relative != uri and relative and not relative.startswith(("/", ":memory:", "?")):
         uri = f"sqlite:///{workdir / relative}"
+    # What the outbox keeps holds no password; the worker has it from its own environment.
     return Target(
-        uri, environ.get("MLFLOW_EXPERIMENT_ID", ""), environ.get("MLFLOW_EXPERIMENT_NAME", "")
+        without_user(uri),
+        environ.get("MLFLOW_EXPERIMENT_ID", ""),
+        environ.get("MLFLOW_EXPERIMENT_NAME", ""),
     )
 
 
@@ -103,9 +106,9 @@ def git_tags(project: Path) -> Mapping[str, str]:
 
 
 def without_user(url: str) -> str:
-    """A URL without user name and password, which git keeps in some."""
+    """A URL without user name and password; those of SSH name no secret."""
     scheme, separator, rest = url.partition("://")
-    if not separator or not scheme.startswith("http"):
+    if not separator or "ssh" in scheme:
         return url
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

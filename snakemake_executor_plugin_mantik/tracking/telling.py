@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik.tracking.outbox import Event, Kind, Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.run import without_user
 from snakemake_executor_plugin_mantik.tracking.store import store_directory, try_directory
 
 DEFAULT_EXPERIMENT = "Default"
@@ -73,13 +74,14 @@ class Teller:
 
     def _client(self, uri: str) -> MlflowClient:
         if uri not in self._clients:
-            self._clients[uri] = MlflowClient(tracking_uri=uri)
+            real = mlflow.get_tracking_uri()
+            self._clients[uri] = MlflowClient(real if without_user(real) == uri else uri)
         return self._clients[uri]
 
     # The beginning
 
     def _create(self, run: RunRecord, event: Event) -> None:
-        uri = run.uri or mlflow.get_tracking_uri()
+        uri = run.uri or without_user(mlflow.get_tracking_uri())
         client = self._client(uri)
         experiment_id, experiment = self._experiment(client, uri, run.data)
         run_id = run.run_id

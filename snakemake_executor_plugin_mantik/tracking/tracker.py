@@ -32,6 +32,8 @@ CREATE_WAIT_S = 10.0
 """Seconds that a job then waits, at most, for MLflow to make its run."""
 END_WAIT_S = 30.0
 """Seconds that the end of a workflow waits, at most, until MLflow knows everything."""
+WORKERS = 3
+"""Workers that are started in the place of one that died, the first one included."""
 MISSING = (
     "MLproject runs are not tracked: MLflow is not installed here"
     " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
@@ -77,8 +79,9 @@ class Tracker:
         self._tracked: dict[str, str] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._up = asyncio.Event()
+        self._workers = 0
         self._silent = False
-        self._uri = ""
+        self._ready = False
         self._writing: set[asyncio.Task[None]] = set()
 
     # Before and after the engine's life
@@ -96,13 +99,15 @@ class Tracker:
 
     def close(self, wait_s: float = END_WAIT_S) -> None:
         """The engine has ended: wait until MLflow knows everything, but not for ever."""
-        told = self._messenger is None or self._messenger.close(wait_s)
         if self._outbox is None:
             return
         try:
+            if self._box.pending():
+                self._wake()
+            told = self._messenger is None or self._messenger.close(wait_s)
             left = self._outbox.pending()
             self._outbox.close()
-        except sqlite3.Error:
+        except (OSError, sqlite3.Error):
             return
         if left and wait_s:
             how = "the next run tells the rest" if told else "that goes on in the background"
@@ -132,8 +137,10 @@ class Tracker:
     # The worker
 
     def _wake(self) -> None:
-        if self._messenger is None:
+        if self._messenger is None or (not self._messenger.alive and self._workers < WORKERS):
             log = self._directory / "worker.log"
+            self._ready = False
+            self._workers += 1
             self._messenger = Messenger(self._workdir, log, self._hear)
         self._messenger.wake()
 
@@ -142,7 +149,7 @@ class Tracker:
         if "tell" in answer:
             self._tell(str(answer["tell"]))
         elif "ready" in answer:
-            self._uri = str(answer["ready"])
+            self._ready = True
         if self._loop is None or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._heard, answer)
@@ -248,7 +255,7 @@ class Tracker:
             if self._silent:
                 return
             async with asyncio.timeout(START_WAIT_S):
-                if self._uri:
+                if self._ready:
                     self._up.set()
                 await self._up.wait()
             async with asyncio.timeout(CREATE_WAIT_S):

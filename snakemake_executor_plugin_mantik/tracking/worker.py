@@ -6,7 +6,7 @@ input only wakes it up; when that is at its end, so is the controller, and the w
 as everything is told, or MLflow does not answer. What is left, the next worker tells. It may be
 started by hand for that, with no input (`< /dev/null`).
 
-It answers with JSON, one object per line: `{"ready": URI}`, `{"try": …, "run": …, …}` when a run is
+It answers with JSON, one object per line: `{"ready": VERSION}`, `{"try": …, "run": …, …}` when a run is
 made, `{"down": WHY}` when MLflow does not answer, `{"tell": TEXT}` for the user.
 """
 
@@ -138,9 +138,11 @@ def main() -> int:
     with (directory / LOCK).open("w") as lock:
         # Another worker ends soon: its controller has ended.
         fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         import mlflow
 
-        answer({"ready": mlflow.get_tracking_uri()})
+        answer({"ready": mlflow.__version__})
         worker = Worker(workdir, answer)
         threads = [
             threading.Thread(target=worker.work, kwargs={"ending": ending}, daemon=True)

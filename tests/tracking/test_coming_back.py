@@ -1,5 +1,7 @@
 """Whoever dies, and whatever is down: each run is told once, in order, and no job waits long."""
 
+import os
+import signal
 import sys
 import time
 
@@ -84,3 +86,19 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
     assert tracked.history(runs["one"], "m") == [(0, 1.0)]
     assert len(runs["one"].data.tags["mantik.own_run_id"]) == 32
     assert "mantik.own_run_id" not in runs["three"].data.tags
+
+
+def test_worker_killed(tracked: Tracked) -> None:
+    project = tracked.project
+    prepare(project)
+    running = project.start()
+    until(lambda: logged(project), "the job")
+    until(lambda: tracked.run().info.status == "RUNNING", "the run")
+    os.kill(int(project.read(".snakemake/mantik/tracking/lock")), signal.SIGKILL)
+    (project.workspace / "go").touch()
+
+    running.end().ok()
+
+    run = tracked.run()
+    assert run.info.status == "FINISHED"
+    assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]

@@ -6,8 +6,8 @@ input only wakes it up; when that is at its end, so is the controller, and the w
 as everything is told, or MLflow does not answer. What is left, the next worker tells. It may be
 started by hand for that, with no input (`< /dev/null`).
 
-It answers with JSON, one object per line: `{"ready": VERSION}`, `{"try": …, "run": …, …}` when a run is
-made, `{"down": WHY}` when MLflow does not answer, `{"tell": TEXT}` for the user.
+It answers with JSON, one object per line: `{"ready": VERSION}`, `{"try": …, "run": …, …}` when a
+run is made, `{"down": WHY}` when MLflow does not answer, `{"tell": TEXT}` for the user.
 """
 
 import fcntl

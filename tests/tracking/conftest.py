@@ -93,9 +93,12 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 def place(sandbox: Sandbox, name: str) -> Place:
+    config = sandbox.config_path(name).read_text()
+    quick = config.replace("Heartbeat: 10s", "Heartbeat: 1s").replace("Grace: 5s", "Grace: 1s")
+    assert quick != config
     return Place(
         name,
-        sandbox.config_path(name).read_text(),
+        quick,
         sandbox.environment(),
         sandbox.directory / name / "scratch",
     )

@@ -2,8 +2,9 @@
 
 `make demo` starts it. Snakemake runs here; rules run as jobs at `hpc1`, behind UNICORE's REST API,
 but training, which runs at `hpc2`, behind firecREST's. Jobs are sent through HTTP, and what they
-make comes back and goes where it is needed next. Each training is an MLflow run. The sites are servers of this machine that speak
-those APIs; with other backend configs the same command runs at real centres.
+make comes back and goes where it is needed next. Each training is an MLflow run. The sites are
+servers of this machine that speak those APIs; with other backend configs the same command runs at
+real centres.
 """
 
 import json

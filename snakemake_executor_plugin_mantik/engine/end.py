@@ -1,10 +1,9 @@
 """Ending: what is not wanted is stopped for certain, what is done leaves nothing at the site."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
@@ -54,6 +53,7 @@ class Ender:
         self._tell = tell
         self._patience = patience
         self._tidying: set[asyncio.Task[None]] = set()
+        self._leftovers: set[str] = set()
 
     async def done(self, try_id: str, ids: Sequence[str], *, let_end: bool = False) -> None:
         """A try is committed: the site may forget it, some time.
@@ -66,7 +66,9 @@ class Ender:
         """
         self._journal.done(try_id)
         if ids:
-            self._later(self._forget(ids, let_end))
+            task = asyncio.create_task(self._forget(ids, let_end))
+            self._tidying.add(task)
+            task.add_done_callback(self._tidying.discard)
         self._drop_leftover(try_id)
 
     async def end_observed(
@@ -84,17 +86,9 @@ class Ender:
             await salvage(self._site, leftover, self._workdir)
 
     def _drop_leftover(self, try_id: str) -> None:
+        """What an observer has at the site goes at the end of the run: with one request mostly."""
         if leftover := self._observer.leftover(try_id):
-            self._later(self._remove(leftover))
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
-
-    async def _remove(self, path: str) -> None:
-        with suppress(SiteError):
-            await self._site.remove(path)
+            self._leftovers.add(leftover)
 
     async def _forget(self, ids: Sequence[str], let_end: bool) -> None:
         # Records that stay behind do no harm: the site lets them expire.
@@ -236,7 +230,12 @@ class Ender:
                 await self._sweep(workdir)
                 # Another name of the same workspace may have jobs there, too.
                 names = set(self._journal.neighbours(self._site.name))
-                if not any(r.site in names for r in self._journal.all_open_tries()):
+                unused = not any(r.site in names for r in self._journal.all_open_tries())
+                left = self._leftovers
+                if unused:
+                    left = {str(PurePosixPath(path).parent) for path in left}
+                await asyncio.gather(*(self._site.remove(path) for path in left))
+                if unused:
                     await self._empty()
 
     async def _empty(self) -> None:

@@ -91,7 +91,10 @@ class Observer(Protocol):
         ...
 
     def leftover(self, record_id: str) -> str | None:
-        """The directory that a try has at the site because of an earlier `prepare`, if any."""
+        """The directory that a try has at the site because of an earlier `prepare`, if any.
+
+        Those of all tries lie beside each other, and nothing else there.
+        """
         ...
 
 

@@ -109,10 +109,8 @@ def write_skeleton(
         tags=[],
         user_id=user,
     )
-    for directory in ("metrics", "params", "artifacts", "tags"):
+    for directory in ("metrics", "params", "artifacts"):
         (run / directory).mkdir(exist_ok=True)
-    (run / "tags" / "mlflow.runName").write_text(name, encoding="utf-8")
-    (run / "tags" / "mlflow.user").write_text(user, encoding="utf-8")
 
 
 def _write(directory: Path, **values: object) -> None:

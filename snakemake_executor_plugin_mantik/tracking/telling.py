@@ -49,12 +49,41 @@ class Teller:
         self._clients: dict[str, MlflowClient] = {}
         self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
 
+    def make(self, try_id: str) -> None:
+        """Make the run of a try, unless it is made: a job waits for its id.
+
+        Raises:
+            Exception: it cannot be made now; to be repeated.
+        """
+        run = self._outbox.run(try_id)
+        events = [e for e in self._outbox.events(try_id) if e.kind is Kind.CREATE]
+        if run is None or run.run_id or not events:
+            return
+        # Before it is done: a kill after that leaves the mark.
+        self._outbox.begin(events[0])
+        uri = run.uri or without_user(mlflow.get_tracking_uri())
+        client = self._client(uri)
+        experiment_id, experiment = self._experiment(client, uri, run.data)
+        run_id = ""
+        if events[0].attempts:
+            found = client.search_runs([experiment_id], f"tags.`{TRY}` = '{try_id}'")
+            run_id = found[0].info.run_id if found else ""
+        if not run_id:
+            made = client.create_run(
+                experiment_id, start_time=int(run.created * 1000), tags=dict(run.data["tags"]),
+                run_name=run.data["name"],
+            )  # fmt: skip
+            run_id = made.info.run_id
+        self._outbox.made(try_id, uri, run_id, experiment_id, experiment)
+        self._answer({"try": try_id, "run": run_id})
+
     def tell(self, try_id: str) -> None:
         """Tell all that is to be told of a try; an end only if it has been made before.
 
         Raises:
             Exception: MLflow cannot be told now; to be repeated.
         """
+        self.make(try_id)
         events = self._outbox.events(try_id)
         making = any(event.kind is Kind.CREATE for event in events)
         for event in events:
@@ -62,10 +91,9 @@ class Teller:
                 return
             run = self._outbox.run(try_id)
             assert run is not None
-            # Before it is done: a kill after that leaves the mark.
             self._outbox.begin(event)
             if event.kind is Kind.CREATE:
-                self._create(run, event)
+                self._complete(run)
             else:
                 self._go_on(run, event)
             self._outbox.done(event)
@@ -80,27 +108,11 @@ class Teller:
 
     # The beginning
 
-    def _create(self, run: RunRecord, event: Event) -> None:
-        uri = run.uri or without_user(mlflow.get_tracking_uri())
-        client = self._client(uri)
-        experiment_id, experiment = self._experiment(client, uri, run.data)
-        run_id = run.run_id
-        if not run_id and event.attempts:
-            found = client.search_runs([experiment_id], f"tags.`{TRY}` = '{run.try_id}'")
-            run_id = found[0].info.run_id if found else ""
-        if not run_id:
-            made = client.create_run(
-                experiment_id, start_time=int(run.created * 1000), tags=dict(run.data["tags"]),
-                run_name=run.data["name"],
-            )  # fmt: skip
-            run_id = made.info.run_id
-        self._outbox.made(run.try_id, uri, run_id, experiment_id, experiment)
-        self._answer(
-            {"try": run.try_id, "run": run_id, "experiment_id": experiment_id,
-             "experiment": experiment}
-        )  # fmt: skip
-        self._params(client, run, run_id)
-        client.update_run(run_id, status="SCHEDULED")
+    def _complete(self, run: RunRecord) -> None:
+        """What a run has from its start and cannot be made with."""
+        client = self._client(run.uri)
+        self._params(client, run, run.run_id)
+        client.update_run(run.run_id, status="SCHEDULED")
 
     def _params(self, client: MlflowClient, run: RunRecord, run_id: str) -> None:
         params = [Param(name, value) for name, value in run.data["params"].items()]

@@ -100,9 +100,12 @@ class Worker:
     def _round(self, teller: Any, outbox: Outbox, ending: bool) -> bool:
         """Tell what there is once; whether all of it could be told."""
         failures, all_told = 0, True
-        for try_id in outbox.open_tries(ending=ending):
+        tries = outbox.open_tries(ending=ending)
+        # All runs are made before anything else is told of one: jobs wait for them.
+        acts = [] if ending else [(teller.make, try_id) for try_id in tries]
+        for act, try_id in [*acts, *((teller.tell, try_id) for try_id in tries)]:
             try:
-                teller.tell(try_id)
+                act(try_id)
                 failures = 0
             except Exception as error:  # noqa: BLE001 - MLflow's stores and plugins raise anything
                 why = " ".join(f"{type(error).__name__}: {error}".split())

@@ -90,8 +90,8 @@ class Executor(RemoteExecutor):
             if is_flagged(output, "update") and await output.exists():
                 self.workflow.persistence.backup_output(Path(output))
             output.prepare()
-        for log in job.log:
-            log.prepare()
+        for path in [*job.log, *([job.benchmark] if job.benchmark is not None else [])]:
+            path.prepare()
 
     def _refuse(self, job: Job, message: str) -> None:
         from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -117,11 +117,26 @@ class Executor(RemoteExecutor):
     def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
         info.external_jobid = outcome.site_job or None
-        if outcome.succeeded:
+        if outcome.succeeded and (trouble := self._benchmark(info.job)):
+            self.report_job_error(info, msg=trouble)
+        elif outcome.succeeded:
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
             self.report_job_error(info, msg=outcome.message, aux_logs=logs)
+
+    def _benchmark(self, job: Job) -> str:
+        """Write the job's benchmark file, if it is to have one; what went wrong, if anything."""
+        if self._run is None or (measured := self._run.measured.get(job.jobid)) is None:
+            return ""
+        from snakemake_executor_plugin_mantik import measuring
+
+        extended = self.workflow.output_settings.benchmark_extended
+        try:
+            measuring.write(job, measured, extended=extended)
+        except MantikError as error:
+            return f"{error}\n"
+        return ""
 
     def print_job_error(
         self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
@@ -145,6 +160,8 @@ class Executor(RemoteExecutor):
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
             self._run.engine.commit(outcome)
+            if (measured := self._run.measured.pop(job.jobid, None)) is not None:
+                measured.unlink(missing_ok=True)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""

@@ -24,7 +24,8 @@ from snakemake.shell import shell
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 
 Job = Any
@@ -71,17 +72,24 @@ def request(
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     outputs = tuple(_outputs(job))
     identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
+    identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    benchmark = None
+    if job.benchmark is not None:
+        runs = tuple(command(job, tmpdir, i) for i in range(job.benchmark_repeats))
+        benchmark = Benchmark(measured_path(identified), runs)
+        outputs += (OutputFile(benchmark.path),)
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != _PLACEHOLDER:
         variables["TMPDIR"] = tmpdir
     details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
     return JobRequest(
         number=job.jobid,
-        job=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        job=identified,
         rule=rule.name,
         name=f"{rule.name} {details}" if details else rule.name,
         site=site,
-        command=command(job, tmpdir),
+        command=benchmark.commands[0] if benchmark else command(job, tmpdir),
+        benchmark=benchmark,
         shell=os.path.basename(_executable(job) or "bash"),
         resources=resources,
         threads=job.threads,
@@ -103,8 +111,13 @@ def _umask() -> int:
     return mask
 
 
-def command(job: Job, tmpdir: str = _PLACEHOLDER) -> str:
+def command(job: Job, tmpdir: str = _PLACEHOLDER, iteration: int | None = None) -> str:
     """The text that the shell gets after `-c`, the same as Snakemake's own for a local job.
+
+    Args:
+        job: the Snakemake job.
+        tmpdir: its directory for temporary files.
+        iteration: which run of a command that is measured it is, from 0.
 
     Raises:
         UserError: a value in the command is not determined before the job runs.
@@ -112,7 +125,7 @@ def command(job: Job, tmpdir: str = _PLACEHOLDER) -> str:
     rule = job.rule
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
     resources = ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
-    names |= {"resources": resources, "bench_iteration": None}
+    names |= {"resources": resources, "bench_iteration": iteration}
     text: str = job.format_wildcards(rule.shellcmd, **names)
     if str(TBDString()) in text and str(TBDString()) not in rule.shellcmd:
         raise UserError(
@@ -209,7 +222,6 @@ _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
     (lambda job: job.rule.is_template_engine, "has a template_engine: directive"),
     (lambda job: job.rule.shellcmd is None, "has a run: directive"),
     (lambda job: job.rule.shadow_depth is not None, "has a shadow: directive"),
-    (lambda job: job.benchmark is not None, "has a benchmark: file"),
     (lambda job: job.is_pipe, "writes to a pipe()"),
     (lambda job: job.is_service, "is a service()"),
 )

@@ -49,6 +49,7 @@ class Run:
         tracker: makes MLflow runs of MLproject jobs.
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
+        measured: where the measurements of the jobs with a benchmark file will be, by number.
     """
 
     engine: Engine
@@ -56,6 +57,7 @@ class Run:
     tracker: Tracker
     settings: Any
     requested: set[int] = field(default_factory=set)
+    measured: dict[int, Path] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -67,6 +69,8 @@ class Run:
         forced = self.settings.forces(job)
         request = rendering.request(job, sites=self.configs, secrets=secrets, forced=forced)
         self.requested.add(request.number)
+        if request.benchmark is not None:
+            self.measured[request.number] = Path(request.benchmark.path).absolute()
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
         call = call_of(job.params)
         return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from snakemake_executor_plugin_mantik.cli.connect import Finding, connect
+from snakemake_executor_plugin_mantik.cli.hooks import unreadable
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
@@ -96,6 +97,8 @@ def examine(spec: str, project: Path) -> Report:
         report.mistakes = error.mistakes
         return report
     report.warnings = list(report.loaded.warnings)
+    commands = unreadable(report.loaded.config.environment)
+    report.warnings += [f"{file}: {warning}" for warning in commands]
     if complaint := name_mistake(name):
         report.warnings.append(f"{file}: {complaint}")
     return report

@@ -15,27 +15,34 @@ from typing import Final, Literal
 
 from snakemake_executor_plugin_mantik.config.environment import image_upload
 from snakemake_executor_plugin_mantik.config.images import architecture
+from snakemake_executor_plugin_mantik.config.known_sites import known_site
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner, misfits
 from snakemake_executor_plugin_mantik.errors import (
+    CredentialError,
     MantikError,
+    SiteError,
     SiteRejected,
     SiteUnauthorized,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits, Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits, Site, SiteDetails, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
     expires_at,
     find_account,
     find_credentials,
+    used_variables,
 )
 
 ANSWER_WAIT_S: Final = 120.0
 """How long a site has for all its answers together."""
+
+LITTLE_BYTES: Final = 1 << 30
+"""Less free space than this is warned of."""
 
 CLOCK_SLACK_S: Final = 60.0
 """Clocks that differ by more are told: tokens get a life that neither side means."""
@@ -60,66 +67,81 @@ class Finding:
 
 def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
     """Talk to the site of a config, with the user's credentials from the environment or keyring."""
-    findings: list[Finding] = []
+    config, findings = loaded.config, list[Finding]()
+    issuer = config.firecrest.token_url if config.firecrest else None
     try:
-        credential = find_credentials(loaded.name, loaded.config.api, os.environ)
+        credential = find_credentials(loaded.name, config.api, os.environ, token_url=issuer)
     except MantikError as error:
         return [Finding("credentials", "wrong", str(error))]
-    findings += _credentials(credential, loaded.config.resources.runtime_s)
+    used = used_variables(loaded.name, config.api, os.environ, token_url=issuer)
+    findings += _credentials(credential, ", ".join(used), config.resources.runtime_s)
     account = find_account(loaded.name, os.environ)
-    findings.append(
-        Finding(
-            "account", "ok", f"{account} is asked to pay; whether it may is told by the first job"
-        )
-        if account
-        else Finding("account", "note", "none is named (MANTIK_COMPUTE_BUDGET_ACCOUNT)")
-    )
     planner = Planner(loaded.config, account, project)
     try:
         from snakemake_executor_plugin_mantik.startup import workspace_name
 
         workdir = project.absolute()
-        site = make_site(loaded, credential, workspace_name(workdir), project=project)
+        site = make_site(
+            loaded, credential, workspace_name(workdir), project=project, account=account
+        )
         resources = planner.resources({}, 1)
     except MantikError as error:
         return [*findings, Finding("site", "wrong", str(error))]
-    findings += asyncio.run(_ask(site, loaded, resources))
+    findings += asyncio.run(_ask(site, loaded, resources, ", ".join(used)))
     findings += _image(loaded, project)
-    findings.append(
-        Finding(
-            "not asked",
-            "note",
-            "free space, purge rules and processor architecture are not told by the API",
-        )
-    )
     return findings
 
 
-async def _ask(site: Site, loaded: LoadedConfig, resources: Resources) -> list[Finding]:
+async def _ask(site: Site, loaded: LoadedConfig, resources: Resources, used: str) -> list[Finding]:
     findings: list[Finding] = []
     topic = "server"
     try:
         async with asyncio.timeout(ANSWER_WAIT_S):
             facts = await site.open()
             findings += _facts(facts, loaded, resources)
+            details = await _details(site, findings)
+            findings += _scheduler(loaded.config.site.scheduler, details.scheduler)
+            findings += _account(resources.account, details)
             topic = "workspace"
             findings += await _workspace(site, facts.workspace)
+            findings += _space(details.free_bytes)
+            findings += _purge(facts.workspace, loaded)
     except TimeoutError:
         text = f"the site has not answered for {ANSWER_WAIT_S:.0f} s; check the URL and the network"
         findings.append(Finding(topic, "wrong", text))
     except MantikError as error:
-        if isinstance(error, SiteUnauthorized):
-            topic = "credentials"
+        text = str(error)
+        if isinstance(error, SiteUnauthorized | CredentialError):
+            topic, text = "credentials", f"{text} (these were used: {used})"
         elif isinstance(error, SiteRejected):
             topic = "workspace"
-        findings.append(Finding(topic, "wrong", str(error)))
+        findings.append(Finding(topic, "wrong", text))
     finally:
         await site.close()
     return findings
 
 
-def _credentials(credential: Credential, runtime_s: int | None) -> Iterator[Finding]:
-    kind = type(credential).__name__
+async def _details(site: Site, findings: list[Finding]) -> SiteDetails:
+    """What else the site tells; a site that does not get that far may run jobs all the same."""
+    try:
+        details = await site.describe()
+    except SiteUnauthorized:
+        raise
+    except SiteError as error:
+        findings.append(Finding("server", "warning", f"it does not tell more of itself: {error}"))
+        return SiteDetails()
+    findings += [Finding("server", "warning", f"it {note}") for note in details.notes]
+    return details
+
+
+def _scheduler(configured: str, told: str) -> Iterator[Finding]:
+    if told and told != configured:
+        text = f"the system has {told}, whose directives jobs bring; render shows {configured}"
+        yield Finding("scheduler", "warning", f"{text}: set Site: Scheduler to {told}")
+
+
+def _credentials(credential: Credential, used: str, runtime_s: int | None) -> Iterator[Finding]:
+    kind = f"{type(credential).__name__} ({used})"
     expiry = expires_at(credential)
     if expiry is None:
         yield Finding("credentials", "ok", f"{kind} found")
@@ -158,6 +180,49 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
         yield Finding("queue", "ok", f"{resources.queue} allows {_limits(limits)}")
         if not found:
             yield Finding("resources", "ok", "fit into what the queue allows")
+
+
+def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
+    """The account that pays, against those that the site says the user may use."""
+    known = ", ".join(
+        f"{name} ({left})" if left else name for name, left in details.accounts.items()
+    )
+    if account is None:
+        pays = f"{details.default_account}, the site's default" if details.default_account else ""
+        text = f"none is named (MANTIK_COMPUTE_BUDGET_ACCOUNT){pays and f', so {pays}, pays'}"
+        yield Finding("account", "note", text)
+        if known:
+            yield Finding("accounts", "note", f"the site tells {known}")
+    elif not known:
+        text = (
+            f"{account} pays; whether it may is told by the first job, the site tells no accounts"
+        )
+        yield Finding("account", "note", text)
+    elif account in details.accounts:
+        left = details.accounts[account]
+        yield Finding("account", "ok", f"{account} pays{left and f', {left} left'}")
+    else:
+        text = f"{account} is none of those that the site tells: {known}"
+        yield Finding("account", "wrong", f"{text}; correct MANTIK_COMPUTE_BUDGET_ACCOUNT")
+
+
+def _space(free_bytes: int | None) -> Iterator[Finding]:
+    if free_bytes is None:
+        yield Finding("free space", "note", "not told by the API; nor is a quota")
+    else:
+        verdict: Verdict = "warning" if free_bytes < LITTLE_BYTES else "ok"
+        text = f"{free_bytes / (1 << 30):.1f} GiB; a quota may allow less"
+        yield Finding("free space", verdict, text)
+
+
+def _purge(workspace: str, loaded: LoadedConfig) -> Iterator[Finding]:
+    site = known_site(loaded.config)
+    if site is None:
+        yield Finding("purge", "note", "whether the site deletes old files is not told by the API")
+    elif "scratch" in workspace.lower():
+        yield Finding("purge", "note", f"{site.purge} ({site.source})")
+    else:
+        yield Finding("purge", "note", f"no rule is known for {workspace}; see {site.source}")
 
 
 def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
@@ -225,9 +290,16 @@ def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
     image = image_upload(loaded.config, project)
     if image is None:
         return
-    built_for = architecture(image[0])
+    built_for, site = architecture(image[0]), known_site(loaded.config)
     if built_for is None:
         text = f"{image[0]} does not say which processors it is for: is it a SIF file?"
         yield Finding("image", "warning", text)
+    elif site is None:
+        text = f"{image[0]} is for {built_for} processors; the API does not tell the nodes'"
+        yield Finding("image", "note", text)
+    elif built_for == site.architecture:
+        text = f"{image[0]} is for {built_for} processors, as {site.title} has them"
+        yield Finding("image", "ok", text)
     else:
-        yield Finding("image", "note", f"{image[0]} is for {built_for} processors")
+        text = f"{image[0]} is for {built_for} processors, {site.title} has {site.architecture}"
+        yield Finding("image", "wrong", f"{text} ({site.source}); build it for those")

@@ -1,93 +1,202 @@
 """`smk-mantik init`: the two files that a workflow needs, a backend config and a profile."""
 
 import json
-from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
+from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
 from snakemake_executor_plugin_mantik.config.reading import name_mistake, parse_backend_config
 from snakemake_executor_plugin_mantik.errors import UserError
 
 PROFILE: Final = Path("profiles", "default", "config.yaml")
 """Snakemake uses a profile of this name beside the Snakefile without being told."""
 
-KNOWN_SITES: Final[Mapping[str, str]] = {
-    "jupiter": "https://unicore.fz-juelich.de/JUPITER/rest/core",
-    "jureca": "https://unicore.fz-juelich.de/JURECA/rest/core",
-    "juwels": "https://unicore.fz-juelich.de/JUWELS/rest/core",
-}
-"""UNICORE's URLs at the Jülich Supercomputing Centre, as published; the site may move them."""
+_IMAGE: Final = "env/train.sif"
+_NO_URL: Final = "no URL is published, give it with --url"
 
 _EXAMPLE_SITE: Final = "hpc"
-_EXAMPLE_URL: Final = "https://unicore.example.org/SITE/rest/core"
-_EXAMPLE_QUEUE: Final = "batch"
+_EXAMPLE: Final = KnownSite(
+    _EXAMPLE_SITE, "an example", "unicore", "https://unicore.example.org/SITE/rest/core",
+    ("batch",), "", "", "",
+)  # fmt: skip
+
+Kind = Literal["apptainer", "python", "none"]
 
 
-def init(
+def init(  # noqa: PLR0917 - options of a command line
     site: Annotated[
         str,
-        typer.Option(
-            "--site", help="Name of the site; of these the URL is known: jupiter, jureca, juwels."
-        ),
+        typer.Option("--site", help="Name of the site; of those of --list the URL is known."),
     ] = _EXAMPLE_SITE,
     queue: Annotated[
-        str, typer.Option("--queue", help="Queue (partition) of the jobs.")
-    ] = _EXAMPLE_QUEUE,
+        str, typer.Option("--queue", help="Queue (partition) of the jobs; by default a known one.")
+    ] = "",
     url: Annotated[
-        str, typer.Option("--url", help="The site's UNICORE API, ends with /rest/core.")
+        str,
+        typer.Option("--url", help="The site's API: UNICORE's, or firecREST's with --machine."),
+    ] = "",
+    machine: Annotated[
+        str, typer.Option("--machine", help="Name of the system, for a site behind firecREST.")
+    ] = "",
+    token_url: Annotated[
+        str, typer.Option("--token-url", help="Issuer of tokens, for a site behind firecREST.")
+    ] = "",
+    environment: Annotated[
+        Kind, typer.Option("--environment", help="What the commands run in.")
+    ] = "none",
+    path: Annotated[
+        str,
+        typer.Option("--path", help="The image or the virtual environment of --environment."),
     ] = "",
     directory: Annotated[
         Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
     ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Show the known public sites and write nothing.")
+    ] = False,
 ) -> None:
     """Write a commented backend config for a site, and a profile that makes Snakemake use it."""
+    if show_list:
+        typer.echo(listed())
+        return
     if mistake := name_mistake(site):
         raise UserError(mistake, where="--site")
-    example = site == _EXAMPLE_SITE and not url
-    address = url or KNOWN_SITES.get(site.lower(), _EXAMPLE_URL if example else "")
-    if not address:
-        raise UserError(
-            f"the URL of {site} is not known here",
-            where="--url",
-            do=f"Give it with --url; known are {', '.join(KNOWN_SITES)}",
-        )
+    if path and environment == "none":
+        raise UserError("--path is given without --environment", do="Say apptainer or python")
+    chosen = _site(site, url, machine, token_url)
     config, profile = directory / f"{site}.yaml", directory / PROFILE
     if config.exists() and not force:
         raise UserError(
             "the file is there already", where=str(config), do="Use --force, or another name"
         )
-    text = _filled("backend-config.yaml", site=site, url=_quoted(address), queue=_quoted(queue))
+    text = _filled(
+        "backend-config.yaml",
+        site=chosen.title if chosen.source else site,
+        source=f"\n# URL and queue are from {chosen.source}." if chosen.source else "",
+        api=_api(chosen),
+        queue=_queue(chosen, queue),
+        environment=_environment(environment, path),
+    )
     parse_backend_config(text.encode(), "yaml", shown=config.name)  # a wrong URL or queue ends here
     _write(config, text)
     typer.echo(f"Wrote {config}: look through it, all that is commented out is optional.")
-    if example:
+    if chosen is _EXAMPLE:
         typer.echo("Put the site's UnicoreApiUrl and Queue into it: those are examples.")
+    if environment == "apptainer" and not (directory / (path or _IMAGE)).is_file():
+        typer.echo(f"Put the image where the config has it: {path or _IMAGE}")
     if profile.exists() and not force:
         typer.echo(f"Kept {profile}: add '- {config.name}' to its mantik-backend-config.")
     else:
         _write(profile, _filled("profile.yaml", file=_quoted(config.name)))
         typer.echo(f"Wrote {profile}: it makes plain `snakemake` run here with the executor.")
-    typer.echo(next_steps(site))
+    typer.echo(next_steps(site, chosen.api))
 
 
-def next_steps(site: str) -> str:
+def listed() -> str:
+    """The known sites, one a line."""
+    lines = []
+    for site in KNOWN_SITES.values():
+        api = "UNICORE" if site.api == "unicore" else "firecREST"
+        queues = ", ".join(site.queues)
+        lines.append(f"{site.name:<9} {site.title} ({api}; {queues}): {site.url or _NO_URL}")
+    return "\n".join(lines)
+
+
+def _site(name: str, url: str, machine: str, token_url: str) -> KnownSite:
+    """The site that the options describe: what they say comes before what is known.
+
+    Raises:
+        UserError: they do not describe one.
+    """
+    known = KNOWN_SITES.get(name.lower())
+    if name == _EXAMPLE_SITE and not (url or machine or token_url):
+        return _EXAMPLE
+    base = known or replace(_EXAMPLE, name=name, url="", queues=())
+    if machine or token_url:
+        base = replace(
+            base,
+            api="firecrest",
+            machine=machine or base.machine,
+            token_url=token_url or base.token_url,
+        )
+    base = replace(base, url=url or base.url)
+    if not base.url:
+        known_urls = ", ".join(site.name for site in KNOWN_SITES.values() if site.url)
+        raise UserError(
+            f"the URL of {name} is not known here",
+            where="--url",
+            do=f"Give it with --url; known are those of {known_urls}",
+        )
+    if base.api == "firecrest" and not (base.machine and base.token_url):
+        raise UserError(
+            "a site behind firecREST needs --machine and --token-url, and one of them is missing",
+            where=f"site {name}",
+            do="Give both, as the site's documentation has them",
+        )
+    return base
+
+
+def _api(site: KnownSite) -> str:
+    """The keys that lead to a site's API."""
+    if site.api == "unicore":
+        return f"UnicoreApiUrl: {_quoted(site.url)}"
+    return (
+        f"Firecrest:\n  ApiUrl: {_quoted(site.url)}\n"
+        f"  TokenUrl: {_quoted(site.token_url)}\n  Machine: {_quoted(site.machine)}"
+    )
+
+
+def _queue(site: KnownSite, queue: str) -> str:
+    """The queue that was asked for, or the first known one; the others in a comment."""
+    if not queue and not site.queues:
+        raise UserError("the queues of this site are not known", where="--queue", do="Name one")
+    chosen = queue or site.queues[0]
+    others = [name for name in site.queues if name != chosen]
+    told = f"   # also known: {', '.join(others)}" if others and site.source else ""
+    return f"{_quoted(chosen)}{told}"
+
+
+def _environment(kind: Kind, path: str) -> str:
+    """The lines below `Environment`: what was asked for, the rest commented out."""
+    apptainer = _filled("apptainer.yaml", path=_quoted(path or _IMAGE)).rstrip("\n")
+    python = (
+        f"  Python: {_quoted(path or 'venv')}   # relative to the project folder, or absolute there"
+    )
+    match kind:
+        case "apptainer":
+            return f"Environment:\n{apptainer}"
+        case "python":
+            return f"Environment:\n{python}"
+    head = "Environment:              # an image, a virtual environment (Python: PATH) or neither"
+    return "\n".join(f"# {line}" for line in (head, *apptainer.splitlines()))
+
+
+def next_steps(site: str, api: str = "unicore") -> str:
     """What is to be done after the files are there: who the user is, and who pays."""
     prefix = f"MANTIK_{site.upper().replace('-', '_')}"
+    ways = {
+        "unicore": (
+            "USERNAME=… {}_PASSWORD=…",
+            "USERNAME=… {}_SSH_KEY=~/.ssh/id_ed25519",
+            "TOKEN=…",
+        ),
+        "firecrest": ("CLIENT_ID=… {}_CLIENT_SECRET=…", "API_KEY=…", "TOKEN=…"),
+    }[api]
     return "\n".join(
         (
             "",
             "Next, say who you are there, in one of these ways:",
-            f"  export {prefix}_USERNAME=… {prefix}_PASSWORD=…",
-            f"  export {prefix}_USERNAME=… {prefix}_SSH_KEY=~/.ssh/id_ed25519",
-            f"  export {prefix}_TOKEN=…",
+            *(f"  export {prefix}_{way.format(prefix)}" for way in ways),
             "and which compute budget account pays, where the site wants one:",
             "  export MANTIK_COMPUTE_BUDGET_ACCOUNT=…",
-            "Then: snakemake",
+            f"Then: smk-mantik check --connect {site}.yaml",
+            "and: snakemake",
         )
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,12 @@ def rendered(
             "--unicore-version makes no sense for a site behind firecREST",
             where=str(loaded.path),
             do="Leave it out",
+        )
+    if unicore_version and not re.search(r"\d+\.\d+", unicore_version):
+        raise UserError(
+            f"{unicore_version!r} is no version",
+            where="--unicore-version",
+            do="Give it as the server does, 11.0.0, or as its part UNICORE/X, 3.0.0",
         )
     planner = Planner(config, find_account(loaded.name, os.environ), project)
     # Which files are products of rules only a workflow tells, so nothing is too much here.

@@ -1,10 +1,11 @@
 """`smk-mantik schema`: the JSON Schema of backend configs, for editors."""
 
 import json
+from typing import Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.model import LOGIN_HOOKS, BackendConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """What pydantic writes its schemas in."""
@@ -17,5 +18,24 @@ def schema() -> None:
     asked = described["$defs"]["Resources"]["properties"]
     asked["Memory"] = {**asked["MemoryPerNode"], "title": "Memory", "deprecated": True}
     # What stands between keys pydantic cannot tell.
+    described["$defs"]["Environment"]["not"] = {"required": ["Apptainer", "Python"]}
+    described["$defs"]["Resources"]["not"] = {"required": ["Memory", "MemoryPerNode"]}
+    on_login = {"anyOf": [{"required": [hook]} for hook in LOGIN_HOOKS]}
+    described["if"] = {"required": ["Firecrest"]}
+    described["then"] = {"properties": {"Environment": {"not": on_login}}}
     described["oneOf"] = [{"required": ["UnicoreApiUrl"]}, {"required": ["Firecrest"]}]
-    typer.echo(json.dumps(described, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(_without_null(described), indent=2, ensure_ascii=False))
+
+
+def _without_null(value: Any) -> Any:
+    """The schema without null, also in defaults: a key without a value is a mistake."""
+    if isinstance(value, list):
+        return [_without_null(item) for item in value if item != {"type": "null"}]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        key: _without_null(item)
+        for key, item in value.items()
+        if not (key == "default" and (item is None or isinstance(item, dict)))
+    }
+    return {**kept.pop("anyOf")[0], **kept} if len(kept.get("anyOf", ())) == 1 else kept

@@ -112,7 +112,7 @@ def _float(written: str) -> WrittenFloat:
 
 def _read_json(text: str) -> Any:
     if not text.strip():
-        raise DocumentError("is empty")
+        return None
     try:
         return json.loads(
             text,

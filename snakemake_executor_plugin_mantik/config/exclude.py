@@ -51,6 +51,8 @@ def _pattern(value: object) -> str:
         raise ValueError(f"has a line break in it, found {describe(text)}")
     if ".." in positive.split("/"):
         raise ValueError(f"leaves the project folder, found {describe(text)}")
+    if "." in positive.rstrip(" ").rstrip("/").split("/"):
+        raise ValueError(f"has . as a part, so that git's rules match nothing; found {text!r}")
     if "***" in text or "//" in text:
         raise ValueError(f"has *** or // in it, which say nothing clear; found {text!r}")
     if text.startswith("#"):

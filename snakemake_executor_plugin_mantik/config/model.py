@@ -25,6 +25,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     Variables,
     any_text,
     describe,
+    list_schema,
     unfit,
     whole_number,
     words_schema,
@@ -65,7 +66,7 @@ def _path(value: object) -> str:
     return path
 
 
-ProjectPath = Annotated[str, BeforeValidator(_path)]
+ProjectPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": ["string", "number"]})]
 
 
 class Firecrest(Part):
@@ -147,7 +148,7 @@ class Environment(Part):
                         {"type": "string"},
                         {
                             "type": "object",
-                            "properties": {"Path": {"type": "string"}},
+                            "properties": {"Path": {"type": ["string", "number"]}},
                             "required": ["Path"],
                             "additionalProperties": False,
                         },
@@ -239,7 +240,10 @@ class Resources(Part):
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
         """`Memory` is another name of `MemoryPerNode`; CPUs can be divided among the nodes."""
         if "Memory" in data and "MemoryPerNode" in data:
-            yield ("Memory",), "is another name of MemoryPerNode, and both are given; keep one"
+            yield (
+                ("Memory",),
+                "is another name of Resources.MemoryPerNode, and both are given; keep one",
+            )
         total, nodes, cpus = (_whole(data, key) for key in ("TotalCPUs", "Nodes", "CPUsPerNode"))
         if total and nodes and "CPUsPerNode" not in data and total % nodes:
             yield ("TotalCPUs",), f"{total} CPUs cannot be divided among {nodes} Nodes"
@@ -253,11 +257,15 @@ class Resources(Part):
         return {key: data[key] for key in data if key != "Memory"} if both else data
 
 
+def _scheduler(data: Mapping[str, Any]) -> str:
+    site = data.get("Site")
+    return str(site.get("Scheduler", "")).strip().lower() if isinstance(site, Mapping) else ""
+
+
 def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
     """What PBS has no place for, where the site is said to have it."""
-    resources, site = data.get("Resources"), data.get("Site")
-    scheduler = site.get("Scheduler") if isinstance(site, Mapping) else None
-    if not isinstance(resources, Mapping) or str(scheduler).strip().lower() != "pbs":
+    resources = data.get("Resources")
+    if not isinstance(resources, Mapping) or _scheduler(data) != "pbs":
         return
     if "QoS" in resources:
         yield ("Resources", "QoS"), "is nothing that PBS knows; choose the Queue that stands for it"
@@ -289,7 +297,7 @@ class BackendConfig(Part):
     resources: Resources = Field(
         alias="Resources", description="What a job asks for, unless its rule says otherwise."
     )
-    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns)] = Field(
+    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
         default=(),
         alias="Exclude",
         description="Files that are not sent: patterns as in .gitignore, relative to the project "
@@ -320,8 +328,12 @@ class BackendConfig(Part):
         if "UnicoreApiUrl" in data and "Firecrest" in data:
             yield ("UnicoreApiUrl",), f"{either}, but both are given"
         yield from _not_for_pbs(data)
+        if "Firecrest" not in data or "UnicoreApiUrl" in data:
+            return
+        if _scheduler(data) == "none":
+            yield ("Site", "Scheduler"), "cannot be none for firecREST: it has a slurm or a pbs"
         environment = data.get("Environment")
-        if "Firecrest" in data and "UnicoreApiUrl" not in data and isinstance(environment, Mapping):
+        if isinstance(environment, Mapping):
             for hook in LOGIN_HOOKS:
                 if hook in environment:
                     instead = hook.replace("Login", "Compute")

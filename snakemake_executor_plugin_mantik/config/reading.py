@@ -194,7 +194,12 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
     kind = _entry(image, "Type") if isinstance(image, Mapping) and "Type" in image else "local"
     path = _entry(image, "Path")
     local = isinstance(kind, str) and kind.strip().lower() == "local"
-    if local and _is_path(path) and not _is_file(project / str(path).strip()):
+    if (
+        local
+        and _is_path(path)
+        and "://" not in str(path)
+        and not _is_file(project / str(path).strip())
+    ):
         yield (
             "Environment.Apptainer.Path",
             f"the image {str(path)!r} was not found; the path is relative to the project folder "
@@ -210,7 +215,8 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
 
 def _is_path(value: object) -> bool:
     """Whether the model lets `value` through as a path; else it has said so itself."""
-    return isinstance(value, str) and value.strip() != "" and value.strip().isprintable()
+    path = value.strip() if isinstance(value, str) else ""
+    return path.isprintable() and not path.startswith(("~", "$")) and bool(path)
 
 
 def _is_file(path: Path) -> bool:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from snakemake_executor_plugin_mantik.config import units
-from snakemake_executor_plugin_mantik.jobs.script import VARIABLE_BYTES
+from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
@@ -259,6 +259,8 @@ def _variables(value: object) -> dict[str, str]:
             found.append(
                 ((name,), "is no name of a variable: letters, digits and _, no digit first")
             )
+        elif name in BASH_OWN:
+            found.append(((name,), "is set by bash itself, so that the command would not see it"))
         elif not isinstance(item, (str, int, float)):
             found.append(((name,), f"has to be a text, found {describe(item)}"))
         else:
@@ -272,12 +274,24 @@ def _variables(value: object) -> dict[str, str]:
     return variables
 
 
-_TEXT_OR_LIST: Final = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}]
+_WHOLE: Final = {
+    "type": ["integer", "string"],
+    "pattern": r"^\s*\+?[0-9]{1,9}\s*$",
+    "maximum": 10**9 - 1,
 }
-_WHOLE: Final = {"type": ["integer", "string"], "pattern": r"^[0-9]+$"}
 
 _SCALAR: Final = WithJsonSchema({"type": ["string", "number"]})
+
+
+def text_or_list_schema(*kinds: str) -> WithJsonSchema:
+    """The JSON Schema of a text, or of a list of texts and of values of the types `kinds`."""
+    items = {"type": ["string", *kinds]}
+    return WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
+
+
+def list_schema() -> WithJsonSchema:
+    """The JSON Schema of a list of texts, in which numbers are taken as they are written."""
+    return WithJsonSchema({"type": "array", "items": {"type": ["string", "number"]}})
 
 
 def words_schema(*words: str) -> WithJsonSchema:
@@ -312,14 +326,14 @@ Rate = Annotated[
 Duration = Annotated[
     int,
     BeforeValidator(_duration),
-    WithJsonSchema({"type": "string", "pattern": "^[0-9]+[smhd]$"}),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9]+[smhd]\s*$"}),
 ]
 """Seconds, written as a number with a unit."""
 
 Memory = Annotated[
     int,
     BeforeValidator(_memory),
-    WithJsonSchema({"type": "string", "pattern": "^[0-9]+[KMGTkmgt]([Ii]?[Bb])?$"}),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9]+[KMGTkmgt]([Ii]?[Bb])?\s*$"}),
 ]
 """MiB, written as a number with a unit."""
 
@@ -327,18 +341,24 @@ Size = Annotated[
     int,
     BeforeValidator(_size),
     WithJsonSchema(
-        {"type": ["string", "integer"], "pattern": "^[0-9]+([KMGTkmgt][Ii]?)?[Bb]?$", "minimum": 0}
+        {
+            "type": ["string", "integer"],
+            "pattern": r"^\s*[0-9]+([KMGTkmgt][Ii]?)?[Bb]?\s*$",
+            "minimum": 0,
+        }
     ),
 ]
 """Bytes, written as a number with or without a unit."""
 
-Options = Annotated[tuple[str, ...], BeforeValidator(_options), WithJsonSchema(_TEXT_OR_LIST)]
+Options = Annotated[tuple[str, ...], BeforeValidator(_options), text_or_list_schema("number")]
 """Words for a command line, a text or a list of texts."""
 
-Modules = Annotated[tuple[str, ...], BeforeValidator(_modules)]
+Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]
 """Names of environment modules."""
 
-Commands = Annotated[tuple[str, ...], BeforeValidator(_commands), WithJsonSchema(_TEXT_OR_LIST)]
+Commands = Annotated[
+    tuple[str, ...], BeforeValidator(_commands), text_or_list_schema("number", "boolean")
+]
 """Bash commands, a text or a list of texts."""
 
 Variables = Annotated[

@@ -81,6 +81,7 @@ class Planner:
             bundles=staged.bundles,
             inline=staged.inline,
             secrets=tuple(request.secrets),
+            benchmark=request.benchmark,
             umask=request.umask,
             limits=script_limits(self.config),
         )

@@ -13,11 +13,10 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.engine.submit import submission_of
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
-from snakemake_executor_plugin_mantik.jobs.resources import slurm_directives
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
+from snakemake_executor_plugin_mantik.sites.firecrest.script import request_body
 from snakemake_executor_plugin_mantik.sites.unicore.description import directives, job_description
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
@@ -83,10 +82,11 @@ def preview(
 
     Raises:
         UserError: something cannot be sent.
+        SiteRejected: the API cannot be sent it.
     """
     config = planner.config
     spec = _spec(planner, site, command, image_size)
-    submission = submission_of(spec)
+    submission, script = _submission(config, submission_of(spec), spec.workspace, unicore_version)
     image = planner.image
     return Preview(
         site=site,
@@ -95,23 +95,11 @@ def preview(
         environment=_environment(config),
         image_type=config.environment.apptainer.type if config.environment.apptainer else None,
         variables={**spec.variables, **spec.environment.variables},
-        submission=_submission(config, spec, submission, unicore_version),
-        script=_with_directives(config, submission),
+        submission=submission,
+        script=script,
         uploads=tuple(sorted({*uploads, *([image[1]] if image else [])})),
         warnings=tuple(warnings),
     )
-
-
-def firecrest_request(spec: JobSpec, script: str) -> dict[str, Any]:
-    """The body of firecREST v2's `POST /compute/{system}/jobs`.
-
-    Names are those of its `JobDescriptionModel`; all resources stand in the script's directives.
-    Fields of the request would win over those, so there are none but the account.
-    """
-    job: dict[str, Any] = {"workingDirectory": spec.workspace, "script": script}
-    if spec.resources.account:
-        job["account"] = spec.resources.account
-    return {"job": job}
 
 
 def _spec(planner: Planner, site: str, command: str, image_size: int | None) -> JobSpec:
@@ -156,30 +144,19 @@ def _environment(config: BackendConfig) -> Literal["apptainer", "python", "none"
 
 
 def _submission(
-    config: BackendConfig, spec: JobSpec, submission: Submission, unicore_version: str
-) -> dict[str, Any]:
-    if config.api == "unicore":
-        return job_description(submission, config.site.scheduler, None, unicore_version)
-    return firecrest_request(spec, _with_directives(config, submission))
-
-
-def _with_directives(config: BackendConfig, submission: Submission) -> str:
-    """The script with the scheduler's directives behind its first line.
+    config: BackendConfig, submission: Submission, workspace: str, unicore_version: str
+) -> tuple[dict[str, Any], str]:
+    """What would be sent, and the script with the scheduler's directives behind its first line.
 
     UNICORE is sent the two apart (`bss.sh` begins with the ones, `job.sh` is the other), firecREST
     together.
     """
     scheduler = config.site.scheduler
-    if config.api == "unicore":
-        if scheduler == "none":
-            return submission.script
-        head = "\n".join([*directives(submission, scheduler), ""])
-    elif scheduler == "pbs":
-        head = _head("#PBS", (*pbs_directives(submission.resources, submission.name), "-j oe"))
-    else:
-        head = _head("#SBATCH", slurm_directives(submission.resources, submission.name))
-    return head + submission.script.partition("\n")[2]
-
-
-def _head(mark: str, options: Collection[str]) -> str:
-    return "\n".join(["#!/bin/bash", *(f"{mark} {line}" for line in options), ""])
+    if config.api == "firecrest":
+        body = request_body(submission, "pbs" if scheduler == "pbs" else "slurm", workspace)
+        return body, body["job"]["script"]
+    description = job_description(submission, scheduler, None, unicore_version)
+    if scheduler == "none":
+        return description, submission.script
+    head = "\n".join([*directives(submission, scheduler), ""])
+    return description, head + submission.script.partition("\n")[2]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class JobRequest:
         variables: environment variables that Snakemake sets around a command.
         inputs: paths relative to the workflow's directory.
         outputs: outputs and logs.
+        benchmark: how the command is measured, if it is; the first of its commands is `command`.
         umask: file mode mask of this process: what the job makes gets the modes that it would get
             here; None for the site's own.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
@@ -47,6 +48,7 @@ class JobRequest:
     variables: Mapping[str, str]
     inputs: tuple[str, ...]
     outputs: tuple[OutputFile, ...]
+    benchmark: Benchmark | None = None
     umask: int | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
@@ -64,6 +66,7 @@ class JobRequest:
             self.command, self.shell, self.parameters, sorted(inputs.items()), self.site,
             environment, sorted(self.variables.items()), sorted(self.secrets),
             [(o.path, o.kind, o.directory) for o in self.outputs],
+            *([self.benchmark.commands] if self.benchmark else []),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

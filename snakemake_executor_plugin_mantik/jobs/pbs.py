@@ -10,19 +10,23 @@ from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 NAME_LENGTH: Final = 15
-"""Older servers refuse longer names of jobs."""
+"""Older servers refuse longer names of jobs; those behind firecREST take 236 characters."""
 
 _FEATURE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(=[A-Za-z0-9_.+-]+)?")
 
 
 def pbs_directives(
-    resources: Resources, name: str, *, account: str | None = None
+    resources: Resources,
+    name: str,
+    *,
+    account: str | None = None,
+    longest_name: int = NAME_LENGTH,
 ) -> tuple[str, ...]:
     """The options of qsub for a job, without `#PBS `.
 
     One chunk per node, with one MPI process that has all its CPUs, unless the rule asks for tasks.
     A reservation is a queue of PBS, so it wins over the queue. `account` wins over that of
-    `resources`; it is sent as project (-P), as firecREST does.
+    `resources`; it is sent as project (-P), as firecREST does. Names are cut to `longest_name`.
 
     Raises:
         UserError: a value that PBS has no place for, or would not read as one word.
@@ -33,7 +37,7 @@ def pbs_directives(
             do="Leave QoS out, and choose the queue that stands for it",
         )
     options: list[tuple[str, str | None]] = [
-        ("-N ", re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_.")[:NAME_LENGTH] or "mantik"),
+        ("-N ", re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_.")[:longest_name] or "mantik"),
         ("-q ", resources.reservation or resources.queue),
         ("-P ", resources.account if account is None else account),
         ("-l select=", _chunks(resources)),
@@ -41,7 +45,8 @@ def pbs_directives(
         ("-l walltime=", None if resources.runtime_s is None else _clock(resources.runtime_s)),
     ]
     words = [f"{option}{_word(option, value)}" for option, value in options if value is not None]
-    return (*words, "-r n")
+    # Without -S a job's script is read by the user's login shell, whatever its first line says.
+    return ("-S /bin/bash", *words, "-r n")
 
 
 def _chunks(resources: Resources) -> str | None:

@@ -1,7 +1,7 @@
 """Renders a job's script: one bash script per try, complete, from `script.sh.j2`.
 
-Everything that a user wrote reaches bash quoted. The exception are the options of Apptainer, in
-which `$NAME` and `${NAME}` are expanded on the node and nothing else is.
+Everything that a user wrote reaches bash quoted. The exception are the options of Apptainer, whose
+own quotes are bash's: `$NAME` and `${NAME}` are expanded on the node and nothing else is.
 
 The steps before the command, one of which a marker names when it failed, are in `STEPS`.
 """
@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 import jinja2
@@ -41,10 +40,29 @@ COMMAND_BYTES: Final = 100_000
 VARIABLE_BYTES: Final = 131_000
 """A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
 
+BASH_OWN: Final = frozenset(
+    """
+    BASH BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND
+    BASH_EXECUTION_STRING BASH_LINENO BASH_MONOSECONDS BASH_REMATCH BASH_SOURCE BASH_SUBSHELL
+    BASH_TRAPSIG BASH_VERSINFO BASH_VERSION COMP_WORDBREAKS DIRSTACK EPOCHREALTIME
+    EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD IFS LINENO OLDPWD OPTARG OPTERR OPTIND
+    PIPESTATUS PPID PS1 PS2 PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _
+    """.split()  # noqa: SIM905 - one name a word
+)
+"""Variables that bash sets by itself in every process that it starts: the command would not see
+what was written, and those that are read-only would end the job (tried with bash 5.2)."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 _PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./~^-]|{_VARIABLE})+")
 _IN_QUOTES = re.compile(rf"({_VARIABLE})|([\\\"`$])")
+# What a backslash protects in double quotes; before other characters it is one itself.
+_ESCAPED = re.compile(r'\\([\\$`"])')
+# What stands in single quotes, in double quotes, behind a backslash, and in neither.
+_PARTS = re.compile(
+    r"""'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^'"\\]+|.)""",
+    re.DOTALL,
+)
 
 
 def render(spec: JobSpec) -> str:
@@ -54,11 +72,6 @@ def render(spec: JobSpec) -> str:
     not know, a variable of 128 KiB.
     """
     paths, environment = spec.paths, spec.environment
-    command_bytes = len(_encoded(spec.command, "the command"))
-    command_file = f"{paths.work}/command" if command_bytes > COMMAND_BYTES else ""
-    shell = _quoted(spec.shell, "the shell")
-    absolute_file = shlex.quote(f"{spec.workspace.rstrip('/')}/{command_file}")
-    command = _quoted(spec.command, "the command")
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
     return _template().render(
         title=" ".join(spec.name.split())[:200],
@@ -83,14 +96,30 @@ def render(spec: JobSpec) -> str:
         modules_text=_in_double_quotes(" ".join(environment.modules)),
         before=[_quoted(text, "a command") for text in environment.before_on_compute],
         after=[_quoted(text, "a command") for text in environment.after_on_compute],
-        python=environment.python and _quoted(_place(environment.python), "the environment"),
+        python=environment.python and _quoted(_readable(environment.python), "the environment"),
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
-        command=command,
-        command_file=shlex.quote(command_file) if command_file else "",
-        start=f"{shell} {absolute_file}" if command_file else f"{shell} -c {command}",
+        commands=_commands(spec),
+        benchmark=spec.benchmark and _quoted(_place(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
         **_apptainer(environment.apptainer, spec.workspace),
     )
+
+
+def _commands(spec: JobSpec) -> list[dict[str, str]]:
+    """The command, or each run of one that is measured: its text, its file if any, its start."""
+    commands = []
+    for number, text in enumerate(spec.benchmark.commands if spec.benchmark else [spec.command]):
+        command, shell = _quoted(text, "the command"), _quoted(spec.shell, "the shell")
+        file = ""
+        start = f"{shell} -c {command}"
+        if len(_encoded(text, "the command")) > COMMAND_BYTES:
+            file = f"{spec.paths.work}/command{number or ''}"
+            absolute = f"{spec.workspace.rstrip('/')}/{file}"
+            start = f"{shell} {shlex.quote(absolute)}"
+        commands.append(
+            {"text": command, "file": shlex.quote(file) if file else "", "start": start}
+        )
+    return commands
 
 
 def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]:
@@ -98,9 +127,8 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
         return {"image": ""}
     options = [_expandable(word) for word in apptainer.options]
     is_file = "://" not in apptainer.image
-    image = _place(apptainer.image) if is_file else apptainer.image
     return {
-        "image": _quoted(image.removeprefix("./") if _harmless(image) else image, "the image"),
+        "image": _quoted(_readable(apptainer.image) if is_file else apptainer.image, "the image"),
         "image_is_file": is_file,
         "options": "".join(f" {word}" for word in options),
         "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
@@ -109,8 +137,10 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
     }
 
 
-def _harmless(path: str) -> bool:
-    return not path.startswith("./-")
+def _readable(path: str) -> str:
+    """The path as it was written, unless a program could take it for an option."""
+    path = _place(path)
+    return path if path.startswith("./-") else path.removeprefix("./")
 
 
 def _inputs(spec: JobSpec) -> str:
@@ -173,9 +203,24 @@ def _encoded(text: str, what: str) -> bytes:
 
 
 def _expandable(word: str) -> str:
-    """A word in which bash expands `$NAME` and `${NAME}`, and nothing else."""
+    """A word as bash reads it, its quotes too; `$NAME` and `${NAME}` stay, nothing else expands."""
     _encoded(word, "an option of Apptainer")
-    return word if _PLAIN_WORD.fullmatch(word) else f'"{_in_double_quotes(word, keep=True)}"'
+    return "".join(map(_part, _PARTS.finditer(word))) or "''"
+
+
+def _part(match: re.Match[str]) -> str:
+    """One part of a word: what stands in one kind of quotes, or in none."""
+    if match["bare"] is not None:
+        bare = match["bare"]
+        return bare if _PLAIN_WORD.fullmatch(bare) else f'"{_in_double_quotes(bare, keep=True)}"'
+    if match["double"] is None:
+        return shlex.quote(match["single"] if match["escaped"] is None else match["escaped"])
+    pieces = _ESCAPED.split(match["double"])  # every second one is a character behind a backslash
+    return "".join(
+        f'"{_in_double_quotes(piece, keep=True)}"' if number % 2 == 0 else shlex.quote(piece)
+        for number, piece in enumerate(pieces)
+        if piece or len(pieces) == 1
+    )
 
 
 def _in_double_quotes(text: str, *, keep: bool = False) -> str:
@@ -200,6 +245,6 @@ def _template() -> jinja2.Template:
         line_statement_prefix="@@",
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
+        loader=jinja2.PackageLoader(__package__, "."),
     )
-    source = files(__package__).joinpath("script.sh.j2").read_text(encoding="utf-8")
-    return environment.from_string(source)
+    return environment.get_template("script.sh.j2")

@@ -46,7 +46,8 @@ class Apptainer:
 
     Attributes:
         image: path of the image, relative to the workspace or absolute at the site.
-        options: words of `apptainer run`; may use the job's variables, so they reach bash unquoted.
+        options: words of `apptainer run` with bash's quotes; outside of single ones the job's
+            variables (`$NAME`, `${NAME}`) are expanded on the node.
     """
 
     image: str
@@ -107,6 +108,20 @@ class OutputFile:
 
 
 @dataclass(frozen=True)
+class Benchmark:
+    """Measurements of a command, as Snakemake's `benchmark:` asks for them.
+
+    Attributes:
+        path: where they go, relative to the workspace: a line for each run of the command
+            (`jobs/benchmark.sh.j2` says what is in it).
+        commands: the command of each run; they differ where it names its iteration.
+    """
+
+    path: str
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ScriptLimits:
     """Sizes and times that a job script keeps to; defaults are those of the backend config.
 
@@ -148,6 +163,7 @@ class JobSpec:
         bundles: uploaded bundles that must be unpacked before the command starts, in this order.
         inline: a gzipped tar that travels in the script, unpacked after `bundles`; empty for none.
         secrets: names of the variables that the file of secrets sets.
+        benchmark: how the command is measured, if it is; `command` is then the first run's.
         umask: file mode mask that the command runs with; None for the site's own.
         limits: sizes and times.
     """
@@ -165,5 +181,6 @@ class JobSpec:
     bundles: tuple[str, ...] = ()
     inline: bytes = b""
     secrets: tuple[str, ...] = ()
+    benchmark: Benchmark | None = None
     umask: int | None = None
     limits: ScriptLimits = ScriptLimits()

@@ -53,6 +53,26 @@ class SiteFacts:
 
 
 @dataclass(frozen=True)
+class SiteDetails:
+    """What else a site tells, that no run needs to know.
+
+    Attributes:
+        free_bytes: what the user may still write to the workspace's file system; None: not told.
+        accounts: the compute budget accounts that the user may use, and what is left of each as the
+            site says it; empty where it tells none.
+        default_account: the one that pays where none is named; empty where the site tells none.
+        scheduler: what the API says that the site has, `slurm` or `pbs`; empty where it does not.
+        notes: what is not in order just now, or known to be wrong with a server of this version.
+    """
+
+    free_bytes: int | None = None
+    accounts: Mapping[str, str] = field(default_factory=dict)
+    default_account: str = ""
+    scheduler: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Submission:
     """One job, ready to be sent.
 
@@ -146,6 +166,10 @@ class Site(Protocol):
 
         Idempotent. Must have succeeded before any other method is called.
         """
+        ...
+
+    async def describe(self) -> SiteDetails:
+        """Ask for what a run does not need: space, accounts, the server's condition."""
         ...
 
     async def close(self) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "find_credentials",
     "missing",
     "require_all",
+    "used_variables",
 ]
 
 
@@ -177,6 +178,27 @@ def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = Fa
     )
 
 
+def used_variables(
+    site: str, api: str, environ: Mapping[str, str], *, token_url: str | None = None
+) -> list[str]:
+    """Where the credentials of a site come from: names of variables, and the keyring's service.
+
+    What `find_credentials` takes with the same arguments; empty if it finds nothing.
+    """
+    kinds = _KINDS[api]
+    own, every = (
+        _names_in_environment(environ, prefixes, kinds)
+        for prefixes in ((_variable(site),), (_variable(site), _variable(api)))
+    )
+    given = {"TOKEN_URL"} if token_url else set()
+    for names in (own, every):
+        for kind in kinds:
+            if all(name in names or name in given for name in kind.needs):
+                wanted = (*kind.needs, *kind.optional)
+                return [names[name] for name in wanted if name in names]
+    return [*every.values(), f"the keyring's service {_service(site)}"]
+
+
 def require_all(
     sites: Mapping[str, str],
     environ: Mapping[str, str],
@@ -238,13 +260,21 @@ def _service(site: str) -> str:
 def _from_environment(
     environ: Mapping[str, str], prefixes: tuple[str, ...], kinds: Iterable[_Kind]
 ) -> dict[str, str]:
-    """Values by bare name (`USERNAME`); empty variables count as not set, first prefix wins."""
+    """Values by bare name (`USERNAME`)."""
+    names = _names_in_environment(environ, prefixes, kinds)
+    return {bare: environ[variable] for bare, variable in names.items()}
+
+
+def _names_in_environment(
+    environ: Mapping[str, str], prefixes: tuple[str, ...], kinds: Iterable[_Kind]
+) -> dict[str, str]:
+    """Variables by bare name; empty ones count as not set, the first prefix wins."""
     found: dict[str, str] = {}
     for kind in kinds:
         for name in (*kind.needs, *kind.optional):
             for prefix in prefixes:
-                if value := environ.get(f"{prefix}_{name}"):
-                    found.setdefault(name, value)
+                if environ.get(f"{prefix}_{name}"):
+                    found.setdefault(name, f"{prefix}_{name}")
     return found
 
 

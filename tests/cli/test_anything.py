@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from snakemake_executor_plugin_mantik.config.model import (
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.preview import TRY
 from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN
 from tests.support.trial import NASTY
 
 WORDS = st.sampled_from(
@@ -91,7 +95,7 @@ def survives(content: bytes, suffix: str, project: Path) -> None:
         if done.exception is not None:
             assert isinstance(done.exception, (SystemExit, MantikError)), words
         if words[0] == "render" and done.exit_code == 0:
-            assert json.loads(done.stdout)["script"].startswith("#!/bin/bash\n")
+            assert json.loads(done.stdout)["script"].startswith("#!/bin/bash")
 
 
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -112,6 +116,53 @@ def test_no_broken_document_ends_in_a_traceback(
     cut = data.draw(st.integers(0, len(whole)))
     junk = data.draw(st.binary(max_size=5))
     survives(whole[:cut] + junk + whole[cut + len(junk) :], ".yaml", project)
+
+
+WORD = st.text(
+    st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=12
+)
+SHOW_WORDS = """#!/bin/bash
+shift; while [ "$1" != /i.sif ]; do printf '%s\\0' "$1"; shift; done > "$WORDS"
+"""
+
+
+def in_double_quotes(word: str) -> str:
+    return '"' + re.sub(r'([\\"`$])', r"\\\1", word) + '"'
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(WORD, st.sampled_from([shlex.quote, in_double_quotes])), max_size=8))
+def test_apptainer_gets_the_words_of_its_options(
+    words: list[tuple[str, Callable[[str], str]]],
+) -> None:
+    """Any words, quoted for bash in one way or another, from the file to the program."""
+    with tempfile.TemporaryDirectory() as folder:
+        workspace, programs = Path(folder, "work space"), Path(folder, "bin")
+        (workspace / ".mantik/tries/0").mkdir(parents=True)
+        programs.mkdir()
+        (programs / "apptainer").write_text(SHOW_WORDS)
+        (programs / "apptainer").chmod(0o755)
+        options = " \n".join(["--first", *(quote(word) for word, quote in words), "$MINE/x"])
+        image = {"Path": "/i.sif", "Type": "remote", "Options": options}
+        document = {
+            "UnicoreApiUrl": "https://h.example.org/rest/core",
+            "Resources": {"Queue": "q"},
+            "Environment": {"Apptainer": image, "Variables": {"MINE": "a  b*"}},
+            "Site": {"Workspace": str(workspace)},
+        }
+        config = Path(folder, "config.json")
+        config.write_text(json.dumps(document))
+        report = examine(str(config), Path(folder))
+        assert report.loaded is not None, report.mistakes
+        script = rendered(report.loaded, [], Path(folder), "true", "").script
+        script = script.replace("[ -e /i.sif ]", "true")
+        told = Path(folder, "words")
+        path = f"{programs}:{os.environ['PATH']}"
+        subprocess.run(
+            ["bash", "-c", script], env={"PATH": path, "WORDS": str(told)}, check=True, timeout=60
+        )
+        seen = told.read_bytes().decode().split("\0")[:-1]
+        assert seen == ["--first", *(word for word, _ in words), "a  b*/x"]
 
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
@@ -143,3 +194,35 @@ def test_a_process_sees_what_the_file_says(variables: dict[str, str]) -> None:
         pairs = (item.partition(b"=") for item in log.read_bytes().split(b"\0"))
         seen = {name.decode(): value.decode() for name, _, value in pairs if name[:2] == b"T_"}
         assert seen == variables
+
+
+# What bash knows of itself, wherever it runs, and some that people set.
+NAMES = subprocess.run(
+    ["bash", "-c", "compgen -v; [[ a =~ a ]]; read x < /dev/null; compgen -v"],
+    env={}, capture_output=True, text=True, check=True,
+).stdout.split()  # fmt: skip
+COMMON = {"HOME", "LANG", "TZ", "ENV", "PYTHONPATH", "CDPATH", "GLOBIGNORE"}
+OTHERS = {"PS4", "PATH", "TMPDIR"}
+"""As they are written, but not for root, only if they are a path, only if it is a directory."""
+
+
+def test_a_process_sees_any_name_that_is_not_refused(tmp_path: Path) -> None:
+    tried = sorted({*NAMES, *COMMON, "_m_main", "code", "MANTIK_X"} - OTHERS)
+    variables = {name: "7 x" for name in tried if name not in BASH_OWN}
+    assert len(variables) > len(COMMON)
+    workspace = tmp_path / "w"
+    (workspace / ".mantik/tries/0").mkdir(parents=True)
+    document = {
+        "UnicoreApiUrl": "https://h.example.org/rest/core",
+        "Resources": {"Queue": "q"},
+        "Environment": {"Variables": variables},
+        "Site": {"Workspace": str(workspace)},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    report = examine(str(tmp_path / "config.json"), tmp_path)
+    assert report.loaded is not None, report.mistakes
+    script = rendered(report.loaded, [], tmp_path, "cat /proc/self/environ", "").script
+    subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=60)
+    log = (workspace / ".mantik/work/0" / TRY / "log").read_bytes()
+    seen = dict(item.decode().partition("=")[::2] for item in log.split(b"\0") if item)
+    assert {name: seen.get(name) for name in variables} == variables

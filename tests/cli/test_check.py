@@ -59,6 +59,25 @@ def test_all_mistakes_of_all_files_are_told(tmp_path: Path) -> None:
     assert "~nobody-of-this-name/x.yaml: there is no such user" in done.stderr
 
 
+def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
+    hooks = {
+        "PreRunCommandOnLoginNode": ["touch it; exit 3", "if true", "cat <<E\nx\nE"],
+        "PostRunCommandOnComputeNode": 'echo "unclosed',
+        "PreRunCommandOnComputeNode": "for i in 1 2; do\n  echo $i # $(\ndone",
+    }
+    document = {"UnicoreApiUrl": "https://x.org", "Resources": {"Queue": "q"}, "Environment": hooks}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    done = check(str(tmp_path / "a.json"))
+    assert done.exit_code == 0
+    keys = [line.split(": ")[2] for line in done.stderr.splitlines()]
+    assert sorted(keys) == [
+        "Environment.PostRunCommandOnComputeNode",
+        "Environment.PreRunCommandOnLoginNode",
+    ]
+    assert "command 2 is nothing that bash can read: syntax error" in done.stderr
+    assert not (tmp_path / "it").exists()
+
+
 def test_names_that_no_site_can_have_are_a_warning(tmp_path: Path) -> None:
     (tmp_path / "2=max.yaml").write_text(GOOD)
     done = check(str(tmp_path / "2=max.yaml"))
@@ -116,7 +135,7 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = dict(line.strip().split(": ", 1) for line in done.stdout.splitlines()[1:])
     told = {key: value.strip() for key, value in lines.items()}
-    assert told["credentials"] == "Password found"
+    assert told["credentials"].startswith("Password (MANTIK_HPC1_USERNAME, ")
     assert "can be written to" in told["workspace"]
     assert "UNICORE" in told["server"]
     assert "batch" in told["queues"]
@@ -155,9 +174,9 @@ def test_credentials_that_nobody_takes_are_told(sandbox: Sandbox, tmp_path: Path
     soon = jwt.encode({"exp": int(time.time()) + 600}, key)
     done = connected(sandbox, tmp_path, token=old)
     assert done.exit_code == 2
-    assert "credentials: Bearer expired at" in done.stderr
+    assert "credentials: Bearer (MANTIK_HPC1_TOKEN) expired at" in done.stderr
     done = connected(sandbox, tmp_path, token=soon, Queue="batch\n  Runtime: 1h")
-    assert "(!) Bearer expires at" in done.stdout
+    assert "(!) Bearer (MANTIK_HPC1_TOKEN) expires at" in done.stdout
     assert "credentials: " in done.stderr  # the sandbox does not know it
     (tmp_path / "lonely.yaml").write_text(GOOD)
     environment = dict.fromkeys((name for name in os.environ if "MANTIK" in name), "")

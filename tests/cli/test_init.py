@@ -5,7 +5,9 @@ import typer
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
-from snakemake_executor_plugin_mantik.cli.init import KNOWN_SITES, PROFILE, init, next_steps
+from snakemake_executor_plugin_mantik.cli import _app
+from snakemake_executor_plugin_mantik.cli.init import PROFILE, init, next_steps
+from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
 from snakemake_executor_plugin_mantik.config.reading import read_all, read_backend_config
 from snakemake_executor_plugin_mantik.errors import ConfigError, UserError
 
@@ -48,16 +50,75 @@ def test_what_is_commented_out_can_be_used_as_it_stands(tmp_path: Path) -> None:
     used = [
         line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line
         for line in body.splitlines()
-        if "  Python: " not in line  # instead of Apptainer
     ]
     (tmp_path / "full.yaml").write_text("\n".join(used))
     config, warnings = read_backend_config(tmp_path / "full.yaml")
     assert warnings == []
-    assert config.api_url == KNOWN_SITES["juwels"]
+    assert config.api_url == KNOWN_SITES["juwels"].url
+    assert config.environment.apptainer is not None
     assert config.resources.memory_mib_per_node == 65536
     assert config.environment.variables == {"OMP_PROC_BIND": "true"}
     assert config.exclude == ("*.ckpt", "data/raw/")
     assert config.site.max_jobs == 100
+
+
+@pytest.mark.parametrize("site", KNOWN_SITES.values(), ids=lambda site: site.name)
+@pytest.mark.parametrize("environment", ["none", "python", "apptainer"])
+def test_configs_of_known_sites_pass_the_check(
+    site: KnownSite, environment: str, tmp_path: Path
+) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "train.sif").write_text("")
+    where = () if site.url else ("--url", URL)
+    words = ("--site", site.name, "--environment", environment, *where)
+    done = run(*words, "-d", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    file = tmp_path / f"{site.name}.yaml"
+    checked = CliRunner().invoke(_app(), ["check", str(file), "--project", str(tmp_path)])
+    assert (checked.exit_code, checked.stderr) == (0, ""), checked.output
+    config = read_all([file.name], tmp_path)[site.name].config
+    assert (config.api, config.api_url) == (site.api, site.url or URL)
+    assert config.resources.queue == site.queues[0]
+    assert (config.environment.apptainer is not None) == (environment == "apptainer")
+    assert (config.environment.python == "venv") == (environment == "python")
+    if config.firecrest:
+        assert (config.firecrest.machine, config.firecrest.token_url) == (
+            site.machine,
+            site.token_url,
+        )
+    variable = "CLIENT_SECRET" if site.api == "firecrest" else "PASSWORD"
+    assert f"MANTIK_{site.name.upper()}_{variable}" in done.output
+    assert site.source in file.read_text()
+
+
+def test_the_known_sites_are_listed(tmp_path: Path) -> None:
+    done = run("--list", "-d", str(tmp_path))
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines] == list(KNOWN_SITES)
+    for line, site in zip(lines, KNOWN_SITES.values(), strict=True):
+        assert (site.url or "no URL is published") in line
+        assert ", ".join(site.queues) in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_win_over_what_is_known(tmp_path: Path) -> None:
+    words: tuple[str, ...] = (
+        "--site",
+        "my-alps",
+        "--url",
+        "https://f.example.org/v2",
+        "--machine",
+        "alp",
+    )
+    words += ("--token-url", "https://t.example.org", "--queue", "gpu", "-d", str(tmp_path))
+    assert run(*words, "--environment", "python", "--path", "/p/ve nv").exit_code == 0
+    config = read_all(["my-alps.yaml"], tmp_path)["my-alps"].config
+    assert config.firecrest is not None
+    assert (config.api_url, config.firecrest.machine) == ("https://f.example.org/v2", "alp")
+    assert (config.resources.queue, config.environment.python) == ("gpu", "/p/ve nv")
+    assert run("--site", "daint", "--queue", "debug", "-d", str(tmp_path)).exit_code == 0
+    assert read_all(["daint.yaml"], tmp_path)["daint"].config.resources.queue == "debug"
 
 
 def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
@@ -87,12 +148,17 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
         (("--site", "../up", "--url", URL), "letters, digits"),
         (("--site", "max", "--url", URL), "Snakemake"),
         (("--site", "a", "--url", "hpc.example.org"), "https://"),
+        (("--site", "jusuf"), "daint"),
+        (("--site", "a", "--url", URL, "--machine", "m"), "--token-url"),
+        (("--site", "a", "--url", URL, "--path", "x"), "--environment"),
+        (("--site", "a", "--url", URL, "--queue", ""), "--queue"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_written(
     tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
-    done = run(*words, "--queue", "q", "-d", str(tmp_path / "x"))
+    queue = () if "--queue" in words else ("--queue", "q")
+    done = run(*words, *queue, "-d", str(tmp_path / "x"))
     assert isinstance(done.exception, UserError)
     assert said in str(done.exception)
     assert not list(tmp_path.iterdir())

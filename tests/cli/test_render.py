@@ -110,7 +110,7 @@ def test_what_is_submitted_is_what_is_shown(tmp_path: Path) -> None:
     assert job == f"#!/bin/bash\n# Job: {script}"
     found = render(cases / "firecrest-everything.yaml", tmp_path, account="me-2026")
     assert found["submission"] == {
-        "job": {"workingDirectory": "/WORKSPACE", "script": found["script"], "account": "me-2026"}
+        "job": {"working_directory": "/WORKSPACE", "script": found["script"]}
     }
     assert "#SBATCH --account=me-2026\n" in found["script"]
     subprocess.run(["bash", "-n"], input=found["script"], text=True, check=True)
@@ -149,6 +149,7 @@ def test_mistakes_are_told_each_on_a_line(tmp_path: Path) -> None:
     ("text", "words", "what"),
     [
         (GOOD, ("--project", "/no/such/folder"), "no such folder"),
+        (GOOD, ("--unicore-version", "newest"), "'newest' is no version"),
         (
             f"{GOOD}Site: {{Scheduler: none}}\n".replace("q,", "q, GPUsPerNode: 1,"),
             ("--unicore-version", "3.0.0"),

@@ -1,6 +1,7 @@
 """`smk-mantik schema` against the files that `check` takes and refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from snakemake_executor_plugin_mantik.cli import _app
+from snakemake_executor_plugin_mantik.config.documents import DocumentError, read_document
+from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
+from snakemake_executor_plugin_mantik.errors import ConfigError
+from tests.support.corners import RIGHT, WRONG
 
 HERE = Path(__file__).parent
 GOOD = sorted((HERE / "cases").glob("*.yaml"))
@@ -27,6 +32,45 @@ def schema() -> dict[str, Any]:
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.stem)
 def test_what_is_right_is_right_in_an_editor_too(case: Path, schema: dict[str, Any]) -> None:
     jsonschema.validate(YAML(typ="safe", pure=True).load(case.read_text()), schema)
+
+
+@pytest.mark.parametrize(("text", "values"), RIGHT)
+def test_corners_that_are_right(text: str, values: dict[str, Any], schema: dict[str, Any]) -> None:
+    assert values
+    jsonschema.validate(plain(read_document(text.encode(), "yaml")), schema)
+
+
+# What a schema cannot know, or tells only of the whole document.
+BEYOND = re.compile(
+    r"duplicate|was not found|cannot be divided|no multiple|unquoted|backslash"
+    r"|not closed|NUL|credentials in it|PollMin|nothing clear|comment|has \. as a part|leaves the"
+    r"|is absolute|control characters|may hold no|PBS|is longer"
+    r"|URL that begins|is empty; it has|a path at the site|cannot be none|longer than zero"
+    r"|more than zero|found the number (3\.0|1e3)|not expanded|must be absolute"
+    r"|is no file on|set by bash|of type str or list"
+)
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG)
+def test_corners_that_are_wrong(
+    text: str | bytes, told: dict[str, str], schema: dict[str, Any]
+) -> None:
+    content = text if isinstance(text, bytes) else text.encode()
+    try:
+        document = read_document(content, "yaml")
+    except DocumentError:
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_backend_config(content, "yaml", Path("/no/such"), shown="c")
+    if all(BEYOND.search(mistake.message) for mistake in caught.value.mistakes):
+        return
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(plain(document), schema)
+
+
+def plain(value: Any) -> Any:
+    """The document as an editor has it: numbers are plain numbers."""
+    return json.loads(json.dumps(value))
 
 
 @pytest.mark.parametrize(

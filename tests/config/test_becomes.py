@@ -1,6 +1,7 @@
 """The table of what each key becomes, held against what is really made of it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 from snakemake_executor_plugin_mantik.config.becomes import COMBINED, RESOURCES, Becomes
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resources
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
+from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, preview
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
@@ -28,7 +29,9 @@ ROWS = [*RESOURCES.values(), *COMBINED]
 ALWAYS = {
     "--job-name=render", "--partition=q", "--ntasks-per-node=1", "--no-requeue",
     "--output=stdout", "--error=stderr", "-N render", "-q q", "-r n", "-o stdout", "-e stderr",
-    "-j oe",
+    "-j oe", "-S /bin/bash",
+    f"--job-name=render-{TRY}", '--output="/WORKSPACE/.mantik/jobs/%j.out"', f"-N render-{TRY}",
+    '-o "/WORKSPACE/.mantik/jobs/"',
 }  # fmt: skip
 
 
@@ -82,6 +85,7 @@ def test_pbs(row: Becomes, api: Mapping[str, Any]) -> None:
         Asked(constraint="a b"),
         Asked(constraint="a|b"),
         Asked(queue="a b"),
+        Asked(account="a\n#PBS -q other"),
         Asked(nodes=2, tasks=3),
         Asked(nodes=2, total_cpus=3),
     ],
@@ -95,17 +99,58 @@ def test_tasks_and_memory_of_each_cpu_for_pbs() -> None:
     asked = Asked(nodes=2, tasks=8, cpus_per_task=3, memory_mib_per_cpu=100, constraint="a=b&c")
     select = "-l select=2:ncpus=12:mpiprocs=4:mem=1200mb:a=b:c=True"
     assert select in pbs_directives(asked, "x")
-    assert "-l select=1:ncpus=4:mpiprocs=4" in pbs_directives(Asked(tasks=4), "x")
-    assert pbs_directives(Asked(), "ü", account="a") == ("-N mantik", "-P a", "-r n")
+    assert pbs_directives(Asked(), "ü", account="a") == (
+        "-S /bin/bash", "-N mantik", "-P a", "-r n",
+    )  # fmt: skip
+    assert "-N xxxxxxxxxxxxxxx" in pbs_directives(Asked(), "x" * 20)
+    assert f"-N {'x' * 20}" in pbs_directives(Asked(), "x" * 20, longest_name=20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "select"),
+    [
+        (Asked(), None),
+        (Asked(nodes=3), "select=3"),
+        (Asked(cpus_per_task=8), "select=1:ncpus=8:mpiprocs=1"),
+        (Asked(nodes=2, total_cpus=8), "select=2:ncpus=4:mpiprocs=1"),
+        (Asked(tasks=4), "select=1:ncpus=4:mpiprocs=4"),
+        (Asked(cpus_per_task=4, memory_mib_per_cpu=100), "select=1:ncpus=4:mpiprocs=1:mem=400mb"),
+    ],
+)
+def test_chunks_of_pbs(asked: Asked, select: str | None) -> None:
+    found = [line for line in pbs_directives(asked, "x") if line.startswith("-l select")]
+    assert found == ([f"-l {select}"] if select else [])
+
+
+def test_reservations_of_pbs_are_queues() -> None:
+    assert "-q R12" in pbs_directives(Asked(queue="workq", reservation="R12"), "x")
+
+
+def names(options: Iterable[str]) -> set[str]:
+    """The names of options and of a chunk's resources: `--mem`, `-q`, `select`, `ncpus`."""
+    found: set[str] = set()
+    for option in options:
+        found |= set(re.findall(r"^--[a-z-]+|^-[a-z](?= |$)", option))
+        found |= {name for name in re.findall(r"(?:^-l |:)([a-z0-9]+)=", option) if name}
+    return found - {"", "-l"}
 
 
 @pytest.mark.parametrize("key", RESOURCES)
 def test_the_docs_say_the_same(key: str) -> None:
+    """No option more and none less in the table of the docs than in that of the code."""
     line = next(line for line in DOCS.splitlines() if line.startswith(f"| `{key}` |"))
     _, _, _, _, unicore, slurm, pbs, _ = line.split("|")
     row = RESOURCES[key]
-    assert all(f"`{name}`" in unicore for name in row.unicore if name != "Nodes" or key == "Nodes")
-    for option in row.slurm:
-        assert option.partition("=")[0] in slurm, option
-    assert all(option.split("=")[0].split(" ")[0] in pbs for option in row.pbs)
-    assert row.pbs or "refused" in pbs
+    quoted = [re.findall(r"`([^`]+)`", cell) for cell in (unicore, slurm, pbs)]
+    assert {name for name in quoted[0] if name[0].isupper()} == set(row.unicore)
+    assert names(quoted[1]) == names(row.slurm)
+    told = names(f"-l {text[1:]}" if text.startswith(":") else text for text in quoted[2])
+    if key == "NodeConstraints":
+        told -= {"name"}  # of `name=value`
+    wanted = names(row.pbs) | ({"select"} if "select" in told else set())
+    assert told == wanted if row.pbs else "refused" in pbs
+
+
+def test_the_docs_have_no_other_rows() -> None:
+    table = DOCS.partition("| key | value | default | UNICORE")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(RESOURCES)

@@ -38,7 +38,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     project.write("script.py")
     project.write("notebook.py.ipynb", NOTEBOOK)
     project.write("good.txt")
-    outputs = ["ran", "scripted", "noted", "shadowed", "measured", "grouped", "piped", "absolute"]
+    outputs = ["ran", "scripted", "noted", "shadowed", "grouped", "piped", "absolute"]
     project.write(
         "Snakefile",
         f"""
@@ -60,11 +60,6 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         rule shadowed:
             output: "shadowed"
             shadow: "minimal"
-            shell: "touch {{output}}"
-
-        rule measured:
-            output: "measured"
-            benchmark: "benchmark.txt"
             shell: "touch {{output}}"
 
         rule grouped:
@@ -101,7 +96,6 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         "rule scripted has a script: directive",
         "rule noted has a notebook: directive",
         "rule shadowed has a shadow: directive",
-        "rule measured has a benchmark: file",
         "rule grouped belongs to a group or pipe",
         "rule writer writes to a pipe()",
         "rule piped belongs to a group or pipe",

@@ -140,12 +140,15 @@ def test_apptainer_gets_its_words(trial: Trial) -> None:
         "$DATA",
         "$STAR",
         "*",
-        HOSTILE,
+        shlex.quote(HOSTILE),
         "$(touch bad)",
         "a b",
-        "'q'",
+        "'q r'",
+        """--env="A='$DATA'"'$DATA'\\$DATA""",
+        r'"\$DATA\"`touch bad`$(touch bad)\x"',
         "$1$$",
-        "",
+        "it's",
+        "''",
     )
     spec = trial.spec(
         "pwd; exit 3",
@@ -157,7 +160,9 @@ def test_apptainer_gets_its_words(trial: Trial) -> None:
     ended = trial.run(spec)
     data = "/p/da ta * $(x)"
     words = ["run", "--nv", "-B", f"{data}:/data", f"{data}x", data, "*", "*"]
-    words += [*HOSTILE.split("\n"), "$(touch bad)", "a b", "'q'", "$1$$", ""]
+    words += [*HOSTILE.split("\n"), "$(touch bad)", "a b", "q r"]
+    words += [f"--env=A='{data}'$DATA$DATA", r'$DATA"`touch bad`$(touch bad)\x']
+    words += ["$1$$", "it's", ""]
     words += ["env/it's.sif", "bash", "-c", "pwd; exit 3"]
     lines = [f"word: {word}" for word in words]
     assert ended.log.split("cwd: ")[0].splitlines() == lines

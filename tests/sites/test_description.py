@@ -151,8 +151,9 @@ def test_a_raw_job_for_pbs_brings_its_own_directives() -> None:
     asked = Resources(queue="q", nodes=2, cpus_per_task=8, runtime_s=90000, account="a")
     description = job_description(Submission(TRY, "train: x", "", asked), "pbs", None)
     assert description["Job type"] == "RAW"
-    assert description["Imports"][1]["Data"].splitlines()[:10] == [
+    assert description["Imports"][1]["Data"].splitlines()[:11] == [
         "#!/bin/bash",
+        "#PBS -S /bin/bash",
         "#PBS -N train_x",
         "#PBS -q q",
         "#PBS -P a",

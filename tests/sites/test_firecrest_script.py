@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     batch_script,
     has_tag,
     job_name,
-    pbs_directives,
+    request_body,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import transfer_script
 
@@ -76,49 +76,22 @@ def test_pbs() -> None:
         f"#PBS -N train_fold_1_model_gr_er-{TAG}\n"
         "#PBS -q workq\n"
         "#PBS -P g34\n"
-        "#PBS -r n\n"
-        "#PBS -l walltime=25:01:01\n"
         "#PBS -l select=2:ncpus=16:mpiprocs=4:ngpus=1:mem=2048mb\n"
+        "#PBS -l place=scatter\n"
+        "#PBS -l walltime=25:01:01\n"
+        "#PBS -r n\n"
         '#PBS -o "/work/me/ws/.mantik/jobs/"\n'
         "#PBS -j oe\n"
         "# Job\necho hi\n"
     )
 
 
-@pytest.mark.parametrize(
-    ("resources", "select"),
-    [
-        (Resources(), None),
-        (Resources(nodes=3), "select=3"),
-        (Resources(cpus_per_task=8), "select=1:ncpus=8"),
-        (Resources(nodes=2, total_cpus=8), "select=2:ncpus=4"),
-        (Resources(tasks=4), "select=1:mpiprocs=4"),
-        (Resources(cpus_per_task=4, memory_mib_per_cpu=100), "select=1:ncpus=4:mem=400mb"),
-    ],
-)
-def test_chunks_of_pbs(resources: Resources, select: str | None) -> None:
-    found = [line for line in pbs_directives(resources, "x") if line.startswith("-l select")]
-    assert found == ([f"-l {select}"] if select else [])
-
-
-def test_reservations_of_pbs_are_queues() -> None:
-    assert "-q R12" in pbs_directives(Resources(queue="workq", reservation="R12"), "x")
-
-
-@pytest.mark.parametrize(
-    "resources",
-    [
-        Resources(qos="high"),
-        Resources(constraint="gpu"),
-        Resources(nodes=3, tasks=4),
-        Resources(nodes=3, total_cpus=4),
-        Resources(queue="a b"),
-        Resources(account="a\n#PBS -q other"),
-    ],
-)
-def test_what_pbs_cannot_be_asked_for(resources: Resources) -> None:
+def test_the_request_has_the_script_and_where_it_runs() -> None:
+    body = request_body(JOB, "slurm", "/scratch/me/ws")
+    script = batch_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs")
+    assert body == {"job": {"working_directory": "/scratch/me/ws", "script": script}}
     with pytest.raises(UserError):
-        pbs_directives(resources, "x")
+        request_body(replace(JOB, resources=Resources(qos="high")), "pbs", "/w")
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])

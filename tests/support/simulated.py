@@ -40,6 +40,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
     JobState,
     Phase,
     Reason,
+    SiteDetails,
     SiteFacts,
     Submission,
 )
@@ -437,6 +438,9 @@ class SimulatedSite:
     async def open(self) -> SiteFacts:
         """See `Site`; so have all that follow."""
         return await self._call("open", "", lambda: SiteFacts("/ws", "Simulated 1"))
+
+    async def describe(self) -> SiteDetails:
+        return SiteDetails()
 
     async def close(self) -> None:
         pass

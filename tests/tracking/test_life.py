@@ -1,10 +1,10 @@
 """Whole workflows: every run of an entry point is an MLflow run, and says what the job logged."""
 
-import json
 import os
 import sys
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked
 from tests.tracking.rules import HEAD, rule, workflow
@@ -56,10 +56,28 @@ def test_what_a_job_logs(tracked: Tracked) -> None:
     assert not [p for p in (project.workspace / ".snakemake").rglob("*") if p.is_file()]
     left = project.directory / ".snakemake/mantik/tracking"
     assert not [path for path in left.iterdir() if len(path.name) == 36]
-    assert PASSWORD not in json.dumps(
-        [path.read_text(errors="replace") for path in project.workspace.rglob("*")
-         if path.is_file()]
-    )  # fmt: skip
+
+
+def test_no_credential_is_at_the_site(tracked: Tracked, sandbox: Sandbox) -> None:
+    project = tracked.project
+    secret = "hunter2-hunter2"
+    project.config.write_text(
+        f"{project.place.config}\nEnvironment:\n  Variables: {{WANDB_API_KEY: {secret}}}\n"
+    )
+    project.write("Snakefile", workflow(train="printenv && cp -r .snakemake seen"))
+
+    project.run().ok()
+
+    held = [path for path in sandbox.directory.rglob("*") if path.is_file()]
+    assert not [path for path in held if PASSWORD.encode() in path.read_bytes()]
+    assert [path for path in held if path.name == "meta.yaml" and "seen" in path.parts]
+    run = tracked.run()
+    for name in ("mantik/script.sh", "mantik/backend-config.yaml"):
+        told = Path(tracked.client.download_artifacts(run.info.run_id, name)).read_text()
+        assert "WANDB_API_KEY" in told
+        assert secret not in told
+    kept = project.directory / ".snakemake" / "mantik" / "tracking"
+    assert not [p for p in kept.rglob("*") if p.is_file() and PASSWORD.encode() in p.read_bytes()]
 
 
 SCRIPT = "$(grep PPid /proc/$PPID/status | cut -f2)"

@@ -1,7 +1,8 @@
 """Opening a site: what the server tells of its system, who we are, where the workspace lies."""
 
 import posixpath
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,6 +17,9 @@ OURS: Final = "mantik"
 """Directory in a file system that holds the workspaces that we make."""
 MAX_OPS_BYTES: Final = 5 << 20
 """Largest file that goes directly, where a server does not say (its own default)."""
+
+LISTS_BY_TIME: Final = (2, 6)
+"""First version whose lists of jobs can be limited to a span of time (its CHANGELOG)."""
 
 _PREFERRED: Final = ("scratch", "project", "users", "store")
 _ZONE_STEP_S: Final = 900
@@ -48,6 +52,7 @@ class System:
         direct_bytes: largest file that goes up directly.
         transfer: how larger ones go (`s3`, `streamer`, `wormhole`), empty for not at all.
         directives: lines that its transfer jobs begin with; may hold `{account}`.
+        unhealthy: the services that the server has found out of order, a line each.
     """
 
     name: str
@@ -57,6 +62,7 @@ class System:
     direct_bytes: int = MAX_OPS_BYTES
     transfer: str = ""
     directives: tuple[str, ...] = ()
+    unhealthy: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,12 @@ class User:
     Attributes:
         name: login name.
         account: the scheduler's default account, empty where the server does not tell.
+        accounts: all that the user may use, as far as the server tells.
     """
 
     name: str
     account: str = ""
+    accounts: tuple[str, ...] = ()
 
 
 async def read_system(connection: Connection, name: str) -> System:
@@ -143,6 +151,7 @@ def parse_system(description: Mapping[str, Any], version: str, site: str) -> Sys
         direct_bytes=largest if isinstance(largest, int) and largest > 0 else MAX_OPS_BYTES,
         transfer=str(_pick(transfer, "serviceType", "service_type") or ""),
         directives=tuple(map(str, directives)) if isinstance(directives, list) else (),
+        unhealthy=tuple(_unhealthy(_pick(description, "servicesHealth", "services_health"))),
     )
 
 
@@ -156,12 +165,24 @@ async def read_user(connection: Connection, system: str) -> User:
     if not isinstance(name, str) or not name or "/" in name:
         raise nonsense("userinfo", connection.site)
     accounts = answer.get("accounts")
-    defaults = [
-        str(account.get("name"))
+    known = [
+        account
         for account in (accounts if isinstance(accounts, list) else [])
-        if isinstance(account, Mapping) and account.get("default")
+        if isinstance(account, Mapping) and account.get("name")
     ]
-    return User(name, defaults[0] if defaults else "")
+    default = next((str(account["name"]) for account in known if account.get("default")), "")
+    names = dict.fromkeys(str(account["name"]) for account in known)
+    return User(name, default, tuple(names))
+
+
+def known_defects(system: System) -> Iterator[str]:
+    """What is not in order at a system, or wrong with its server's version, as far as it tells."""
+    yield from system.unhealthy
+    version = re.search(r"(\d{1,4})\.(\d{1,4})\.\d", system.server)
+    if version and tuple(map(int, version.groups())) < LISTS_BY_TIME:
+        yield "lists all jobs of a week at each look (before 2.6): slow for users with many jobs"
+    if system.transfer == "streamer":
+        yield "moves large files with its streamer, which has been seen to append bytes to them"
 
 
 async def read_queues(connection: Connection, system: str) -> dict[str, QueueLimits]:
@@ -254,6 +275,15 @@ def _no_storage(what: str, site: str, file_systems: Sequence[FileSystem]) -> Sit
         where=f"site {site}",
         do="Set Storage or Workspace in the backend config to one of these",
     )
+
+
+def _unhealthy(services: object) -> Iterator[str]:
+    for service in services if isinstance(services, list) else []:
+        if isinstance(service, Mapping) and service.get("healthy") is False:
+            kind = _pick(service, "serviceType", "service_type") or "a service"
+            path = f" {service['path']}" if service.get("path") else ""
+            reason = " ".join(str(service.get("message") or "no reason told").split())
+            yield f"finds its {kind}{path} out of order: {reason}"
 
 
 def _pick(found: Mapping[str, Any], *names: str) -> Any:

@@ -1,12 +1,13 @@
 """Submissions as batch scripts with the scheduler's own directives: pure functions."""
 
 import re
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected, UserError
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import JOB_NAME_LENGTH, slurm_directives
-from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
+from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS
 
 Scheduler = Literal["slurm", "pbs"]
 
@@ -14,6 +15,25 @@ SCRIPT_BYTES: Final = 4_000_000
 """Largest script that is sent; Slurm's limit is 4 MiB by default (`max_script_size`)."""
 
 _TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
+
+
+def request_body(submission: Submission, scheduler: Scheduler, workspace: str) -> dict[str, Any]:
+    """The body of `POST /compute/{system}/jobs` that submits a job, as pyfirecrest writes it.
+
+    All that is asked for stands in the script: other fields of the request would win over it.
+
+    Args:
+        submission: the job.
+        scheduler: what the system has.
+        workspace: absolute path of the workspace at the site.
+
+    Raises:
+        UserError: for resources that the scheduler cannot be asked for.
+        SiteRejected: for what firecREST cannot do.
+    """
+    output = f"{workspace.rstrip('/')}/{JOBS}"
+    script = batch_script(submission, scheduler, output)
+    return {"job": {"working_directory": workspace, "script": script}}
 
 
 def batch_script(submission: Submission, scheduler: Scheduler, output: str) -> str:
@@ -42,7 +62,8 @@ def batch_script(submission: Submission, scheduler: Scheduler, output: str) -> s
         ]
     else:
         prefix = "#PBS "
-        lines = [*pbs_directives(submission.resources, name), f'-o "{output}/"', "-j oe"]
+        asked = pbs_directives(submission.resources, name, longest_name=JOB_NAME_LENGTH)
+        lines = [*asked, f'-o "{output}/"', "-j oe"]
     first, _, rest = submission.script.partition("\n")
     if not first.startswith("#!"):
         first, rest = "#!/bin/bash", submission.script
@@ -70,74 +91,3 @@ def job_name(name: str, tag: str) -> str:
 def has_tag(name: str, tag: str) -> bool:
     """Whether `job_name` made `name` with `tag`."""
     return name.endswith(f"-{tag}")
-
-
-def pbs_directives(resources: Resources, name: str) -> tuple[str, ...]:
-    """The options of qsub for a job, in the form `-o value`, without `#PBS `.
-
-    The nodes are chunks of `select`; without tasks each has one that gets all the CPUs.
-
-    Raises:
-        UserError: for what PBS cannot be asked for in this form.
-    """
-    for field in ("qos", "constraint"):
-        if getattr(resources, field):
-            raise UserError(f"PBS knows no {field}", do="Ask for a queue instead")
-    # A reservation of PBS is a queue of its own.
-    queue = resources.reservation or resources.queue
-    options = [
-        ("-S", "/bin/bash"),
-        ("-N", name),
-        ("-q", queue),
-        ("-P", resources.account),
-        ("-r", "n"),
-        ("-l", _walltime(resources.runtime_s)),
-        ("-l", _select(resources)),
-    ]
-    return tuple(f"{option} {_word(value)}" for option, value in options if value)
-
-
-def _walltime(seconds: int | None) -> str | None:
-    if seconds is None:
-        return None
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    return f"walltime={hours:02}:{minute:02}:{second:02}"
-
-
-def _select(resources: Resources) -> str | None:
-    nodes = resources.nodes or 1
-    tasks, rest = divmod(resources.tasks or nodes, nodes)
-    if rest:
-        raise UserError(
-            f"{resources.tasks} tasks cannot be divided among {nodes} nodes",
-            do="Make tasks a multiple of nodes",
-        )
-    cpus = resources.cpus_per_task and resources.cpus_per_task * tasks
-    if cpus is None and resources.total_cpus is not None:
-        cpus, rest = divmod(resources.total_cpus, nodes)
-        if rest:
-            raise UserError(
-                f"{resources.total_cpus} CPUs cannot be divided among {nodes} nodes",
-                do="Ask for the CPUs of each node instead",
-            )
-    memory = resources.memory_mib_per_node
-    if memory is None and resources.memory_mib_per_cpu is not None:
-        memory = resources.memory_mib_per_cpu * (cpus or tasks)
-    wanted = {
-        "ncpus": cpus,
-        "mpiprocs": tasks if resources.tasks else None,
-        "ngpus": resources.gpus_per_node,
-        "mem": memory and f"{memory}mb",
-    }
-    asked = "".join(f":{key}={value}" for key, value in wanted.items() if value)
-    return f"select={nodes}{asked}" if asked or resources.nodes else None
-
-
-def _word(value: str) -> str:
-    if not value.isprintable() or set(value) & set(" '\"\\#,"):
-        raise UserError(
-            f"{value!r} cannot be sent to PBS",
-            do="Use no blanks, commas, quotes, backslashes, # or control characters",
-        )
-    return value

@@ -8,20 +8,28 @@ from pathlib import Path
 from typing import Protocol
 
 from snakemake_executor_plugin_mantik.errors import SiteRejected
-from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, SiteFacts, Submission
+from snakemake_executor_plugin_mantik.sites.base import (
+    Entry,
+    JobState,
+    SiteDetails,
+    SiteFacts,
+    Submission,
+)
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
 from snakemake_executor_plugin_mantik.sites.firecrest.files import Files
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import OUTPUT_BYTES, Jobs
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     System,
+    User,
     find_workspace,
+    known_defects,
     read_queues,
     read_system,
     read_user,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, carries
-from snakemake_executor_plugin_mantik.sites.firecrest.script import batch_script
+from snakemake_executor_plugin_mantik.sites.firecrest.script import request_body
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
 
 
@@ -47,6 +55,7 @@ class Settings(Protocol):
 @dataclass(frozen=True)
 class _Opened:
     system: System
+    user: User
     paths: WorkspacePaths
     files: Files
 
@@ -146,8 +155,18 @@ class FirecrestSite:
         transfers = Transfers(self._connection, system, paths, self._jobs, account)
         files = Files(self._connection, system, paths, transfers)
         await files.make_workspace()
-        self._opened = _Opened(system, paths, files)
+        self._opened = _Opened(system, user, paths, files)
         return SiteFacts(workspace, system.server, user.name, queues)
+
+    async def describe(self) -> SiteDetails:
+        """See `Site.describe`; firecREST tells nothing of free space."""
+        opened = self._open
+        return SiteDetails(
+            accounts=dict.fromkeys(opened.user.accounts, ""),
+            default_account=opened.user.account,
+            scheduler=opened.system.scheduler,
+            notes=tuple(known_defects(opened.system)),
+        )
 
     async def close(self) -> None:
         """See `Site.close`."""
@@ -156,9 +175,8 @@ class FirecrestSite:
     async def submit(self, submission: Submission) -> str:
         """See `Site.submit`."""
         opened = self._open
-        output = opened.paths.absolute(JOBS)
-        script = batch_script(submission, opened.system.scheduler, output)
-        return await self._jobs.submit(script, opened.paths.root)
+        job = request_body(submission, opened.system.scheduler, opened.paths.root)["job"]
+        return await self._jobs.submit(job["script"], job["working_directory"])
 
     async def find(self, tag: str) -> list[str]:
         """See `Site.find`."""

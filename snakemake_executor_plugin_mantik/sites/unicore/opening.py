@@ -23,6 +23,7 @@ MOST_STORAGES: Final = 200
 _PREFERRED: Final = ("scratch", "work", "project", "home")
 _TIME: Final = "%Y-%m-%dT%H:%M:%S%z"
 _MIB: Final = 1 << 20
+_IN_ORDER: Final = ("OK", "N/A", "UNKNOWN")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,47 @@ def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
     )
 
 
+async def read_space(connection: Connection, storage: str) -> int | None:
+    """Bytes that the user may write to a storage, where the server knows them."""
+    answer = await _storage(connection, storage, "usableSpace,freeSpace")
+    found = (answer.get(key) for key in ("usableSpace", "freeSpace"))
+    return next((n for n in found if isinstance(n, int) and n > 0), None)
+
+
+async def read_budgets(connection: Connection) -> dict[str, str]:
+    """The projects that the user may compute for, with what is left; empty where not told.
+
+    The server asks the site's own script for them (`tsi_get_compute_budget`), so it takes a while.
+    """
+    urls = _urls(await connection.get("factories", "/factories"), "factories")
+    found: dict[str, str] = {}
+    for url in urls:
+        fields = {"fields": "remainingComputeTime"}
+        answer = await connection.get("factories", f"/factories/{_last(url)}", fields)
+        budgets = answer.get("remainingComputeTime")
+        for project, left in (budgets if isinstance(budgets, dict) else {}).items():
+            if isinstance(left, dict) and project:
+                found[str(project)] = (
+                    f"{left.get('remaining', '?')} {left.get('units', '')}".strip()
+                )
+    return found
+
+
+async def read_condition(connection: Connection) -> list[str]:
+    """What the server says is not in order: submission switched off, login nodes out of reach."""
+    server = (await connection.get("base", "")).get("server")
+    told = server if isinstance(server, dict) else {}
+    notes: list[str] = []
+    submission = told.get("jobSubmission")
+    if isinstance(submission, dict) and submission.get("enabled") is False:
+        notes.append(f"takes no jobs just now: {submission.get('message') or 'no reason told'}")
+    links = told.get("externalConnections")
+    for name, state in (links if isinstance(links, dict) else {}).items():
+        if str(name).startswith("TSI") and not str(state).startswith(_IN_ORDER):
+            notes.append(f"has no connection to the system: {name} {state}")
+    return notes
+
+
 async def find_workspace(
     connection: Connection, site: str, *, name: str, workspace: str | None, storage: str | None
 ) -> tuple[str, str, str]:
@@ -156,9 +198,11 @@ async def _mounts(connection: Connection) -> dict[str, str]:
     }
 
 
-async def _storage(connection: Connection, name: str) -> dict[str, Any]:
-    fields = {"fields": "mountPoint,resourceStatus"}
-    return await connection.get("storages", f"/storages/{quote(name, safe='')}", fields)
+async def _storage(
+    connection: Connection, name: str, fields: str = "mountPoint,resourceStatus"
+) -> dict[str, Any]:
+    path = f"/storages/{quote(name, safe='')}"
+    return await connection.get("storages", path, {"fields": fields})
 
 
 def _mount(connection: Connection, answer: Mapping[str, Any]) -> str:

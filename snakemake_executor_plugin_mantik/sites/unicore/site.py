@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from snakemake_executor_plugin_mantik.errors import SiteRejected
-from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, SiteFacts, Submission
+from snakemake_executor_plugin_mantik.sites.base import (
+    Entry,
+    JobState,
+    SiteDetails,
+    SiteFacts,
+    Submission,
+)
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
@@ -21,7 +27,10 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     Queues,
     find_workspace,
     read_base,
+    read_budgets,
+    read_condition,
     read_queues,
+    read_space,
 )
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, carries
 
@@ -98,6 +107,7 @@ class UnicoreSite:
         self._opened_files: Files | None = None
         self._queues = Queues()
         self._server = ""
+        self._storage: str | None = None
 
     @property
     def requests(self) -> Counter[str]:
@@ -125,10 +135,22 @@ class UnicoreSite:
                 storage=self._settings.storage,
             ),
         )
+        self._storage = storage
         paths = StoragePaths(self.name, storage, root)
         self._opened_files = Files(self._connection, paths, self.name)
         await self._opened_files.make_workspace()
         return SiteFacts(workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT)
+
+    async def describe(self) -> SiteDetails:
+        """See `Site.describe`."""
+        if self._storage is None:
+            raise RuntimeError(f"site {self.name} was not opened")
+        free, budgets, notes = await asyncio.gather(
+            read_space(self._connection, self._storage),
+            read_budgets(self._connection),
+            read_condition(self._connection),
+        )
+        return SiteDetails(free_bytes=free, accounts=budgets, notes=tuple(notes))
 
     async def close(self) -> None:
         """See `Site.close`."""

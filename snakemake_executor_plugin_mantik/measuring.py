@@ -1,0 +1,65 @@
+"""Files of `benchmark:`: the site measures, Snakemake's own code writes what is made of it."""
+
+from pathlib import Path
+from typing import Any
+
+from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
+
+from snakemake_executor_plugin_mantik.errors import MantikError
+
+MEASURED = ".snakemake/mantik/benchmarks"
+"""Where a job's measurements lie, here and at the site, until Snakemake has taken its outputs."""
+
+_MIB = 1024 * 1024
+
+
+def measured_path(identity: str) -> str:
+    """Where the measurements of the job `identity` lie, relative to the working directory."""
+    return f"{MEASURED}/{identity[:32]}"
+
+
+def write(job: Any, measured: Path, *, extended: bool) -> None:
+    """Write the benchmark file of a Snakemake job from what was measured at the site.
+
+    Args:
+        job: the Snakemake job.
+        measured: a line for each run of the command (`jobs/benchmark.sh.j2`).
+        extended: whether the user asked for the extended columns.
+
+    Raises:
+        MantikError: the measurements are not there or not whole, or the file cannot be written.
+    """
+    try:
+        lines = measured.read_text().splitlines()
+        records = [_record(line) for line in lines]
+        for record in records:
+            record.jobid, record.rule_name, record.wildcards = (
+                job.jobid,
+                job.rule.name,
+                job.wildcards,
+            )
+            record.params, record.resources = job.params, job.resources
+            record.input, record.threads = job.input, job.threads
+        write_benchmark_records(records, str(job.benchmark), extended)
+    except (OSError, ValueError) as error:
+        raise MantikError(
+            f"the benchmark file cannot be written ({error})",
+            where=f"rule {job.rule.name}, {job.benchmark}",
+            do="See to it that there is room, and start again: the job itself succeeded",
+        ) from error
+
+
+def _record(line: str) -> BenchmarkRecord:
+    begin, end, *sample = line.split()
+    record = BenchmarkRecord(running_time=float(end) - float(begin))
+    if not sample:
+        record.process_gone = True  # it ended before the first look at it
+        return record
+    *sizes, ticks, ticks_per_second = map(int, sample)
+    rss, vms, uss, pss, read, written = (size / _MIB for size in sizes)
+    record.max_rss, record.max_vms, record.max_uss, record.max_pss = rss, vms, uss, pss
+    record.io_in, record.io_out = read, written
+    record.cpu_time = ticks / ticks_per_second
+    record.cpu_usage = 100 * record.cpu_time
+    record.data_collected = True
+    return record

@@ -1,0 +1,232 @@
+"""`smk-mantik check --connect`: the sandbox's two kinds of sites, and a real UNICORE/X."""
+
+import json
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from snakemake_executor_plugin_mantik.cli import _app, connect
+from snakemake_executor_plugin_mantik.cli.connect import Finding
+from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, known_site
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import System, known_defects
+from snakemake_executor_plugin_mantik.sites.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.opening import (
+    read_budgets,
+    read_condition,
+    read_space,
+)
+from tests.support.sandbox import wait_for
+from tests.support.unicorex import PASSWORD, USER, UnicoreX
+
+
+def asked(config: Path, environment: dict[str, str]) -> Result:
+    clean = {name: value for name, value in os.environ.items() if "MANTIK" not in name}
+    words = ["check", "--connect", str(config), "--project", str(config.parent), "--json"]
+    return CliRunner().invoke(
+        _app(), words, env={**dict.fromkeys(os.environ, ""), **clean, **environment}
+    )
+
+
+def findings(done: Result) -> list[Finding]:
+    return [Finding(**each) for each in json.loads(done.stdout)["files"][0]["findings"]]
+
+
+def about(topic: str, found: list[Finding]) -> Finding:
+    return next(finding for finding in found if finding.topic == topic)
+
+
+def of_sandbox(box: Sandbox, name: str, folder: Path, *, more: str = "", **changed: str) -> Result:
+    config = folder / f"{name}.yaml"
+    config.write_text(box.config_path(name).read_text() + more)
+    return asked(config, {**box.environment(), **changed})
+
+
+def test_firecrest_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
+    done = of_sandbox(sandbox, "hpc2", tmp_path)
+    assert done.exit_code == 0, done.output
+    found = findings(done)
+    assert {finding.verdict for finding in found} == {"ok", "note"}
+    used = "ClientCredentials (MANTIK_HPC2_CLIENT_ID, MANTIK_HPC2_CLIENT_SECRET) found"
+    assert about("credentials", found).text == used
+    assert about("server", found).text.startswith("firecREST 2")
+    assert about("user", found).text == "jobs run as mantik"
+    assert "batch" in about("queues", found).text
+    assert "nodes" in about("queue", found).text
+    assert about("account", found) == Finding("account", "ok", "sandbox pays")
+    assert "can be written to" in about("workspace", found).text
+    assert "not told" in about("free space", found).text
+    assert "not told" in about("purge", found).text
+    assert about("clock", found).verdict == "ok"
+    left = [path for path in (sandbox.directory / "hpc2").rglob("check-*") if path.is_file()]
+    assert left == []
+
+
+def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_path: Path) -> None:
+    done = of_sandbox(sandbox, "hpc2", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="nobody")
+    assert done.exit_code == 2
+    found = about("account", findings(done))
+    assert found.verdict == "wrong"
+    assert "nobody is none of those that the site tells: sandbox" in found.text
+    done = of_sandbox(sandbox, "hpc2", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="")
+    assert "so sandbox, the site's default, pays" in about("account", findings(done)).text
+    done = of_sandbox(sandbox, "hpc1", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="x")
+    assert "the site tells no accounts" in about("account", findings(done)).text
+
+
+@pytest.mark.parametrize(
+    ("site", "variable"), [("hpc1", "MANTIK_HPC1_PASSWORD"), ("hpc2", "MANTIK_HPC2_CLIENT_SECRET")]
+)
+def test_a_wrong_credential_names_its_variables(
+    sandbox: Sandbox, tmp_path: Path, site: str, variable: str
+) -> None:
+    done = of_sandbox(sandbox, site, tmp_path, **{variable: "hunter2"})
+    assert done.exit_code == 2
+    wrong = [finding for finding in findings(done) if finding.verdict == "wrong"]
+    assert [finding.topic for finding in wrong] == ["credentials"]
+    assert variable in wrong[0].text
+    assert "hunter2" not in done.output
+
+
+def test_another_scheduler_than_the_config_says_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
+    config = tmp_path / "hpc2.yaml"
+    text = sandbox.config_path("hpc2").read_text()
+    config.write_text(text.replace("Scheduler: slurm", "Scheduler: pbs"))
+    found = about("scheduler", findings(asked(config, sandbox.environment())))
+    assert found.verdict == "warning"
+    assert "set Site: Scheduler to slurm" in found.text
+
+
+def test_a_site_that_tells_no_more_is_good_enough(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_site: Site) -> SiteDetails:
+        raise SiteRejected("no")
+
+    monkeypatch.setattr(FirecrestSite, "describe", refuse)
+    done = of_sandbox(sandbox, "hpc2", tmp_path)
+    assert done.exit_code == 0
+    assert any("does not tell more" in finding.text for finding in findings(done))
+    assert about("workspace", findings(done)).verdict == "ok"
+
+
+def unicorex_config(server: UnicoreX, folder: Path, more: str = "") -> Path:
+    config = folder / "real.yaml"
+    config.write_text(
+        f"UnicoreApiUrl: {server.url}\nResources: {{Queue: batch, Nodes: 1{more}}}\n"
+        f"Site: {{CAFile: {server.ca_file}, Storage: SCRATCH}}\n"
+    )
+    return config
+
+
+def test_a_real_server_is_asked(unicorex: UnicoreX, tmp_path: Path) -> None:
+    variables = {"MANTIK_UNICORE_USERNAME": USER, "MANTIK_REAL_PASSWORD": PASSWORD}
+    config = unicorex_config(unicorex, tmp_path)
+
+    def told() -> Result | None:
+        done = asked(config, variables)
+        return done if "does not tell its queues" not in done.stdout else None
+
+    done = wait_for(told, 60)  # a server that has just started tells none for a while
+    assert done is not None
+    assert done.exit_code == 0, done.output
+    found = findings(done)
+    assert "(MANTIK_UNICORE_USERNAME, MANTIK_REAL_PASSWORD)" in about("credentials", found).text
+    assert about("server", found).text == "UNICORE/X 11.0.0"
+    assert any("sent RAW" in finding.text for finding in found)
+    assert about("user", found).text == "jobs run as root"
+    assert about("queues", found).verdict == "ok"
+    assert "GiB" in about("free space", found).text
+    assert float(about("free space", found).text.split()[0]) > 0
+    assert about("clock", found).verdict == "ok"
+    assert about("workspace", found).verdict == "ok"
+    assert not [finding for finding in found if "connection to the system" in finding.text]
+    assert "runtime up to 100 h" in about("queue", found).text
+
+
+def test_a_real_server_refuses_a_wrong_password(unicorex: UnicoreX, tmp_path: Path) -> None:
+    variables = {"MANTIK_REAL_USERNAME": USER, "MANTIK_REAL_PASSWORD": "wrong"}
+    done = asked(unicorex_config(unicorex, tmp_path), variables)
+    assert done.exit_code == 2
+    wrong = [finding for finding in findings(done) if finding.verdict == "wrong"]
+    assert "MANTIK_REAL_USERNAME, MANTIK_REAL_PASSWORD" in wrong[0].text
+
+
+class Told:
+    """A connection whose server says this."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    async def get(self, kind: str, path: str, _params: object = None) -> Any:
+        return self.answers[path.strip("/").split("/")[-1] or kind]
+
+
+@pytest.mark.anyio
+async def test_what_unicore_tells_of_itself() -> None:
+    """Forms of its source: `IDBContentRendering.budgetToMap`, `Storages`, `Base`."""
+    budget = {"remaining": "1200", "units": "core-h", "rel": "40"}
+    server = {
+        "jobSubmission": {"enabled": False, "message": "maintenance"},
+        "externalConnections": {"TSI 1": "FAILED: refused", "Registry": "down", "TSI 2": "OK"},
+    }
+    told: Any = Told(
+        factories={"factories": ["https://x/rest/core/factories/one"]},
+        one={"remainingComputeTime": {"g34": budget, "bad": 3}},
+        base={"server": server},
+        SCRATCH={"usableSpace": -1, "freeSpace": 7},
+        HOME={"usableSpace": -1, "freeSpace": None},
+    )
+    connection: Connection = told
+    assert await read_budgets(connection) == {"g34": "1200 core-h"}
+    assert await read_condition(connection) == [
+        "takes no jobs just now: maintenance",
+        "has no connection to the system: TSI 1 FAILED: refused",
+    ]
+    assert await read_space(connection, "SCRATCH") == 7
+    assert await read_space(connection, "HOME") is None
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def test_what_is_known_of_firecrests_versions() -> None:
+    system = System("s", "slurm", "firecREST 2.x.x", ())
+    assert list(known_defects(system)) == []
+    assert list(known_defects(replace(system, server="firecREST 2.6.0"))) == []
+    assert "before 2.6" in next(known_defects(replace(system, server="firecREST 2.5.6")))
+    assert "streamer" in next(known_defects(replace(system, transfer="streamer")))
+    assert list(known_defects(replace(system, unhealthy=("a", "b")))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("site", KNOWN_SITES.values(), ids=lambda site: site.name)
+def test_images_are_held_against_the_processors_of_known_sites(site: Any, tmp_path: Path) -> None:
+    api: dict[str, Any] = {"UnicoreApiUrl": site.url or "https://x.org"}
+    if site.machine:
+        api = {"Firecrest": {"ApiUrl": f"{site.url}/", "TokenUrl": site.token_url}}
+        api["Firecrest"]["Machine"] = site.machine.upper()
+    config = BackendConfig.model_validate({**api, "Resources": {"Queue": "q"}})
+    assert known_site(config) == (site if site.url else None)
+    loaded: Any = type("Loaded", (), {"config": config})()
+    image = {"Environment": {"Apptainer": {"Path": "i.sif"}}}
+    loaded.config = BackendConfig.model_validate({**api, **image, "Resources": {"Queue": "q"}})
+    for code, name in ((b"02", "amd64"), (b"04", "arm64")):
+        head = struct.pack("32s10s3s3s", b"#!/usr/bin/env run\n", b"SIF_MAGIC", b"01", code)
+        (tmp_path / "i.sif").write_bytes(head)
+        (found,) = connect._image(loaded, tmp_path)
+        fits = "ok" if name == site.architecture else "wrong"
+        assert found.verdict == (fits if site.url else "note")
+        assert name in found.text
+    (purge,) = connect._purge("/p/scratch/me", loaded)
+    assert ("deleted" in purge.text) == bool(site.url)

@@ -1,0 +1,53 @@
+"""`benchmark:` files: the same columns as Snakemake's local ones, for what ran at the site."""
+
+import csv
+import json
+
+from tests.support.workflows import Project
+
+SNAKEFILE = r"""
+    rule all:
+        input: "once.txt", "thrice.txt"
+
+    rule once:
+        output: "once.txt"
+        benchmark: "bench/deep/once.tsv"
+        shell: "sleep 1.2; echo once > {output}"
+
+    rule thrice:
+        output: "thrice.txt"
+        benchmark: repeat("bench/thrice {bench}.jsonl", 3)
+        shell: "echo {bench_iteration} {rule} > {output}"
+
+    rule failing:
+        output: "failing.txt"
+        benchmark: "bench/failing.tsv"
+        shell: "exit 3"
+"""
+
+
+def test_benchmark_files(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE.replace("{bench}", "ü"))
+    twin = project.twin()
+    twin.run(local=True).ok()
+    project.run("--benchmark-extended").ok()
+
+    ours, theirs = (
+        list(csv.DictReader(p.read("bench/deep/once.tsv").splitlines(), delimiter="\t"))
+        for p in (project, twin)
+    )
+    assert set(theirs[0]) < set(ours[0])
+    assert ours[0]["rule_name"] == "once"
+    assert 1.2 <= float(ours[0]["s"]) < 60
+    assert ours[0]["max_rss"] != "NA"
+    records = [json.loads(line) for line in project.read("bench/thrice ü.jsonl").splitlines()]
+    assert [record["rule_name"] for record in records] == ["thrice"] * 3
+    assert project.read("thrice.txt") == twin.read("thrice.txt") == "2 thrice\n"
+    assert "Nothing to be done" in project.run().ok().output
+    assert list((project.directory / ".snakemake/mantik/benchmarks").iterdir()) == []
+
+
+def test_a_job_that_fails_has_none(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    project.run("failing.txt").failed()
+    assert not project.exists("bench/failing.tsv")

@@ -1,0 +1,71 @@
+"""A measured command: real processes, their memory and time."""
+
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Benchmark, Environment, OutputFile
+from tests.support.trial import Trial
+
+MIB = 1 << 20
+MEASURED = "measured dir/$(raw)"
+OUTPUTS = (OutputFile(MEASURED),)
+BUSY = (
+    'bash -c \'x=$(head -c 100000000 /dev/zero | tr "\\0" x); '
+    "until [ -s go ]; do :; done; sleep 1.5' & : > go.tmp; sleep 2; echo > go; wait; echo $x"
+)
+
+
+def lines(trial: Trial) -> list[list[str]]:
+    return [line.split() for line in (trial.workspace / MEASURED).read_text().splitlines()]
+
+
+def benchmark(*commands: str) -> Benchmark:
+    return Benchmark(MEASURED, commands)
+
+
+def test_memory_and_time_of_all_processes_are_seen(trial: Trial) -> None:
+    ended = trial.run(trial.spec(BUSY, benchmark=benchmark(BUSY), outputs=OUTPUTS))
+    assert ended.sure.exit_code == 0, ended.log
+    [[begin, end, rss, vms, uss, pss, read, written, ticks, per_second]] = lines(trial)
+    assert 3 < float(end) - float(begin) < 60
+    assert 90 * MIB < int(uss) <= int(pss) <= int(rss) <= int(vms)
+    assert int(uss) < 1000 * MIB
+    assert int(read) >= 0
+    assert int(written) >= 0
+    assert 0.3 < int(ticks) / int(per_second) < 60
+
+
+def test_each_run_has_its_line(trial: Trial) -> None:
+    commands = ("echo one >> ran", "echo two >> ran", "#" * 100_001 + "\necho three >> ran")
+    ended = trial.run(trial.spec(commands[0], benchmark=benchmark(*commands), outputs=OUTPUTS))
+    assert ended.sure.exit_code == 0, ended.log
+    assert (trial.workspace / "ran").read_text() == "one\ntwo\nthree\n"
+    assert len(lines(trial)) == 3
+
+
+def test_a_run_that_fails_is_the_last(trial: Trial) -> None:
+    commands = ("echo one >> ran", "exit 7", "echo three >> ran")
+    ended = trial.run(trial.spec(commands[0], benchmark=benchmark(*commands), outputs=OUTPUTS))
+    assert ended.sure.exit_code == 7
+    assert (trial.workspace / "ran").read_text() == "one\n"
+
+
+def test_in_an_image(trial: Trial) -> None:
+    # A stand-in for Apptainer: it runs the command where it is.
+    trial.program("apptainer", '#!/bin/bash\nshift 2\nexec "$@"\n')
+    trial.write("image.sif")
+    command = "sleep 1.2"
+    ended = trial.run(
+        trial.spec(
+            command,
+            benchmark=benchmark(command),
+            outputs=OUTPUTS,
+            environment=Environment(apptainer=Apptainer("image.sif")),
+        )
+    )
+    assert ended.sure.exit_code == 0, ended.log
+    assert len(lines(trial)[0]) == 10
+
+
+def test_nothing_of_the_measuring_is_left(trial: Trial) -> None:
+    # `run` waits for all that holds the script's output open: a sampler that lives on would hang.
+    command = "sleep 600 & echo $! > pid; kill -9 $$"
+    ended = trial.run(trial.spec(command, benchmark=benchmark(command), outputs=OUTPUTS))
+    assert ended.sure.exit_code == 137

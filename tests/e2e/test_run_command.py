@@ -1,0 +1,126 @@
+"""`smk-mantik run`: one entry point without a Snakefile, through the real command."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.workflows import WAIT_S, Project, Ran, tells
+
+MLPROJECT = """
+entry_points:
+  main:
+    parameters:
+      data: path
+      alpha: {type: float, default: 0.5}
+      out: {default: model.txt}
+    command: "cat {data} > {out} && echo {alpha} >> {out} && mkdir -p sub && echo s > 'sub/a b'"
+  fail:
+    command: "exit 7"
+  sees:
+    parameters: {words: string}
+    command: "test -f big.bin && printf '%s' {words} > seen"
+"""
+
+
+@pytest.fixture
+def churn(project: Project) -> Project:
+    project.write("it's churn/MLproject", MLPROJECT)
+    project.write("data set.csv", "1,2\n")
+    return project
+
+
+def run(project: Project, *arguments: str, site: bool = True) -> Ran:
+    words = [sys.executable, "-m", "snakemake_executor_plugin_mantik", "run", *arguments[:1]]
+    words += ["--site", f"hpc1={project.config}"] if site else []
+    done = subprocess.run(
+        [*words, *arguments[1:]], cwd=project.directory, env=project.environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    return Ran(done.returncode, done.stdout)
+
+
+def test_named_inputs_and_outputs(churn: Project) -> None:
+    words = (
+        "it's churn", "-P", "data={input.data}", "-P", "out={output}", "-P", "alpha=2",
+        "--input", "data=data set.csv", "--output", "models/m.txt",
+    )  # fmt: skip
+
+    run(churn, *words).ok()
+    assert churn.read("models/m.txt") == "1,2\n2\n"
+    assert not churn.exists("it's churn/sub")
+    (journal,) = churn.tries
+    assert journal.site == "hpc1"
+
+    tells(run(churn, *words).ok().output, "Nothing to be done")
+    run(churn, *words, "--", "--forceall").ok()
+    assert len(churn.tries) == 2
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_what_it_makes_comes_back(churn: Project, local: bool) -> None:
+    before = churn.read("it's churn/MLproject")
+    rest = ("--", "--executor", "local", "--cores", "1") if local else ()
+
+    run(churn, "it's churn", "-P", "data=data set.csv", *rest, site=not local).ok()
+
+    (folder,) = (churn.directory / "mlproject-runs").iterdir()
+    names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert names - {".snakemake_timestamp"} == {"model.txt", "sub/a b"}
+    assert (folder / "model.txt").read_text() == "1,2\n0.5\n"
+    assert churn.read("it's churn/MLproject") == before
+    assert churn.exists("it's churn/model.txt") == local
+
+
+def test_the_project_may_be_this_directory(churn: Project) -> None:
+    for path in (churn.directory / "it's churn").iterdir():
+        path.rename(churn.directory / path.name)
+
+    run(churn, ".", "-P", "data=data set.csv").ok()
+
+    (folder,) = (churn.directory / "mlproject-runs").iterdir()
+    assert (folder / "model.txt").read_text() == "1,2\n0.5\n"
+    assert not (folder / "mlproject-runs").exists()
+
+
+def test_the_whole_folder_goes_up_and_braces_are_braces(churn: Project) -> None:
+    (churn.directory / "it's churn/big.bin").write_bytes(bytes(3_000_000))
+
+    run(churn, "it's churn", "-e", "sees", "-P", "words={x} {{ $HOME {inputs}").ok()
+
+    (folder,) = (churn.directory / "mlproject-runs").iterdir()
+    assert (folder / "seen").read_text() == "{x} {{ $HOME {inputs}"
+    assert not (folder / "big.bin").exists()
+
+
+def test_a_failing_entry_point(churn: Project) -> None:
+    said = run(churn, "it's churn", "-e", "fail").failed()
+    tells(said, "run_fail", "exit code 7")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("gone",), "there is no such folder"),
+        (("it's churn", "-e", "mian"), "did you mean main?"),
+        (("it's churn",), "main.data: has no default"),
+        (("it's churn", "-P", "data=x", "-P", "alpha=b"), "main.alpha: has to be a number"),
+        (("it's churn", "-P", "data=x", "-P", "dat=x"), "main.dat: is no parameter of main"),
+        (("it's churn", "-P", "data"), "-P: has to be NAME=VALUE, found 'data'"),
+        (("it's churn", "-P", "data=x", "--input", "gone"), "--input: there is no file 'gone'"),
+        (("it's churn", "-P", "data=x", "--output", "{m}"), "braces in a file's name"),
+        (("it's churn", "-P", "data=x", "--output", "../x"), "--output: has to be a path below"),
+        (("..", "-e", "x.sh"), "no script"),
+        (("it's churn", "-P", "data=x", "--site", "gone.yaml"), "gone.yaml: there is no such file"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_sent(
+    churn: Project, words: tuple[str, ...], told: str
+) -> None:
+    said = run(churn, *words)
+
+    assert said.code == 2, said.output
+    tells(said.output, told)
+    assert "Traceback" not in said.output
+    assert not churn.exists(".snakemake")

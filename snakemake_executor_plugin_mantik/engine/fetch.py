@@ -1,7 +1,7 @@
 """Staging out: a try's marker, log and outputs come here, verified, and take their places last."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +46,26 @@ class Fetched:
 class Fetcher:
     """Fetches from one site into one workflow's directory."""
 
-    def __init__(self, site: Site, patience: Patience, workdir: Path, scratch: Path) -> None:
-        """Make a fetcher; `scratch` is a local directory for archives on their way."""
+    def __init__(
+        self,
+        site: Site,
+        patience: Patience,
+        workdir: Path,
+        scratch: Path,
+        *,
+        on_links: Callable[[Sequence[tuple[str, str]]], None],
+    ) -> None:
+        """Make a fetcher.
+
+        Args:
+            site: to fetch from.
+            patience: repeats what it does not answer.
+            workdir: the workflow's directory.
+            scratch: a local directory for archives on their way.
+            on_links: hears of the links that jobs made, (path, target), before they are here.
+        """
         self._site = site
+        self._on_links = on_links
         self._patience = patience
         self._workdir = workdir
         self._scratch = scratch
@@ -100,6 +117,9 @@ class Fetcher:
         landing = Landing(self._workdir, record.id, [o.path for o in declared])
         try:
             await self._collect(record, marker, landing)
+            links = [(e.path, e.target) for e in marker.files if e.type == "l"]
+            if links:
+                self._on_links(links)
             await asyncio.to_thread(landing.settle, marker.files)
         except SiteNotFound as error:
             raise TransferError(

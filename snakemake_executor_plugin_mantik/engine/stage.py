@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
@@ -246,7 +246,14 @@ class Stager:
     async def _send(self, bundle: str, files: Sequence[LocalFile]) -> None:
         local = self._scratch / f"{bundle}.tar.gz"
         try:
-            await asyncio.to_thread(pack_to, files, local)
+            try:
+                await asyncio.to_thread(pack_to, files, local)
+            except OSError as error:
+                raise UserError(
+                    f"the files for a job cannot be packed here ({error.strerror or error})",
+                    where=str(local.parent),
+                    do="Free space and start again: jobs that run are taken up",
+                ) from error
             await self._patience(lambda: self._site.put(bundle_path(bundle), local))
         finally:
             local.unlink(missing_ok=True)

@@ -112,7 +112,7 @@ class SiteWork:
         self.watcher = Watcher(
             site, settings, patience, journal.submitted, clock, on_started=self._observer.started
         )
-        self._fetcher = Fetcher(site, patience, workdir, scratch)
+        self._fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
         self._submitter = Submitter(site, journal, patience)
         self.ender = Ender(
             site, journal, self.watcher, settings=settings, patience=patience, tell=tell,

@@ -22,6 +22,9 @@ from snakemake_executor_plugin_mantik.errors import MantikError
 MARKER_LIMIT: Final = 256 << 20
 """Bytes of an unpacked marker that are read at most; scripts make far smaller ones."""
 
+LATEST_S: Final = 1e12
+"""No clock shows such a time, in seconds since the epoch."""
+
 _CLAIM = b"owner="
 _FIELDS = 7
 
@@ -213,7 +216,7 @@ def _entries(data: bytes) -> tuple[OutputEntry, ...]:
 def _entry(fields: list[str]) -> OutputEntry:
     place, kind, size, mode, sha256, target, path = fields
     known = place in ("marker", "archive", "alone", "none") and kind in ("f", "d", "l")
-    if not known or not size.isdecimal() or (kind == "f") == (place == "none"):
+    if not known or not _is_number(size) or (kind == "f") == (place == "none"):
         raise _invalid(f"its record of {path!r} makes no sense")
     try:
         bits = int(mode, 8)
@@ -244,16 +247,24 @@ def _agrees(data: bytes, sha256: str) -> bool:
 
 def _number(meta: Mapping[str, str], key: str) -> int:
     value = meta.get(key, "")
-    if not value.isdecimal():
-        raise _invalid(f"its {key} is {value!r}, not a number")
+    if not _is_number(value):
+        raise _invalid(f"its {key} is {value[:40]!r}, not a number")
     return int(value)
 
 
 def _seconds(meta: Mapping[str, str], key: str) -> float:
     try:
-        return float(meta.get(key, ""))
+        seconds = float(meta.get(key, ""))
     except ValueError as error:
         raise _invalid(f"its {key} is no time") from error
+    if not abs(seconds) < LATEST_S:
+        raise _invalid(f"its {key} is no time")
+    return seconds
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a size: decimal digits, and not so many that no machine counts that far."""
+    return text.isascii() and text.isdecimal() and len(text) < 20
 
 
 def _invalid(why: str) -> MarkerInvalid:

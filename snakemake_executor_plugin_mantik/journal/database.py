@@ -36,6 +36,7 @@ CREATE TABLE remote_files (
     site TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
     source INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (site, path)
 );
+CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
 CREATE TABLE bundles (
     id TEXT PRIMARY KEY, site TEXT NOT NULL, state TEXT NOT NULL
 );

@@ -63,6 +63,21 @@ class FileLedger:
                 [(site, path) for path in paths],
             )
 
+    # Links
+
+    def set_links(self, links: Iterable[tuple[str, str]]) -> None:
+        """Note (path, target) of symbolic links that jobs made and that came here with outputs."""
+        with self._database.write() as db:
+            db.executemany("INSERT OR REPLACE INTO links VALUES (?, ?)", links)
+
+    def links(self, path: str) -> dict[str, str]:
+        """The links that jobs made at `path` or below it, with what each points to."""
+        rows = self._db.execute(
+            "SELECT path, target FROM links WHERE path = ? OR path >= ? AND path < ?",
+            (path, f"{path}/", f"{path}0"),  # "0" is the character after "/"
+        )
+        return {row["path"]: row["target"] for row in rows}
+
     # Bundles
 
     def add_bundle(self, site: str, bundle: str, files: Iterable[FileRecord]) -> None:

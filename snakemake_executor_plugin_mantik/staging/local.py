@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,7 @@ class LocalFiles:
         """
         root = local or self._workdir / path
         try:
-            found = await asyncio.to_thread(_walk, root, path)
+            found = await asyncio.to_thread(_walk, root, path, self._ledger.links(path))
             for at, _, _ in found:
                 at.encode()
             return [
@@ -118,15 +119,21 @@ class LocalFiles:
             self._ledger.set_local_files([(str(local), size, status.st_mtime_ns, sha256)])
 
 
-def _walk(root: Path, path: str) -> list[tuple[str, Path, os.stat_result]]:
+def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[tuple[str, Path, os.stat_result]]:
     """(path in the workspace, local path, status) of a file, or of all that is below a directory.
 
     Symbolic links count as what they lead to; left out are those that lead nowhere or back to a
-    directory above them, and what is neither a file nor a directory.
+    directory above them, and what is neither a file nor a directory. A link that a job made, one of
+    `made` (path to target), means a place at its site: nothing of this machine that it happens to
+    lead to here goes up.
     """
     found: list[tuple[str, Path, os.stat_result]] = []
 
     def add(local: Path, at: str, above: frozenset[tuple[int, int]]) -> None:
+        if at in made and local.is_symlink() and os.readlink(local) == made[at]:
+            inside = os.path.realpath(root.parent if local == root else root)
+            if not os.path.realpath(local).startswith(f"{inside}{os.sep}"):
+                return
         try:
             status = local.stat()
         except OSError as error:

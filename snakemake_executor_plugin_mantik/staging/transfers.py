@@ -119,10 +119,13 @@ class Landing:
             TransferError: the job tells of a file that the rule does not declare.
         """
         for root, temporary in self._roots.items():
-            if entry.path == root:
+            if entry.path == root and entry.type != "l":
                 return temporary
-            if entry.path.startswith(f"{root}/") and ".." not in entry.path.split("/"):
-                return temporary / entry.path.removeprefix(f"{root}/")
+            if entry.path.startswith(f"{root}/"):
+                parts = entry.path.removeprefix(f"{root}/").split("/")
+                # An absolute path would lead anywhere, and so would a step upwards.
+                if not {"", ".", ".."} & set(parts) and "\0" not in entry.path:
+                    return temporary.joinpath(*parts)
         raise TransferError(
             "the job tells of a file that is none of the rule's outputs", where=entry.path
         )
@@ -175,15 +178,28 @@ class Landing:
             raise TransferError("the content is not what the job made", where=entry.path)
 
     def settle(self, entries: Iterable[OutputEntry]) -> None:
-        """Give every output its mode and rename it into its place; all of them are there."""
+        """Give every output its mode and rename it into its place; all of them are there.
+
+        Raises:
+            TransferError: the job tells of something below a link, or of one path twice.
+            OSError: it cannot be written here.
+        """
+        entries = list(entries)
+        links = {self.place(entry): entry.target for entry in entries if entry.type == "l"}
         for entry in entries:
             place = self.place(entry)
-            if entry.type == "l":
-                # Made last, so that nothing is ever written through a link.
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(entry.target)
-            else:
+            if links.keys() & set(place.parents) or (entry.type != "l" and place in links):
+                raise TransferError(
+                    "the job tells of a file below a link, or of two under one name",
+                    where=entry.path,
+                )
+            if entry.type != "l":
                 place.chmod(entry.mode & 0o777 | (0o700 if entry.type == "d" else 0o400))
+        # Made last, so that nothing is ever written through a link.
+        for place, target in links.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)  # of a run that was killed just here
+            place.symlink_to(target)
         for root, temporary in self._roots.items():
             if not os.path.lexists(temporary):
                 continue

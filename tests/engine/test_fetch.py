@@ -36,6 +36,7 @@ class Bench:
 
     def __init__(self, folder: Path, files: Mapping[str, bytes] = FILES) -> None:
         self.workdir = folder
+        self.links: list[tuple[str, str]] = []
         self.world = World()
         self.site = SimulatedSite(self.world)
         self.scratch = folder / ".scratch"
@@ -55,7 +56,9 @@ class Bench:
     def fetch(self) -> Fetched:
         async def fetched() -> Fetched:
             patience = Patience("sim", lambda _: None, asyncio.get_running_loop().time)
-            fetcher = Fetcher(self.site, patience, self.workdir, self.scratch)
+            fetcher = Fetcher(
+                self.site, patience, self.workdir, self.scratch, on_links=self.links.extend
+            )
             marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
             return await fetcher.outputs(RECORD, marker, self.declared)
 
@@ -152,7 +155,9 @@ def test_archive_that_is_none(bench: Bench) -> None:
 
     async def fetched() -> None:
         patience = Patience("sim", lambda _: None)
-        fetcher = Fetcher(bench.site, patience, bench.workdir, bench.scratch)
+        fetcher = Fetcher(
+            bench.site, patience, bench.workdir, bench.scratch, on_links=bench.links.extend
+        )
         marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
         marker = replace(marker, archive_size=5000, archive_sha256=digest)
         await fetcher.outputs(RECORD, marker, bench.declared)
@@ -252,7 +257,13 @@ def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
     record = replace(RECORD, id=spec.paths.try_id, bucket=3)
 
     async def fetched() -> None:
-        fetcher = Fetcher(bench.site, Patience("sim", print), bench.workdir, bench.scratch)
+        fetcher = Fetcher(
+            bench.site,
+            Patience("sim", print),
+            bench.workdir,
+            bench.scratch,
+            on_links=bench.links.extend,
+        )
         marker = await fetcher.marker(record, End(EndKind.MARKER, 0))
         (bench.workdir / "d").mkdir()
         (bench.workdir / "d/old").write_text("of an earlier run")
@@ -261,6 +272,7 @@ def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
     virtualtime.run(fetched())
     assert bench.here() == {"d/e/x", "d/link", NASTY, "big"}
     assert (bench.workdir / "d/link").readlink() == Path("e/x")
+    assert bench.links == [("d/link", "e/x")]
     assert (bench.workdir / "d/empty").is_dir()
     assert (bench.workdir / "big").stat().st_mode & 0o777 == 0o700
 
@@ -273,7 +285,13 @@ def test_entry_that_the_file_api_cannot_carry(bench: Bench) -> None:
     entry = OutputEntry(NASTY, "f", 1, 0o644, "", "alone")
 
     async def fetched() -> None:
-        fetcher = Fetcher(bench.site, Patience("sim", print), bench.workdir, bench.scratch)
+        fetcher = Fetcher(
+            bench.site,
+            Patience("sim", print),
+            bench.workdir,
+            bench.scratch,
+            on_links=bench.links.extend,
+        )
         marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
         await fetcher.outputs(RECORD, replace(marker, files=(entry,)), bench.declared)
 

@@ -123,6 +123,24 @@ def test_links(local: LocalFiles, work: Path) -> None:
     assert {file.path for file in look(local, "d")} == {"d/sub/x", "d/link", "d/again/x"}
 
 
+def test_links_that_jobs_made_do_not_lead_to_files_of_this_machine(
+    local: LocalFiles, work: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("x")
+    (work / "d").mkdir()
+    (work / "d/x").write_text("x")
+    targets = {"d/a": str(tmp_path / "secret"), "d/b": "../../secret", "d/c": "x", "d/e": "/"}
+    for path, target in targets.items():
+        (work / path).symlink_to(target)
+    local._ledger.set_links(list(targets.items()))
+    assert {file.path for file in look(local, "d")} == {"d/x", "d/c"}
+    assert look(local, "d/a") == []
+    # One that the user puts in its place is the user's.
+    (work / "d/a").unlink()
+    (work / "d/a").symlink_to("../../secret")
+    assert {file.path for file in look(local, "d")} == {"d/x", "d/c", "d/a"}
+
+
 @pytest.mark.parametrize("trouble", ["missing", "name"])
 def test_what_cannot_be_sent_is_told(local: LocalFiles, work: Path, trouble: str) -> None:
     (work / "d").mkdir()

@@ -66,6 +66,49 @@ def test_links_are_made_last(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "d/link") == "/etc"
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["d//etc/pwned", "d/../pwned", "d/./pwned", "d/x//pwned", "d/", "f//pwned", "../pwned", "e",
+     "d/\0", "/d/x"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["f", "d", "l"])
+def test_nothing_is_made_outside_of_the_outputs(tmp_path: Path, path: str, kind: str) -> None:
+    (tmp_path / "work").mkdir()
+    entry = OutputEntry(path, kind, 1, 0o755, "", "marker", "/etc")  # type: ignore[arg-type]
+    with pytest.raises(TransferError):
+        settle(tmp_path / "work", ["d", "f"], [directory("d"), entry])
+
+
+@pytest.mark.parametrize("kind", ["f", "d", "l"])
+@pytest.mark.parametrize("path", ["d/l/evil", "d/l"])
+def test_nothing_is_made_through_a_link(tmp_path: Path, path: str, kind: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    work = tmp_path / "work"
+    work.mkdir()
+    link = OutputEntry("d/l", "l", 0, 0o777, "", "none", str(tmp_path / "elsewhere"))
+    evil = OutputEntry(path, kind, 1, 0o755, "", "marker", "/etc/passwd")  # type: ignore[arg-type]
+    if (kind, path) == ("l", "d/l"):
+        settle(work, ["d"], [directory("d"), link, evil])  # the last of a name counts
+    else:
+        with pytest.raises(TransferError):
+            settle(work, ["d"], [directory("d"), link, evil])
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_an_output_itself_is_no_link(tmp_path: Path) -> None:
+    with pytest.raises(TransferError):
+        settle(tmp_path, ["d"], [OutputEntry("d", "l", 0, 0o777, "", "none", "/etc")])
+
+
+def test_what_a_killed_run_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    entries = [directory("d"), OutputEntry("d/l", "l", 0, 0o777, "", "none", "x")]
+    landing = Landing(tmp_path, TRY, ["d"])
+    landing.directory(entries[0])
+    landing.place(entries[1]).symlink_to("x")
+    settle(tmp_path, ["d"], entries)
+    assert os.readlink(tmp_path / "d/l") == "x"
+
+
 def test_modes(tmp_path: Path) -> None:
     settle(tmp_path, ["a", "b"], [file("a", 0o4755), file("b", 0o000)])
     modes = [(tmp_path / name).stat().st_mode & 0o7777 for name in "ab"]

@@ -202,7 +202,8 @@ NEW_FILE = 0o644
 def tree(directory: Path) -> dict[str, str | bytes]:
     """All below a directory: bytes of files, targets of links, `/` for directories.
 
-    Hidden things and MLflow's own files are left out. A file's permissions belong to its name, unless they are those of any new file.
+    Hidden things and MLflow's own files are left out. A file's permissions belong to its name, unless
+    they are those of any new file.
     """
     found: dict[str, str | bytes] = {}
     for path in sorted(directory.rglob("*")):

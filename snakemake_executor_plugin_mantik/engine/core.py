@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -61,7 +61,11 @@ class Engine:
         self._sites = sites
         self._workdir = workdir
         self._state = state
-        self._tell = tell
+
+        def tell_safely(text: str) -> None:
+            tell(printable(text))
+
+        self._tell = tell_safely
         self._journal = Journal(state)
         self._work: dict[str, SiteWork] = {}
         self._opening: dict[str, asyncio.Task[SiteWork]] = {}

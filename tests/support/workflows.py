@@ -202,7 +202,7 @@ NEW_FILE = 0o644
 def tree(directory: Path) -> dict[str, str | bytes]:
     """All below a directory: bytes of files, targets of links, `/` for directories.
 
-    Hidden things and MLflow's own files are left out. A file's permissions belong to its name, unless
+    Hidden things and MLflow's own files are left out. Permissions belong to a file's name, unless
     they are those of any new file.
     """
     found: dict[str, str | bytes] = {}

@@ -23,6 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+def printable(text: str) -> str:
+    """Text of a server or a job, without the control characters that could change a terminal."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(c for c in text if c in "\n\t" or c.isprintable())
+
+
 class MantikError(Exception):
     """Something went wrong; `what` happened, `where`, and what to `do` now.
 
@@ -38,7 +44,7 @@ class MantikError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}. {self.do}." if self.do else f"{text}."
+        return printable(f"{text}. {self.do}." if self.do else f"{text}.")
 
 
 class UserError(MantikError):
@@ -77,7 +83,7 @@ class ConfigError(UserError):
 
     def __str__(self) -> str:
         lines = [f"Nothing was sent: {self.what}.", *(f"  {mistake}" for mistake in self.mistakes)]
-        return "\n".join([*lines, f"{self.do}."] if self.do else lines)
+        return printable("\n".join([*lines, f"{self.do}."] if self.do else lines))
 
 
 class CredentialError(UserError):

@@ -182,6 +182,4 @@ class Executor(RemoteExecutor):
         """End the waiting thread and the engine."""
         super().shutdown()
         if self._run is not None:
-            self._run.engine.close(
-                tidy=not (self._interruption.detached or self._interruption.at_once)
-            )
+            self._run.close(tidy=not (self._interruption.detached or self._interruption.at_once))

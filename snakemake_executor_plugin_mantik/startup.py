@@ -7,7 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -30,6 +31,9 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
     require_all,
 )
 from snakemake_executor_plugin_mantik.staging import sources
+from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
+from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, target
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 STATE = "mantik"
 """Our own directory below Snakemake's `.snakemake`."""
@@ -42,6 +46,7 @@ class Run:
     Attributes:
         engine: runs the jobs.
         configs: the sites' configs by name.
+        tracker: makes MLflow runs of MLproject jobs.
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
         measured: where the measurements of the jobs with a benchmark file will be, by number.
@@ -49,6 +54,7 @@ class Run:
 
     engine: Engine
     configs: Mapping[str, LoadedConfig]
+    tracker: Tracker
     settings: Any
     requested: set[int] = field(default_factory=set)
     measured: dict[int, Path] = field(default_factory=dict)
@@ -65,7 +71,14 @@ class Run:
         self.requested.add(request.number)
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
-        return request
+        wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
+        call = call_of(job.params)
+        return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
+
+    def close(self, *, tidy: bool) -> None:
+        """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
+        self.engine.close(tidy=tidy)
+        self.tracker.close(*(() if tidy else (0.0,)))
 
 
 @dataclass(frozen=True)
@@ -117,19 +130,38 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     }
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
+    tracker = _tracker(configs, credentials, workdir, logger)
+    tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
     engine = Engine(
         _sites(configs, credentials, planners, workdir),
         workdir=workdir,
         state=Path(workflow.persistence.path) / STATE,
         tell=logger.info,
+        observer=tracker,
     )
     try:
         engine.open(used, partial(_sources, configs, workdir, _products(dag), logger))
         _check_jobs(jobs, planners, engine)
     except BaseException:
         engine.close(tidy=False)
+        tracker.close(0.0)
         raise
-    return Run(engine, configs, settings)
+    return Run(engine, configs, tracker, settings)
+
+
+def _tracker(
+    configs: Mapping[str, LoadedConfig],
+    credentials: Mapping[str, Credential],
+    workdir: Path,
+    logger: Any,
+) -> Tracker:
+    secrets = [*secret_values(os.environ), *held_by(credentials.values())]
+    for loaded in configs.values():
+        secrets += secret_values(loaded.config.environment.variables)
+    texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
+    return Tracker(
+        workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
+    )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:

@@ -13,6 +13,7 @@ from snakemake_executor_plugin_mantik.config.exclude import read_patterns
 from snakemake_executor_plugin_mantik.config.part import Keys, Part
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.config.values import (
+    Address,
     Commands,
     Count,
     Duration,
@@ -21,7 +22,6 @@ from snakemake_executor_plugin_mantik.config.values import (
     Name,
     Options,
     Positive,
-    Url,
     Variables,
     any_text,
     describe,
@@ -72,8 +72,8 @@ ProjectPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": ["s
 class Firecrest(Part):
     """A site behind firecREST."""
 
-    api_url: Url = Field(alias="ApiUrl", description="URL of the firecREST API.")
-    token_url: Url = Field(alias="TokenUrl", description="URL where access tokens are issued.")
+    api_url: Address = Field(alias="ApiUrl", description="URL of the firecREST API.")
+    token_url: Address = Field(alias="TokenUrl", description="URL where access tokens are issued.")
     machine: Name = Field(
         alias="Machine", description="Name of the HPC system, as firecREST has it."
     )
@@ -281,7 +281,7 @@ class BackendConfig(Part):
 
     FOREIGN: ClassVar[Mapping[str, str]] = {"SSH": _SSH, "Ssh": _SSH}
 
-    unicore_api_url: Url | None = Field(
+    unicore_api_url: Address | None = Field(
         default=None,
         alias="UnicoreApiUrl",
         description="URL of the site's UNICORE API, ends with /rest/core.",

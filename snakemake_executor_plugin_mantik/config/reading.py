@@ -236,6 +236,8 @@ def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
     resources = config.resources
     if "Memory" in raw["Resources"]:
         yield "Resources.Memory: is taken as MemoryPerNode; write that name"
+    if config.unicore_api_url and not config.unicore_api_url.endswith("/rest/core"):
+        yield "UnicoreApiUrl: does not end with /rest/core, where UNICORE's REST API is"
     for name in config.environment.variables:
         if _SECRET.search(name):
             yield (

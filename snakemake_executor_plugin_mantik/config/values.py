@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from snakemake_executor_plugin_mantik.config import units
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -104,6 +105,16 @@ def _url(value: object) -> str:
     if not good or " " in text:
         raise unfit("a URL that begins with https://", text)
     return text.rstrip("/")
+
+
+def _address(value: object) -> str:
+    url = _url(value)
+    if not is_confidential(url):
+        raise ValueError(
+            f"is {describe(url)}, which is no https:// address: credentials could be read on their"
+            " way (http:// is for this machine only)"
+        )
+    return url
 
 
 def whole_number(value: object, lowest: int) -> int:
@@ -311,6 +322,13 @@ Url = Annotated[
     str, BeforeValidator(_url), WithJsonSchema({"type": "string", "pattern": "^https?://"})
 ]
 """A URL without credentials; a slash at its end goes."""
+
+Address = Annotated[
+    str,
+    BeforeValidator(_address),
+    WithJsonSchema({"type": "string", "pattern": r"^(https://|http://(localhost|127\.|\[::1\]))"}),
+]
+"""The URL of a server that credentials go to."""
 
 Positive = Annotated[int, BeforeValidator(_positive), WithJsonSchema({**_WHOLE, "minimum": 1})]
 """A whole number of one or more."""

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -42,6 +43,7 @@ class Engine:
         workdir: Path,
         state: Path,
         tell: Callable[[str], None],
+        observer: Observer | None = None,
     ) -> None:
         """Start the thread.
 
@@ -50,14 +52,20 @@ class Engine:
             workdir: the workflow's directory.
             state: our own local directory: journal, logs, things on their way.
             tell: writes a line to the user's log.
+            observer: looks on.
 
         Raises:
             JournalError: the journal cannot be used.
         """
+        self._observer = observer or Nobody()
         self._sites = sites
         self._workdir = workdir
         self._state = state
-        self._tell = tell
+
+        def tell_safely(text: str) -> None:
+            tell(printable(text))
+
+        self._tell = tell_safely
         self._journal = Journal(state)
         self._work: dict[str, SiteWork] = {}
         self._opening: dict[str, asyncio.Task[SiteWork]] = {}
@@ -192,6 +200,7 @@ class Engine:
         work = SiteWork(
             site, facts, planner, self._journal,
             workdir=self._workdir, state=self._state, tell=self._tell, give_up=self._give_up,
+            observer=self._observer,
         )  # fmt: skip
         sources = await asyncio.to_thread(self._source_choice, name)
         files = [

@@ -9,7 +9,9 @@ from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.salvage import salvage
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK, marker_name
@@ -37,8 +39,12 @@ class Ender:
         settings: SiteSettings,
         patience: Patience,
         tell: Callable[[str], None],
+        observer: Observer | None = None,
+        workdir: Path = Path(),
     ) -> None:
         self._site = site
+        self._workdir = workdir
+        self._observer = observer or Nobody()
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
@@ -47,6 +53,7 @@ class Ender:
         self._tell = tell
         self._patience = patience
         self._tidying: set[asyncio.Task[None]] = set()
+        self._leftovers: set[str] = set()
 
     async def done(self, try_id: str, ids: Sequence[str], *, let_end: bool = False) -> None:
         """A try is committed: the site may forget it, some time.
@@ -62,6 +69,26 @@ class Ender:
             task = asyncio.create_task(self._forget(ids, let_end))
             self._tidying.add(task)
             task.add_done_callback(self._tidying.discard)
+        self._drop_leftover(try_id)
+
+    async def end_observed(
+        self, record: TryRecord, words: str, deadline: float | None = None
+    ) -> None:
+        """A try that was stopped has ended: an observer gets what it left."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self.rescue(record.id)
+        self._observer.ended(record, Ended("killed", words))
+
+    async def rescue(self, try_id: str) -> None:
+        """Fetch what a try left to an observer and could not hand over itself."""
+        if leftover := self._observer.leftover(try_id):
+            await salvage(self._site, leftover, self._workdir)
+
+    def _drop_leftover(self, try_id: str) -> None:
+        """What an observer has at the site goes at the end of the run: with one request mostly."""
+        if leftover := self._observer.leftover(try_id):
+            self._leftovers.add(leftover)
 
     async def _forget(self, ids: Sequence[str], let_end: bool) -> None:
         # Records that stay behind do no harm: the site lets them expire.
@@ -84,6 +111,7 @@ class Ender:
             # Of what was only planned, or has ended, nothing can come any more.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
+            await self.end_observed(record, record.outcome or "given up")
             self._journal.abandoned(record.id, record.outcome or "cancelled")
             await self.done(record.id, record.site_jobs)
 
@@ -104,7 +132,9 @@ class Ender:
             except (TimeoutError, SiteError):
                 return record
             if end != 0 and record.id not in succeeded:
+                await self.end_observed(record, "cancelled", deadline)
                 self._journal.abandoned(record.id, "cancelled")
+                self._drop_leftover(record.id)
             return None
 
         succeeded: set[str] = set()
@@ -200,7 +230,12 @@ class Ender:
                 await self._sweep(workdir)
                 # Another name of the same workspace may have jobs there, too.
                 names = set(self._journal.neighbours(self._site.name))
-                if not any(r.site in names for r in self._journal.all_open_tries()):
+                unused = not any(r.site in names for r in self._journal.all_open_tries())
+                left = self._leftovers
+                if unused:
+                    left = {str(PurePosixPath(path).parent) for path in left}
+                await asyncio.gather(*(self._site.remove(path) for path in left))
+                if unused:
                     await self._empty()
 
     async def _empty(self) -> None:

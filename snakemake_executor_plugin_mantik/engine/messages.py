@@ -1,7 +1,9 @@
 """What the log says of a job: where it is, how long it took, and after a failure what to do."""
 
+import signal
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.sites.base import JobState, Reason
 
@@ -16,11 +18,56 @@ _ADVICE = {
     Reason.REJECTED: "Correct what the site refuses and start again",
     Reason.LAUNCH_FAILURE: "The site could not start it; its own message above says why",
 }
-_STEP_ADVICE = {
-    "modules": "Correct Environment: Modules in the backend config",
-    "python": "Correct Environment: Python in the backend config",
-    "inputs": "Something removed files at the site while the job waited; start again",
+_STEPS = {
+    "workspace": (
+        "when it entered the workspace",
+        "See whether that is full or was purged, and start again",
+    ),
+    "secrets": (
+        "when it read the values of envvars:",
+        "See whether the workspace is full or was purged, and start again",
+    ),
+    "bundles": (
+        "when it unpacked its inputs",
+        "Correct what its output tells, a full file system, say, and start again",
+    ),
+    "inputs": (
+        "since inputs were not there",
+        "Something removed files at the site while the job waited; start again",
+    ),
+    "outputs": (
+        "when it made room for its outputs",
+        "See in its output which path cannot be removed or made",
+    ),
+    "modules": (
+        "when it loaded the modules",
+        "Correct Environment: Modules in the backend config and start again",
+    ),
+    "variables": (
+        "when it set the variables",
+        "Correct Environment: Variables in the backend config and start again",
+    ),
+    "before": (
+        "in PreRunCommandOnComputeNode",
+        "Correct that command in the backend config and start again",
+    ),
+    "python": (
+        "when it activated the virtual environment",
+        "Correct Environment: Python in the backend config, or make the environment at the site: it"
+        " is not sent",
+    ),
+    "temporary": (
+        "when it looked for a directory for temporary files",
+        "See in its output what is wrong, and start again",
+    ),
+    "image": (
+        "when it looked for Apptainer and its image",
+        "Correct Environment: Apptainer in the backend config, or load the module that brings"
+        " apptainer",
+    ),
 }
+"""What each step before the command (`jobs.script.STEPS`) is for people, and what to do."""
+_UNKNOWN_STEP = ("in its set-up", "Correct what its output tells and start again")
 
 
 def duration(seconds: float) -> str:
@@ -46,14 +93,8 @@ def finished(name: str, site: str, waited: float, ran: float, log: Path | None) 
 
 
 def _tail(log: bytes) -> str:
-    lines = printable(log).strip().splitlines()[-TAIL_LINES:]
+    lines = printable(log.decode(errors="replace")).strip().splitlines()[-TAIL_LINES:]
     return "\n".join(f"    {line}" for line in lines) if lines else "    (no output)"
-
-
-def printable(content: bytes) -> str:
-    """A job's output without control characters, which could change a terminal."""
-    text = content.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(c for c in text if c in "\n\t" or c.isprintable())
 
 
 def _compose(what: str, where: str, log: bytes, path: Path | None, advice: str) -> str:
@@ -80,18 +121,30 @@ def failed(marker: Marker, where: str, log: bytes, path: Path | None, limit: boo
         what = f"The job was told to end ({marker.signal})"
         return _compose(what, where, log, path, _ADVICE[Reason.CANCELLED])
     if marker.failed_step:
-        what = f"The job failed before its command, at {marker.failed_step}"
-        step = marker.failed_step.split(" ")[0].split("[")[0]
-        advice = _STEP_ADVICE.get(step, "Correct it in the backend config and start again")
+        words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
+        what = f"The job failed before its command, {words}"
         return _compose(what, where, log, path, advice)
     what = f"The command ended with exit code {marker.exit_code}"
-    return _compose(what, where, log, path, "Correct the command or its inputs and start again")
+    advice = "Correct the command or its inputs and start again"
+    if killer := _signal(marker.exit_code):
+        what += f", which means that it was ended by {killer}"
+    if killer == "SIGKILL":
+        advice = f"Often that is for want of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
+    return _compose(what, where, log, path, advice)
+
+
+def _signal(exit_code: int) -> str:
+    """The name of the signal that a shell's exit code stands for, if it does."""
+    try:
+        return signal.Signals(exit_code - 128).name
+    except ValueError:
+        return ""
 
 
 def stopped(state: JobState | None, where: str, log: bytes, path: Path | None) -> str:
     """A job ended without a word of its own; `state` is what the scheduler says."""
     reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
-    detail = f": {state.detail}" if state is not None and state.detail else ""
+    detail = f": {printable(state.detail)}" if state is not None and state.detail else ""
     advice = _ADVICE.get(reason, "Run it again; if it happens again, ask the site's support")
     if reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):
         what = f"The job ended at the site without saying how{detail}"

@@ -33,6 +33,7 @@ class JobRequest:
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
+        subject: what an observer wants to know of it; nothing to the engine.
     """
 
     number: int
@@ -52,6 +53,7 @@ class JobRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
+    subject: object = None
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
         """What must be the same for the result of one try to be the result of another.

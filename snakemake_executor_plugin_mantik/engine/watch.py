@@ -38,6 +38,8 @@ class Watcher:
         patience: Patience,
         on_found: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        on_started: Callable[[TryRecord], None] = lambda _: None,
     ) -> None:
         """Make a watcher; `run` must be running for anything to happen.
 
@@ -47,8 +49,10 @@ class Watcher:
             patience: hears whether the site answers.
             on_found: called with a try's id and a site's job id that was found for it.
             clock: seconds that only grow.
+            on_started: called with a try that has been seen to run.
         """
         self._site = site
+        self._on_started = on_started
         self._settings = settings
         self._patience = patience
         self._clock = clock
@@ -192,6 +196,7 @@ class Watcher:
         watched.next_check, watched.check_delay = now, FIRST_CHECK_S
         if not watched.claimed:
             watched.claimed, self._changed = True, now
+            self._on_started(watched.record)
 
     def end(self, watched: Watched, end: End) -> None:
         """A try has ended: whoever waits for it hears of it."""

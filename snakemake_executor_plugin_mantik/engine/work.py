@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.engine import claims, messages
 from snakemake_executor_plugin_mantik.engine.adopt import choose
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
+from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
@@ -21,9 +22,15 @@ from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.errors import MantikError, SiteError, SiteRejected
+from snakemake_executor_plugin_mantik.errors import (
+    MantikError,
+    SiteError,
+    SiteRejected,
+    UserError,
+)
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Reason, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
@@ -44,6 +51,7 @@ class _Life:
         submitted_at: seconds since the epoch.
         sent: how often it was submitted, at most.
         staged: what each script that this run submitted carried.
+        addition: what an observer adds to it.
     """
 
     record: TryRecord
@@ -51,6 +59,7 @@ class _Life:
     submitted_at: float
     sent: int
     staged: list[Staged] = field(default_factory=list)
+    addition: Addition | None = None
 
 
 class SiteWork:
@@ -67,6 +76,7 @@ class SiteWork:
         state: Path,
         tell: Callable[[str], None],
         give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
+        observer: Observer | None = None,
     ) -> None:
         """Make the work of an opened site.
 
@@ -79,7 +89,9 @@ class SiteWork:
             state: our own local directory, for logs and things on their way.
             tell: writes a line to the user's log.
             give_up: sees to it that tries, at whatever site, are over and will never run.
+            observer: looks on.
         """
+        self._observer = observer or Nobody()
         settings = planner.config.site
         self.site = site
         self.facts = facts
@@ -97,12 +109,15 @@ class SiteWork:
         clock = asyncio.get_running_loop().time
         patience = self._patience = Patience(site.name, tell, clock)
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
-        self.watcher = Watcher(site, settings, patience, journal.submitted, clock)
+        self.watcher = Watcher(
+            site, settings, patience, journal.submitted, clock, on_started=self._observer.started
+        )
         self._fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
         self._submitter = Submitter(site, journal, patience)
         self.ender = Ender(
-            site, journal, self.watcher, settings=settings, patience=patience, tell=tell
-        )
+            site, journal, self.watcher, settings=settings, patience=patience, tell=tell,
+            observer=self._observer, workdir=workdir,
+        )  # fmt: skip
         self._slots = asyncio.Semaphore(settings.max_jobs)
 
     @classmethod
@@ -127,8 +142,15 @@ class SiteWork:
                 sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
                 submitted_at = record.submitted or time.time()
                 life = _Life(record, list(record.site_jobs), submitted_at, sent)
-                end = await self._carry(request, life, files)
-                outcome = await self._conclude(request, life, end)
+                try:
+                    whole, more = await self._observed(request, life)
+                    end = await self._carry(whole, life, [*files, *more])
+                except MantikError as error:
+                    self._unsent(life, error)
+                    raise
+                outcome = await self._conclude(whole, life, end)
+                # Its own files are nobody else's, and no part of what lies at the site for others.
+                self.stager.lost([file.path for file in more])
                 if outcome is not None:
                     return outcome
         raise MantikError(
@@ -162,6 +184,20 @@ class SiteWork:
             fingerprint=fingerprint,
         )  # fmt: skip
 
+    async def _observed(
+        self, request: JobRequest, life: _Life
+    ) -> tuple[JobRequest, list[LocalFile]]:
+        """The request with what an observer adds to it, and that one's files."""
+        life.addition = added = await self._observer.prepare(
+            request, life.record, self.facts.workspace
+        )
+        if added is None:
+            return request, []
+        outputs = (*request.outputs, OutputFile(added.directory, "log", directory=True, keep=True))
+        variables = {**request.variables, **added.variables}
+        whole = replace(request, variables=variables, outputs=outputs)
+        return whole, await self.local.look(added.directory)
+
     async def _carry(self, request: JobRequest, life: _Life, files: list[LocalFile]) -> End:
         """Submit the try unless the site may know it already, and wait for its end."""
         resources = self.planner.resources(request.resources, request.threads)
@@ -184,12 +220,13 @@ class SiteWork:
         # From now on the job may change them there, whether it succeeds or not.
         self.stager.lost([output.path for output in request.outputs])
         life.submitted_at = time.time()
+        self._observer.submitting(life.record, spec)
         try:
             site_job = await self._submitter.submit(life.record, spec, request.secrets)
         except SiteRejected as error:
             if life.sent and not await self._revoke(life.record):
                 return  # an earlier submission of it runs, after all
-            self._journal.abandoned(life.record.id, f"failed: {error.what}")
+            self._unsendable(life, error)
             raise
         life.sent += 1
         life.staged.append(staged)
@@ -197,7 +234,17 @@ class SiteWork:
             # Earlier ids stay: any of them may be the one that runs.
             life.ids.append(site_job)
             queue = spec.resources.queue
+            self._observer.submitted(life.record, site_job, queue or "")
             self._tell(messages.submitted(request.name, request.site, site_job, queue))
+
+    def _unsent(self, life: _Life, error: MantikError) -> None:
+        """A try that could not be sent and never was is over; the next run makes another one."""
+        if isinstance(error, UserError) and not life.sent and life.record.state is TryState.PLANNED:
+            self._unsendable(life, error)
+
+    def _unsendable(self, life: _Life, error: MantikError) -> None:
+        self._observer.ended(life.record, Ended("failed", error.what))
+        self._journal.abandoned(life.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
@@ -232,7 +279,7 @@ class SiteWork:
         """The job itself says that it succeeded; now its outputs have to come here."""
         record = life.record
         try:
-            fetched = await self._fetcher.outputs(record, marker, request.outputs)
+            fetched = await self._outputs(request, life, marker)
         except MantikError as error:
             await self._log(record, marker, path)
             return self._failed(request, life, f"{error}\n", path, marker)
@@ -243,7 +290,30 @@ class SiteWork:
                 " still at the site: free space and start again.\n", None, None, keep=True,
             )  # fmt: skip
         await self._log(record, marker, path)
-        return self._succeeded(request, life, marker, fetched.files, path)
+        return self._succeeded(request, life, marker, fetched, path)
+
+    async def _outputs(
+        self, request: JobRequest, life: _Life, marker: Marker
+    ) -> tuple[FileRecord, ...]:
+        """Fetch the outputs: if need be without what an observer asked for.
+
+        Raises:
+            MantikError, OSError: an output cannot be had.
+        """
+        record, added = life.record, life.addition
+        if added is None:
+            return (await self._fetcher.outputs(record, marker, request.outputs)).files
+        below = f"{added.directory}/"
+        try:
+            fetched = await self._fetcher.outputs(record, marker, request.outputs)
+        except (MantikError, OSError) as error:
+            own = [e for e in marker.files if not f"{e.path}/".startswith(below)]
+            if len(own) == len(marker.files):
+                raise
+            without = replace(marker, files=tuple(own))
+            fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
+            self._tell(f"{record.name}: what it logged to {below} did not come back. {error}")
+        return tuple(file for file in fetched.files if not file.path.startswith(below))
 
     async def _conclude_without_marker(
         self, request: JobRequest, life: _Life, end: End, path: Path
@@ -253,10 +323,14 @@ class SiteWork:
             return None
         log = await self._log(life.record, None, path)
         words = messages.stopped(end.state, self._where(request, life), log, self._shown(path))
-        return self._failed(request, life, words, path if log else None, None)
+        await self.ender.rescue(life.record.id)
+        cancelled = end.state is not None and end.state.reason is Reason.CANCELLED
+        how: How = "killed" if cancelled else "failed"
+        return self._failed(request, life, words, path if log else None, None, how=how)
 
     async def _again(self, life: _Life, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
+        self._observer.ended(life.record, Ended("killed", why))
         self._journal.abandoned(life.record.id, f"failed: {why}")
         await self.ender.done(life.record.id, life.ids)
 
@@ -270,13 +344,14 @@ class SiteWork:
         """The job itself says that it failed; trouble with its logs does not change that."""
         with suppress(MantikError, OSError):
             if not marker.bare:
-                await self._fetcher.outputs(life.record, marker, request.outputs)
+                await self._outputs(request, life, marker)
         log = await self._log(life.record, marker, path)
         limit = self.planner.resources(request.resources, request.threads).runtime_s
         timed_out = limit is not None and _ran(marker) >= limit - max(60, 0.02 * limit)
         where = self._where(request, life)
         words = messages.failed(marker, where, log, self._shown(path), timed_out)
-        return self._failed(request, life, words, path, marker)
+        how: How = "killed" if marker.signal and not timed_out else "failed"
+        return self._failed(request, life, words, path, marker, how=how)
 
     def _lost(self, request: JobRequest, life: _Life, end: End) -> str | None:
         """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
@@ -323,6 +398,9 @@ class SiteWork:
         waited, ran = self._times(life, marker)
         self.stager.made(files)
         log = path if path.exists() else None
+        self._observer.ended(
+            life.record, Ended("finished", exit_code=0, log=log, waited=waited, ran=ran)
+        )
         self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
         self._tell(messages.finished(request.name, request.site, waited, ran, self._shown(path)))
         return Outcome(request.number, life.record.id, True, log=log, site_job=_join(life.ids))
@@ -336,13 +414,16 @@ class SiteWork:
         marker: Marker | None,
         *,
         keep: bool = False,
+        how: How = "failed",
     ) -> Outcome:
         """A failure; with `keep` the try stays open, so that the next run fetches its results."""
         waited, ran = self._times(life, marker) if marker is not None else (None, None)
         log = path if path is not None and path.exists() else None
         if not keep:
+            first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
+            self._observer.ended(life.record, Ended(how, first, code, log, waited, ran))
             self._journal.ended(
-                life.record.id, f"failed: {words.splitlines()[0]}", waited=waited, ran=ran,
+                life.record.id, f"failed: {first}", waited=waited, ran=ran,
                 log=str(log or ""),
             )  # fmt: skip
         return Outcome(

@@ -13,12 +13,13 @@ from typing import Any, Final
 import httpx
 from pyunicore.credentials import JWTToken
 
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
 from snakemake_executor_plugin_mantik.errors import (
     CredentialError,
     MantikError,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import is_confidential, is_loopback, tls
+from snakemake_executor_plugin_mantik.sites.addresses import tls
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""

@@ -3,7 +3,8 @@
 A rule names its inputs, but not the scripts that its command calls, nor what those import. So all
 small files of the working directory go up as its sources, once per site and content, except: hidden
 files and directories, what the backend config's Exclude names, what rules make or read (that goes
-up as inputs), virtual environments and caches of Python, and files above the size limit.
+up as inputs), virtual environments and caches of Python, MLflow's own files, and files above the
+size limit.
 """
 
 import os
@@ -14,7 +15,9 @@ from typing import Protocol
 
 from snakemake_executor_plugin_mantik.errors import UserError
 
-_GENERATED = frozenset({"__pycache__", "node_modules", "mlruns"})
+_GENERATED = frozenset({"__pycache__", "node_modules", "mlruns", "mlartifacts"})
+_MLFLOW = "mlflow.db"
+"""MLflow's own store, which changes with each run; beside it are SQLite's -wal and -shm."""
 
 
 class Excluding(Protocol):
@@ -100,7 +103,7 @@ def candidates(
         for name in sorted(files):
             path = f"{prefix}{name}"
             local = os.path.join(at, name)
-            if name.startswith(".") or path in products or not os.path.isfile(local):
+            if name.startswith((".", _MLFLOW)) or path in products or not os.path.isfile(local):
                 continue
             if not exclude.matches(path):
                 yield path, os.path.getsize(local)

@@ -105,6 +105,7 @@ class Landing:
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
         """Prepare for `outputs`, the paths that the rule declares, relative to `workdir`."""
         self._workdir = workdir
+        self._made: set[Path] = set()
         # Numbered, since a name of our own added to a long one would be too long.
         self._roots = {
             path: (workdir / path).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
@@ -137,12 +138,17 @@ class Landing:
             OSError: it cannot be written here.
         """
         place = self.place(entry)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        self._folder(place.parent)
         place.write_bytes(content)
 
     def directory(self, entry: OutputEntry) -> None:
         """Make an output directory, or one in it."""
-        self.place(entry).mkdir(parents=True, exist_ok=True)
+        self._folder(self.place(entry))
+
+    def _folder(self, path: Path) -> None:
+        if path not in self._made:
+            path.mkdir(parents=True, exist_ok=True)
+            self._made.add(path)
 
     def unpack(self, archive: Path, entries: Sequence[OutputEntry]) -> None:
         """Take `entries` out of a downloaded archive, which holds them under their own names.

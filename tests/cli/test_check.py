@@ -65,7 +65,11 @@ def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
         "PostRunCommandOnComputeNode": 'echo "unclosed',
         "PreRunCommandOnComputeNode": "for i in 1 2; do\n  echo $i # $(\ndone",
     }
-    document = {"UnicoreApiUrl": "https://x.org", "Resources": {"Queue": "q"}, "Environment": hooks}
+    document = {
+        "UnicoreApiUrl": "https://x.org/rest/core",
+        "Resources": {"Queue": "q"},
+        "Environment": hooks,
+    }
     (tmp_path / "a.json").write_text(json.dumps(document))
     done = check(str(tmp_path / "a.json"))
     assert done.exit_code == 0

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.startup import workspace_name
 WAIT_S = 100.0
 """How long one command may take, seconds."""
 
-FOREIGN = ("MANTIK_", "SNAKEMAKE_", "OMP_", "XDG_")
+FOREIGN = ("MANTIK_", "MLFLOW_", "SNAKEMAKE_", "OMP_", "XDG_")
 """Variables that a developer may have set and that would change what is tested."""
 
 
@@ -227,14 +227,15 @@ NEW_FILE = 0o644
 
 
 def tree(directory: Path) -> dict[str, str | bytes]:
-    """All below a directory but hidden things: bytes of files, targets of links, `/` directories.
+    """All below a directory: bytes of files, targets of links, `/` for directories.
 
-    A file's permissions belong to its name, unless they are those of any new file.
+    Hidden things and MLflow's own files are left out. Permissions belong to a file's name, unless
+    they are those of any new file.
     """
     found: dict[str, str | bytes] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if name.startswith("."):
+        if name.startswith((".", "mlruns", "mlflow.db")):
             continue
         if path.is_symlink():
             found[name] = f"-> {path.readlink()}"

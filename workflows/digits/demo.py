@@ -2,8 +2,9 @@
 
 `make demo` starts it. Snakemake runs here; rules run as jobs at `hpc1`, behind UNICORE's REST API,
 but training, which runs at `hpc2`, behind firecREST's. Jobs are sent through HTTP, and what they
-make comes back and goes where it is needed next. The sites are servers of this machine that speak
-those APIs; with other backend configs the same command runs at real centres.
+make comes back and goes where it is needed next. Each training is an MLflow run. The sites are
+servers of this machine that speak those APIs; with other backend configs the same command runs at
+real centres.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli.jobs import table
 from snakemake_executor_plugin_mantik.journal import history
@@ -27,6 +29,8 @@ CONFIGS = SANDBOX / "digits"
 ELSEWHERE = "train:mantik_site=hpc2"
 INSIDE = "--inside"
 SHOWN = Path("results")
+TRACKING = f"sqlite:///{HERE / 'mlflow.db'}"
+METRICS = {"train_accuracy": "Accuracy", "support_vectors": "Vectors", "train_seconds": "Fitting"}
 
 console = Console()
 
@@ -35,7 +39,9 @@ def main() -> int:
     """Start the sandbox around this script's second half and pass its exit code on."""
     if INSIDE in sys.argv[1:]:
         return inside()
-    environment = os.environ | {"MANTIK_SANDBOX_DIR": str(SANDBOX)}
+    # The demo's runs stay here, whatever MLflow server is used otherwise.
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("MLFLOW_")}
+    environment |= {"MANTIK_SANDBOX_DIR": str(SANDBOX), "MLFLOW_TRACKING_URI": TRACKING}
     command = ["-m", "snakemake_executor_plugin_mantik", "sandbox", "run"]
     sites = [word for name, api in SITES.items() for word in ("--site", f"{name}={api}")]
     second_half = [*sites, "--", sys.executable, __file__, INSIDE]
@@ -81,6 +87,33 @@ def show(started: float) -> None:
     lines = (HERE / SHOWN / "report.md").read_text().splitlines()
     console.print(Markdown("\n".join(line for line in lines if not line.startswith("!["))))
     console.print(f"\nFigure: {(HERE / SHOWN / 'report.png').relative_to(Path.cwd())}")
+    show_runs()
+
+
+def show_runs() -> None:
+    """Show the MLflow runs and how to see more of them."""
+    # Here, since it takes seconds.
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=TRACKING)
+    ids = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = Table("Run", "Status", "Site", "C", "gamma", *METRICS.values(), title="MLflow runs")
+    for run in client.search_runs(ids, order_by=["metrics.train_accuracy DESC"]):
+        params, metrics = run.data.params, run.data.metrics
+        values = [f"{metrics[name]:.4g}" if name in metrics else "" for name in METRICS]
+        tags = run.data.tags
+        found.add_row(
+            run.info.run_id[:8], run.info.status, tags.get("mantik.site", ""),
+            params.get("C", ""), params.get("gamma", ""), *values,
+        )  # fmt: skip
+    console.print(found)
+    here = Path.cwd()
+    store = f"sqlite:///{(HERE / 'mlflow.db').relative_to(here)}"
+    program = Path(sys.executable).with_name("mlflow")
+    shown = program.relative_to(here) if program.is_relative_to(here) else "mlflow"
+    command = f"{shown} ui --backend-store-uri {store}"
+    console.print("To look at them in MLflow, start this and open http://127.0.0.1:5000:")
+    console.print(f"  {command}", soft_wrap=True)
 
 
 if __name__ == "__main__":

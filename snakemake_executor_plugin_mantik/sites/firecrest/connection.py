@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 
 import httpx
 
+from snakemake_executor_plugin_mantik.config.addresses import is_loopback
 from snakemake_executor_plugin_mantik.errors import SiteUnauthorized
-from snakemake_executor_plugin_mantik.sites.addresses import checked_url, is_loopback, tls
+from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind

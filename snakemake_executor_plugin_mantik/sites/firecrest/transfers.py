@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import (
     SiteError,
     SiteNotFound,
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import is_confidential
 from snakemake_executor_plugin_mantik.sites.base import Entry, Phase, Reason
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection

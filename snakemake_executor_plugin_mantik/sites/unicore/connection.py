@@ -15,12 +15,13 @@ from typing import Any, Final, TypeVar
 import httpx
 from pyunicore.aio.client import Transport
 
+from snakemake_executor_plugin_mantik.config.addresses import is_loopback
 from snakemake_executor_plugin_mantik.errors import (
     SiteError,
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import checked_url, is_loopback, tls
+from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.repeating import repeat
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of

@@ -510,10 +510,10 @@ _m_environment() {
   _m_extended QUOTE 'it'"'"'s $HOME' || export QUOTE='it'"'"'s $HOME'
   _m_step before
   eval 'echo c1'
-  _m_succeeded $? "a command before the job failed"
+  _m_succeeded $? "command 1 of PreRunCommandOnComputeNode failed"
   _m_step before
   eval 'echo c2'
-  _m_succeeded $? "a command before the job failed"
+  _m_succeeded $? "command 2 of PreRunCommandOnComputeNode failed"
   _m_step temporary
   [ -d "${TMPDIR-}" ] || TMPDIR=/tmp
   export TMPDIR TMP="$TMPDIR" TEMPDIR="$TMPDIR" TEMP="$TMPDIR"

@@ -1,0 +1,127 @@
+"""Who looks on: what the engine tells an observer of each try, and what that may add to a job.
+
+The engine knows nothing of what an observer does (the room `tracking` makes MLflow runs of jobs).
+An observer can neither fail a job nor hold up the loop: it raises nothing, and only `prepare` may
+take time, within a limit of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.journal import TryRecord
+
+How = Literal["finished", "failed", "killed"]
+"""How a try ended: well, by itself with an error, or because somebody or something stopped it."""
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What an observer adds to a job.
+
+    Attributes:
+        directory: relative to the working directory and the workspace alike. Its files here go up
+            before the job; what the job leaves in it comes back, whether the job succeeds or not,
+            and whatever is wrong with it does not change how the job ended.
+        variables: environment variables of the command.
+    """
+
+    directory: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a try.
+
+    Attributes:
+        how: which kind of end it was.
+        words: one line on it, empty after a success.
+        exit_code: of the command, where it is known.
+        log: the job's log, where it is here.
+        waited, ran: seconds, where they are known.
+    """
+
+    how: How
+    words: str = ""
+    exit_code: int | None = None
+    log: Path | None = None
+    waited: float | None = None
+    ran: float | None = None
+
+
+class Observer(Protocol):
+    """Looks on.
+
+    All methods are called in the engine's thread; after a controller was killed, the next one may
+    tell of the same event again.
+    """
+
+    async def prepare(
+        self, request: JobRequest, record: TryRecord, workspace: str
+    ) -> Addition | None:
+        """A try is about to be submitted, or taken up again: what it is to get besides.
+
+        For the same try it is the same each time. None if the observer does not care for the job.
+
+        Args:
+            request: the job.
+            record: its try.
+            workspace: absolute path of the workspace as jobs see it.
+        """
+        ...
+
+    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
+        """A try is about to be submitted, complete."""
+        ...
+
+    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
+        """The site has acknowledged a try under the id `site_job`."""
+        ...
+
+    def started(self, record: TryRecord) -> None:
+        """A try has begun to run. May be left out for one that ended soon after."""
+        ...
+
+    def ended(self, record: TryRecord, end: Ended) -> None:
+        """The end of a try is known, and all that will come back of it is here."""
+        ...
+
+    def leftover(self, record_id: str) -> str | None:
+        """The directory that a try has at the site because of an earlier `prepare`, if any.
+
+        Those of all tries lie beside each other, and nothing else there.
+        """
+        ...
+
+
+class Nobody:
+    """The observer that does nothing."""
+
+    async def prepare(
+        self,
+        request: JobRequest,  # noqa: ARG002
+        record: TryRecord,  # noqa: ARG002
+        workspace: str,  # noqa: ARG002
+    ) -> Addition | None:
+        """Nothing is added."""
+        return None
+
+    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
+        """Ignored."""
+
+    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
+        """Ignored."""
+
+    def started(self, record: TryRecord) -> None:
+        """Ignored."""
+
+    def ended(self, record: TryRecord, end: Ended) -> None:
+        """Ignored."""
+
+    def leftover(self, record_id: str) -> str | None:  # noqa: ARG002
+        """None."""
+        return None

@@ -1,0 +1,62 @@
+"""Fetches a directory of a job that could not say what it left: killed, cancelled, without room.
+
+Nothing is known of the files but what the site lists, and nobody depends on them: they are taken as
+they are, as far as time goes.
+"""
+
+import asyncio
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.errors import SiteError
+from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
+
+SALVAGE_WAIT_S = 60.0
+"""Seconds that it may take: an end waits for it."""
+SUFFIX = ".mantik-salvage"
+
+
+async def salvage(site: Site, directory: str, workdir: Path) -> None:
+    """Bring what lies below `directory` at the site to the same place here, as far as possible.
+
+    What is there already of the same name is replaced, once all of it has come.
+
+    Args:
+        site: where it lies.
+        directory: relative to the workspace and to `workdir`.
+        workdir: the workflow's directory.
+    """
+    target = workdir / directory
+    part = target.with_name(target.name + SUFFIX)
+    try:
+        async with asyncio.timeout(SALVAGE_WAIT_S):
+            await _fetch(site, directory, part)
+        await asyncio.to_thread(_settle, part, target)
+    except (TimeoutError, SiteError, OSError):
+        pass  # what is here already has to do
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+async def _fetch(site: Site, directory: str, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name, entry in (await site.list(directory)).items():
+        path = f"{directory}/{name}"
+        if not rest_safe(path):
+            continue
+        if entry.directory:
+            await _fetch(site, path, target / name)
+            continue
+        with (target / name).open("wb") as file, suppress(SiteError):
+            async for part in site.get(path):
+                file.write(part)
+
+
+def _settle(part: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in part.iterdir():
+        place = target / path.name
+        if place.is_dir():
+            shutil.rmtree(place)
+        path.rename(place)

@@ -1,0 +1,40 @@
+"""Keeps secrets out of what is handed on: their values are replaced wherever they occur."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+MASK: Final = "***"
+_SECRET: Final = re.compile(
+    r"PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN$|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL",
+    re.IGNORECASE,
+)
+"""Names of variables that by their names hold secrets."""
+SHORTEST: Final = 4
+"""Characters that a secret has at least; shorter ones would be found everywhere."""
+
+
+def secret_values(variables: Mapping[str, str]) -> Iterator[str]:
+    """The values of those variables whose names say that they are secret."""
+    for name, value in variables.items():
+        if _SECRET.search(name):
+            yield value
+
+
+def held_by(credentials: Iterable[object]) -> Iterator[str]:
+    """What credentials hold, wherever they come from; not the addresses that they are for."""
+    for credential in credentials:
+        for name, value in vars(credential).items():
+            if isinstance(value, str) and "url" not in name:
+                yield value.removeprefix("Basic ").removeprefix("Bearer ")
+            elif isinstance(value, dict):
+                yield from secret_values({k: v for k, v in value.items() if isinstance(v, str)})
+
+
+def masker(secrets: Iterable[str]) -> Callable[[str], str]:
+    """What replaces each of `secrets` in a text."""
+    known = sorted({s for s in secrets if len(s) >= SHORTEST}, key=len, reverse=True)
+    if not known:
+        return lambda text: text
+    pattern = re.compile("|".join(map(re.escape, known)))
+    return lambda text: pattern.sub(MASK, text)

@@ -1,0 +1,233 @@
+"""The outbox: what MLflow is to be told, written before it is told and marked when it was.
+
+One SQLite file per workflow directory, written by the controller and by one worker at a time. Each
+try that is tracked has a row, and its events are told in their order. A write has survived kill -9
+when the method returns.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+LOCK_WAIT_S = 5.0
+"""Seconds to wait while another process writes; each write takes about a millisecond."""
+
+_SCHEMA = """
+CREATE TABLE runs (
+    try TEXT PRIMARY KEY, uri TEXT NOT NULL, data TEXT NOT NULL, created REAL NOT NULL,
+    run_id TEXT NOT NULL DEFAULT '', experiment_id TEXT NOT NULL DEFAULT '',
+    experiment TEXT NOT NULL DEFAULT '', own_id TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, try TEXT NOT NULL, kind TEXT NOT NULL,
+    data TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, done REAL, UNIQUE (try, kind)
+);
+CREATE INDEX events_open ON events (done, seq);
+"""
+
+
+class Kind(StrEnum):
+    """What happened to a try."""
+
+    CREATE = "create"
+    SUBMITTED = "submitted"
+    STARTED = "started"
+    END = "end"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that MLflow is to be told.
+
+    Attributes:
+        seq: grows with time.
+        attempts: how often it was begun to be told.
+    """
+
+    seq: int
+    try_id: str
+    kind: Kind
+    data: Mapping[str, Any]
+    attempts: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A tracked try.
+
+    Attributes:
+        uri: the tracking URI; empty: MLflow's default, until the worker has found it out.
+        data: what the run is made with.
+        created: seconds since the epoch.
+        run_id: MLflow's id of the run, empty until it is made.
+        experiment_id, experiment: where it is.
+        own_id: the id that the job was given because MLflow's was not there in time.
+    """
+
+    try_id: str
+    uri: str
+    data: Mapping[str, Any]
+    created: float
+    run_id: str
+    experiment_id: str
+    experiment: str
+    own_id: str
+
+
+class Outbox:
+    """The outbox of one workflow directory. An object belongs to one thread at a time.
+
+    All methods raise `sqlite3.Error` if the file cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and make it if it is not there."""
+        self._db = sqlite3.connect(
+            path, isolation_level=None, timeout=LOCK_WAIT_S, check_same_thread=False
+        )
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        with self._write() as db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise sqlite3.NotSupportedError(f"{path} was made by a newer version")
+            if version == 0:
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # The controller
+
+    def add_run(self, try_id: str, uri: str, data: Mapping[str, Any]) -> None:
+        """Track a try, unless it is tracked already."""
+        with self._write() as db:
+            added = db.execute(
+                "INSERT OR IGNORE INTO runs (try, uri, data, created) VALUES (?, ?, ?, ?)",
+                (try_id, uri, json.dumps(data), time.time()),
+            )
+            if added.rowcount:
+                self._insert(db, try_id, Kind.CREATE, {})
+
+    def add(self, try_id: str, kind: Kind, data: Mapping[str, Any]) -> bool:
+        """Something happened to a try that is tracked; whether it is new.
+
+        Each kind happens to a try once, and nothing after its end; but it may be submitted again.
+        """
+        with self._write() as db:
+            known = {
+                row["kind"]: row["done"]
+                for row in db.execute("SELECT kind, done FROM events WHERE try = ?", (try_id,))
+            }
+            if Kind.CREATE not in known or Kind.END in known:
+                return False
+            if kind in known:
+                if kind is not Kind.SUBMITTED:
+                    return False
+                db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, kind))
+            self._insert(db, try_id, kind, data)
+        return True
+
+    @staticmethod
+    def _insert(db: sqlite3.Connection, try_id: str, kind: Kind, data: Mapping[str, Any]) -> None:
+        db.execute(
+            "INSERT INTO events (try, kind, data) VALUES (?, ?, ?)",
+            (try_id, kind, json.dumps(data)),
+        )
+
+    def give_own_id(self, try_id: str, own_id: str, experiment_id: str, experiment: str) -> None:
+        """The job is given an id of ours, and this experiment, unless its run has been made."""
+        self._execute(
+            "UPDATE runs SET own_id = ?, experiment_id = ?, experiment = ? WHERE try = ?"
+            " AND run_id = ''",
+            (own_id, experiment_id, experiment, try_id),
+        )
+
+    # Both
+
+    def run(self, try_id: str) -> RunRecord | None:
+        """A tracked try; None if it is not."""
+        row = self._db.execute("SELECT * FROM runs WHERE try = ?", (try_id,)).fetchone()
+        if row is None:
+            return None
+        values = dict(row)
+        return RunRecord(try_id=values.pop("try"), data=json.loads(values.pop("data")), **values)
+
+    def pending(self) -> int:
+        """The number of tries of which MLflow does not know everything yet."""
+        row = self._db.execute("SELECT COUNT(DISTINCT try) FROM events WHERE done IS NULL")
+        return int(row.fetchone()[0])
+
+    def settled(self, try_id: str) -> bool:
+        """Whether MLflow knows the end of a try, or nothing is known of it here."""
+        row = self._db.execute(
+            "SELECT COUNT(*) AS all_of_it, SUM(kind = ? AND done IS NOT NULL) AS ended"
+            " FROM events WHERE try = ?",
+            (Kind.END, try_id),
+        ).fetchone()
+        return not row["all_of_it"] or bool(row["ended"])
+
+    # The worker
+
+    def open_tries(self, *, ending: bool) -> list[str]:
+        """The tries with something to be told, the oldest first.
+
+        Args:
+            ending: those whose runs are made and whose ends are to be told, or the others.
+        """
+        rows = self._db.execute(
+            "SELECT try, MIN(seq) AS first, SUM(kind = 'create') AS making,"
+            " SUM(kind = 'end') AS ending FROM events WHERE done IS NULL GROUP BY try"
+            " ORDER BY first"
+        )
+        return [r["try"] for r in rows if (bool(r["ending"]) and not r["making"]) == ending]
+
+    def events(self, try_id: str) -> list[Event]:
+        """What is to be told of a try, in order."""
+        rows = self._db.execute(
+            "SELECT * FROM events WHERE try = ? AND done IS NULL ORDER BY seq", (try_id,)
+        )
+        return [
+            Event(r["seq"], r["try"], Kind(r["kind"]), json.loads(r["data"]), r["attempts"])
+            for r in rows
+        ]
+
+    def begin(self, event: Event) -> None:
+        """An event is about to be told: if we are killed now, it may have been."""
+        self._execute("UPDATE events SET attempts = attempts + 1 WHERE seq = ?", (event.seq,))
+
+    def done(self, event: Event) -> None:
+        """An event has been told."""
+        self._execute("UPDATE events SET done = ? WHERE seq = ?", (time.time(), event.seq))
+
+    def made(self, try_id: str, uri: str, run_id: str, experiment_id: str, experiment: str) -> None:
+        """The run of a try has been made, there."""
+        self._execute(
+            "UPDATE runs SET uri = ?, run_id = ?, experiment_id = ?, experiment = ? WHERE try = ?",
+            (uri, run_id, experiment_id, experiment, try_id),
+        )
+
+    def _execute(self, statement: str, values: tuple[object, ...]) -> None:
+        with self._write() as db:
+            db.execute(statement, values)

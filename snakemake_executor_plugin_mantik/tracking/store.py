@@ -1,0 +1,124 @@
+"""The job's own MLflow store: files in its workspace, in the layout of MLflow's file store.
+
+Written here without mlflow, before the job; what the job adds to it comes back with its logs. The
+layout is that of MLflow 1 to 3: a directory per experiment, in it one per run, each with a
+`meta.yaml`; a run without the directories `metrics`, `params` and `artifacts` is not recognised.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+DIRECTORY = ".snakemake/mantik/tracking"
+"""Where the stores of all tries lie, relative to the working directory and the workspace alike."""
+STORE = "mlruns"
+_RUNNING = 1
+_ACTIVE = "active"
+_LOCAL = 4
+
+
+def try_directory(try_id: str) -> str:
+    """The directory of a try, relative to the working directory and the workspace alike."""
+    return f"{DIRECTORY}/{try_id}"
+
+
+def store_directory(try_id: str) -> str:
+    """The store of a try, in its directory."""
+    return f"{try_directory(try_id)}/{STORE}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A run as the job sees it.
+
+    Attributes:
+        run_id: MLflow's id of it, or one of ours if MLflow did not answer in time.
+        experiment_id, experiment: of the experiment that it belongs to.
+    """
+
+    run_id: str
+    experiment_id: str
+    experiment: str
+
+
+def variables(workspace: str, try_id: str, identity: Identity) -> dict[str, str]:
+    """What a job's environment has to say so that MLflow logs into its store, and nowhere else.
+
+    Args:
+        workspace: absolute path of the workspace as the job sees it.
+        try_id: the job's try.
+        identity: its run.
+    """
+    return {
+        "MLFLOW_TRACKING_URI": _uri(workspace, store_directory(try_id)),
+        "MLFLOW_RUN_ID": identity.run_id,
+        "MLFLOW_EXPERIMENT_ID": identity.experiment_id,
+        # MLflow 3.13 and later refuse file stores without it.
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        # Nodes have no way out, and MLflow would try for some seconds.
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Where there is no git MLflow would complain at each import.
+        "GIT_PYTHON_REFRESH": "quiet",
+    }
+
+
+def write_skeleton(
+    root: Path, workspace: str, try_id: str, identity: Identity, *, name: str, user: str, now: float
+) -> None:
+    """Write the store that the job starts with: its experiment and its run, which is running.
+
+    Args:
+        root: where the store is to be, here.
+        workspace: absolute path of the workspace as the job sees it.
+        try_id: the job's try.
+        identity: its run.
+        name: the run's name.
+        user: the user's name.
+        now: seconds since the epoch.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = f"{store_directory(try_id)}/{identity.experiment_id}"
+    moment = int(now * 1000)
+    _write(
+        root / identity.experiment_id,
+        artifact_location=_uri(workspace, place),
+        creation_time=moment,
+        experiment_id=identity.experiment_id,
+        last_update_time=moment,
+        lifecycle_stage=_ACTIVE,
+        name=identity.experiment,
+    )
+    run = root / identity.experiment_id / identity.run_id
+    _write(
+        run,
+        artifact_uri=_uri(workspace, f"{place}/{identity.run_id}/artifacts"),
+        end_time=None,
+        entry_point_name="",
+        experiment_id=identity.experiment_id,
+        lifecycle_stage=_ACTIVE,
+        run_id=identity.run_id,
+        run_name=name,
+        run_uuid=identity.run_id,
+        source_name="",
+        source_type=_LOCAL,
+        source_version="",
+        start_time=moment,
+        status=_RUNNING,
+        tags=[],
+        user_id=user,
+    )
+    for directory in ("metrics", "params", "artifacts"):
+        (run / directory).mkdir(exist_ok=True)
+
+
+def _write(directory: Path, **values: object) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    # JSON's values are YAML's.
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
+    (directory / "meta.yaml").write_text("".join(lines), encoding="utf-8")
+
+
+def _uri(workspace: str, path: str) -> str:
+    return PurePosixPath(workspace, path).as_uri()

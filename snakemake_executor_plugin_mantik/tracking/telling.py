@@ -1,0 +1,226 @@
+"""Tells MLflow what the outbox holds of a try. Part of the worker: needs mlflow."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking.outbox import Event, Kind, Outbox, RunRecord
+from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
+from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.run import without_user
+from snakemake_executor_plugin_mantik.tracking.store import store_directory, try_directory
+
+DEFAULT_EXPERIMENT = "Default"
+TRY = "mantik.try"
+FILES = "mantik"
+"""Folder of a run's artifacts that holds what the executor adds: script, log, backend config."""
+
+
+class Teller:
+    """Tells MLflow of tries. Belongs to one thread."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        workdir: Path,
+        answer: Callable[[Mapping[str, Any]], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """Make a teller.
+
+        Args:
+            outbox: an object of this thread.
+            workdir: the workflow's directory.
+            answer: called with answers to the controller.
+            tell: called with lines for the user.
+        """
+        self._outbox = outbox
+        self._workdir = workdir
+        self._answer = answer
+        self._tell = tell
+        self._clients: dict[str, MlflowClient] = {}
+        self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
+
+    def make(self, try_id: str) -> None:
+        """Make the run of a try, unless it is made: a job waits for its id.
+
+        Raises:
+            Exception: it cannot be made now; to be repeated.
+        """
+        run = self._outbox.run(try_id)
+        events = [e for e in self._outbox.events(try_id) if e.kind is Kind.CREATE]
+        if run is None or run.run_id or not events:
+            return
+        # Before it is done: a kill after that leaves the mark.
+        self._outbox.begin(events[0])
+        uri = run.uri or without_user(mlflow.get_tracking_uri())
+        client = self._client(uri)
+        experiment_id, experiment = self._experiment(client, uri, run.data)
+        run_id = ""
+        if events[0].attempts:
+            found = client.search_runs([experiment_id], f"tags.`{TRY}` = '{try_id}'")
+            run_id = found[0].info.run_id if found else ""
+        if not run_id:
+            made = client.create_run(
+                experiment_id, start_time=int(run.created * 1000), tags=dict(run.data["tags"]),
+                run_name=run.data["name"],
+            )  # fmt: skip
+            run_id = made.info.run_id
+        self._outbox.made(try_id, uri, run_id, experiment_id, experiment)
+        self._answer({"try": try_id, "run": run_id})
+
+    def tell(self, try_id: str) -> None:
+        """Tell all that is to be told of a try; an end only if it has been made before.
+
+        Raises:
+            Exception: MLflow cannot be told now; to be repeated.
+        """
+        self.make(try_id)
+        events = self._outbox.events(try_id)
+        making = any(event.kind is Kind.CREATE for event in events)
+        for event in events:
+            if making and event.kind is Kind.END:
+                return
+            run = self._outbox.run(try_id)
+            assert run is not None
+            self._outbox.begin(event)
+            if event.kind is Kind.CREATE:
+                self._complete(run)
+            else:
+                self._go_on(run, event)
+            self._outbox.done(event)
+            if event.kind is Kind.END:
+                shutil.rmtree(self._workdir / try_directory(try_id), ignore_errors=True)
+
+    def _client(self, uri: str) -> MlflowClient:
+        if uri not in self._clients:
+            real = mlflow.get_tracking_uri()
+            self._clients[uri] = MlflowClient(real if without_user(real) == uri else uri)
+        return self._clients[uri]
+
+    # The beginning
+
+    def _complete(self, run: RunRecord) -> None:
+        """What a run has from its start and cannot be made with."""
+        client = self._client(run.uri)
+        self._params(client, run, run.run_id)
+        client.update_run(run.run_id, status="SCHEDULED")
+
+    def _params(self, client: MlflowClient, run: RunRecord, run_id: str) -> None:
+        params = [Param(name, value) for name, value in run.data["params"].items()]
+        for start in range(0, len(params), BATCH):
+            some = params[start : start + BATCH]
+            try:
+                client.log_batch(run_id, params=some)
+            except MlflowException as error:
+                if not is_refusal(error):
+                    raise
+                for param in some:
+                    self._param(client, run, run_id, param)
+
+    def _param(self, client: MlflowClient, run: RunRecord, run_id: str, param: Param) -> None:
+        try:
+            client.log_batch(run_id, params=[param])
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            self._say(run, f"the parameter {param.key} is left out: {error}")
+
+    def _experiment(
+        self, client: MlflowClient, uri: str, data: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """Id and name of the experiment that the user's environment names."""
+        wanted, name = str(data["experiment_id"]), str(data["experiment"]) or DEFAULT_EXPERIMENT
+        key = (uri, wanted, name)
+        if key not in self._experiments:
+            by_name = client.get_experiment_by_name
+            found = client.get_experiment(wanted) if wanted else by_name(name)
+            if found is None:
+                try:
+                    found = client.get_experiment(client.create_experiment(name))
+                except MlflowException as error:
+                    # Somebody else was as quick.
+                    found = by_name(name)
+                    if found is None:
+                        raise error from None
+            self._experiments[key] = (found.experiment_id, found.name)
+        return self._experiments[key]
+
+    # What comes then
+
+    def _go_on(self, run: RunRecord, event: Event) -> None:
+        """Tell an event of a run that is made. What MLflow refuses is told and given up."""
+        client = self._client(run.uri)
+        try:
+            if event.kind is Kind.SUBMITTED:
+                tags = {"mantik.job_id": event.data["job"], "mantik.queue": event.data["queue"]}
+                _set_tags(client, run.run_id, tags)
+            elif event.kind is Kind.STARTED:
+                client.update_run(run.run_id, status="RUNNING")
+            elif event.kind is Kind.END:
+                self._end(client, run, event)
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            self._say(run, f"MLflow refuses it: {error}")
+
+    def _end(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
+        data, again = event.data, event.attempts > 0
+        store = self._workdir / store_directory(run.try_id)
+        if store.is_dir():
+            destination = Destination(
+                run.try_id, run.run_id, run.experiment_id, run.own_id or run.run_id,
+                source_experiment_id=_experiment_of(store, run.own_id or run.run_id),
+                name=run.data["name"],
+            )  # fmt: skip
+            Replay(
+                client, store, destination, again=again, status=data["status"],
+                tell=lambda text: self._say(run, text),
+            ).run()  # fmt: skip
+        self._files(client, run, data)
+        tags = {
+            "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
+            "mantik.reason": data["words"],
+            "mantik.own_run_id": run.own_id,
+        }
+        _set_tags(client, run.run_id, tags)
+        client.set_terminated(run.run_id, data["status"], int(data["time"] * 1000))
+
+    def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
+        directory = self._workdir / try_directory(run.try_id)
+        directory.mkdir(parents=True, exist_ok=True)
+        files = [directory / "script.sh", self._workdir / run.data["config"]]
+        if data["log"] and (log := Path(data["log"])).is_file():
+            named = directory / "log.txt"
+            named.unlink(missing_ok=True)
+            with suppress(OSError):
+                os.link(log, named)
+            if not named.exists():
+                shutil.copyfile(log, named)
+            files.append(named)
+        for file in files:
+            if file.is_file():
+                client.log_artifact(run.run_id, str(file), FILES)
+
+    def _say(self, run: RunRecord, text: str) -> None:
+        self._tell(f"{run.data['name']}: MLflow run {run.run_id}: {' '.join(text.split())[:400]}")
+
+
+def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
+    told = [RunTag(name, value[:5000]) for name, value in tags.items() if value]
+    if told:
+        client.log_batch(run_id, tags=told)
+
+
+def _experiment_of(store: Path, run_id: str) -> str:
+    """The experiment of a store in which the run is."""
+    found = [path.parent.name for path in store.glob(f"*/{run_id}")]
+    return found[0] if found else ""

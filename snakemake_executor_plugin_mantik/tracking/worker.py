@@ -1,0 +1,168 @@
+"""The process that tells MLflow: `python -m snakemake_executor_plugin_mantik.tracking.worker`.
+
+It works off the outbox of the working directory: the runs that are to be made and their states
+first, so that jobs do not wait, and beside that the ends of runs with all that the jobs logged. Its
+input only wakes it up; when that is at its end, so is the controller, and the worker ends as soon
+as everything is told, or MLflow does not answer. What is left, the next worker tells. It may be
+started by hand for that, with no input (`< /dev/null`).
+
+It answers with JSON, one object per line: `{"ready": VERSION}`, `{"try": …, "run": …, …}` when a
+run is made, `{"down": WHY}` when MLflow does not answer, `{"tell": TEXT}` for the user.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+
+OUTBOX = "outbox.sqlite"
+LOCK = "lock"
+IDLE_S = 5.0
+"""Seconds after which the outbox is looked at without being woken up."""
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+"""Seconds to wait after a failure, doubled each time."""
+FAILURES = 2
+"""Failures in a row after which the others are not tried either, for a while."""
+DRAIN_S = 600.0
+"""Seconds that the worker goes on after its controller has ended."""
+SETTINGS: Mapping[str, str] = {
+    # Reading the jobs' own stores.
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    # Waiting for a server is the worker's own business: it keeps all in the outbox.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+"""What the worker's MLflow is set to, unless the user has set it."""
+
+
+class Worker:
+    """Works off the outbox until there is nothing left and the input has ended."""
+
+    def __init__(self, workdir: Path, answer: Callable[[Mapping[str, Any]], None]) -> None:
+        """Prepare; `answer` is called with each answer to the controller."""
+        self._workdir = workdir
+        self._answer = answer
+        self._wake = {ending: threading.Event() for ending in (False, True)}
+        self._ending = threading.Event()
+        self._making_is_over = threading.Event()
+        self._told: set[str] = set()
+
+    def wake(self) -> None:
+        """There may be something new."""
+        for event in self._wake.values():
+            event.set()
+
+    def finish(self) -> None:
+        """Nothing new will come."""
+        self._ending.set()
+        self.wake()
+
+    def work(self, *, ending: bool) -> None:
+        """Tell what there is, the ends of runs or all that comes before; a thread's whole work."""
+        from snakemake_executor_plugin_mantik.tracking.telling import Teller
+
+        outbox = Outbox(self._workdir / DIRECTORY / OUTBOX)
+        teller = Teller(outbox, self._workdir, self._answer, self._tell_once)
+        wait = FIRST_WAIT_S
+        while True:
+            last = self._ending.is_set() and (not ending or self._making_is_over.is_set())
+            event = self._wake[ending]
+            event.clear()
+            if self._round(teller, outbox, ending):
+                wait = FIRST_WAIT_S
+            elif last:
+                break
+            else:
+                event.wait(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
+                continue
+            if last:
+                break
+            if not outbox.open_tries(ending=ending):
+                event.wait(IDLE_S)
+        outbox.close()
+        if not ending:
+            self._making_is_over.set()
+            self._wake[True].set()
+
+    def _round(self, teller: Any, outbox: Outbox, ending: bool) -> bool:
+        """Tell what there is once; whether all of it could be told."""
+        failures, all_told = 0, True
+        tries = outbox.open_tries(ending=ending)
+        # All runs are made before anything else is told of one: jobs wait for them.
+        acts = [] if ending else [(teller.make, try_id) for try_id in tries]
+        for act, try_id in [*acts, *((teller.tell, try_id) for try_id in tries)]:
+            try:
+                act(try_id)
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - MLflow's stores and plugins raise anything
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                sys.stderr.write(f"{try_id}: {why}\n")
+                self._answer({"down": why[:300]})
+                failures, all_told = failures + 1, False
+                if failures >= FAILURES:
+                    break
+        return all_told
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._answer({"tell": text})
+
+
+def main() -> int:
+    """Work for the current directory."""
+    workdir = Path.cwd()
+    directory = workdir / DIRECTORY
+    if not (directory / OUTBOX).exists():
+        return 0
+    answering = threading.Lock()
+
+    def answer(values: Mapping[str, Any]) -> None:
+        # A controller that is gone needs no answer.
+        with answering, suppress(OSError, ValueError):
+            sys.stdout.write(json.dumps(values) + "\n")
+            sys.stdout.flush()
+
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with (directory / LOCK).open("w") as lock:
+        # Another worker ends soon: its controller has ended.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        import mlflow
+
+        answer({"ready": mlflow.__version__})
+        worker = Worker(workdir, answer)
+        threads = [
+            threading.Thread(target=worker.work, kwargs={"ending": ending}, daemon=True)
+            for ending in (False, True)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in sys.stdin.buffer:
+            worker.wake()
+        worker.finish()
+        deadline = time.monotonic() + DRAIN_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        sys.stdout.flush()
+        # What hangs in a request must not keep the lock.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

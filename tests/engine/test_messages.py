@@ -1,0 +1,56 @@
+"""What people are told of a job that failed."""
+
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine import messages
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.jobs.script import STEPS
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+
+LOG = Path("logs/x.log")
+CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m"
+
+
+def failed(exit_code: int = 1, **values: str) -> str:
+    marker = Marker(exit_code, **values)  # type: ignore[arg-type]
+    return messages.failed(marker, "hpc1, 17", b"the end\n", LOG, False)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_has_its_words(step: str) -> None:
+    told = failed(failed_step=step)
+    assert told.startswith("The job failed before its command, ")
+    assert "in its set-up" not in told
+    assert "the end" in told
+    assert str(LOG) in told
+
+
+def test_a_step_that_nobody_knows() -> None:
+    assert "in its set-up" in failed(failed_step=f"{CONTROL}x")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (1, "exit code 1 (hpc1, 17)."),
+        (137, "exit code 137, which means that it was ended by SIGKILL (hpc1, 17)."),
+        (139, "ended by SIGSEGV"),
+        (128, "exit code 128 (hpc1, 17)."),
+        (255, "exit code 255 (hpc1, 17)."),
+    ],
+)
+def test_exit_codes(code: int, words: str) -> None:
+    told = failed(code)
+    assert words in told
+    assert ("mem_mb=" in told) == (code == 137)
+
+
+def test_no_text_of_others_reaches_the_terminal_raw() -> None:
+    state = JobState(Phase.ENDED, Reason.UNKNOWN, detail=f"gone{CONTROL}")
+    told = messages.stopped(state, "hpc1", f"bad{CONTROL}\r\n".encode(), None)
+    told += str(SiteRejected(f"no{CONTROL}", where=f"site{CONTROL}", do=f"do{CONTROL}"))
+    assert not set(told) & set("\x1b\x07\x9b\r")
+    assert "gone" in told

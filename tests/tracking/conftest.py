@@ -1,0 +1,182 @@
+"""A real MLflow server, a sandbox, and the runs as MLflow's own client sees them."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.support.gate import Gate
+from tests.support.sandbox import FAST
+from tests.support.workflows import Place, Project
+
+START_S = 60.0
+PASSWORD = "s3cret-of-the-tracking-server"
+"""Never leaves this machine; the server here does not ask for it."""
+
+os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+@dataclass
+class TrackingServer:
+    """A real `mlflow server` with a SQLite store."""
+
+    directory: Path
+    port: int
+    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+            *("--port", str(self.port), "--workers", "1"),
+            *("--backend-store-uri", f"sqlite:///{self.directory}/mlflow.db"),
+            *("--artifacts-destination", str(self.directory / "artifacts")),
+        ]
+        with (self.directory / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=self.directory, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            )  # fmt: skip
+        end = time.monotonic() + START_S
+        while True:
+            assert time.monotonic() < end, (self.directory / "server.log").read_text()
+            try:
+                if httpx.get(f"{self.uri}/health", timeout=2).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, 9)
+            self.process.wait(20)
+            self.process = None
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def tracking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackingServer]:
+    """The worker's tracking server; each test has an experiment of its own there."""
+    server = TrackingServer(tmp_path_factory.mktemp("mlflow"), free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    directory = tmp_path_factory.mktemp("sandbox-tracking")
+    sites = [SiteOption("hpc1"), SiteOption("hpc2", "firecrest")]
+    with Sandbox(directory, sites, FAST) as box:
+        yield box
+
+
+def place(sandbox: Sandbox, name: str) -> Place:
+    config = sandbox.config_path(name).read_text()
+    quick = config.replace("Heartbeat: 10s", "Heartbeat: 1s").replace("Grace: 5s", "Grace: 1s")
+    assert quick != config
+    return Place(
+        name,
+        quick,
+        sandbox.environment(),
+        sandbox.directory / name / "scratch",
+    )
+
+
+@dataclass
+class Tracked:
+    """A project whose runs are tracked, and what MLflow knows of them."""
+
+    project: Project
+    uri: str
+    experiment: str
+
+    def __post_init__(self) -> None:
+        self.project.extra |= {
+            "MLFLOW_TRACKING_URI": self.uri,
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "MLFLOW_EXPERIMENT_NAME": self.experiment,
+            "MLFLOW_TRACKING_PASSWORD": PASSWORD,
+            "MLFLOW_TRACKING_USERNAME": "user",
+        }
+        self.client = MlflowClient(tracking_uri=self.uri)
+
+    def runs(self) -> dict[str, Run]:
+        """The runs by their names; a name that comes twice is a mistake."""
+        experiment = self.client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            return {}
+        found = self.client.search_runs([experiment.experiment_id])
+        names = [run.info.run_name for run in found]
+        assert len(set(names)) == len(names), names
+        return {run.info.run_name: run for run in found}
+
+    def run(self) -> Run:
+        """The only run."""
+        (run,) = self.runs().values()
+        return run
+
+    def history(self, run: Run, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a metric, in order."""
+        found = self.client.get_metric_history(run.info.run_id, name)
+        return sorted((metric.step, metric.value) for metric in found)
+
+    def artifacts(self, run: Run, below: str | None = None) -> list[str]:
+        """All files among the artifacts."""
+        found: list[str] = []
+        for entry in self.client.list_artifacts(run.info.run_id, below):
+            found += self.artifacts(run, entry.path) if entry.is_dir else [entry.path]
+        return sorted(found)
+
+
+@pytest.fixture
+def tracked(sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path) -> Iterator[Tracked]:
+    """A project at the UNICORE site whose runs go to the server."""
+    project = Project(tmp_path / "project", place(sandbox, "hpc1"))
+    yield Tracked(project, tracking_server.uri, str(tmp_path))
+    project.close()
+
+
+@pytest.fixture
+def elsewhere(sandbox: Sandbox, tmp_path: Path) -> Iterator[Tracked]:
+    """A project at the firecREST site whose runs go to a SQLite file beside the Snakefile."""
+    project = Project(tmp_path / "project", place(sandbox, "hpc2"))
+    made = Tracked(project, f"sqlite:///{project.directory / 'runs.db'}", "digits")
+    project.extra["MLFLOW_TRACKING_URI"] = "sqlite:///runs.db"
+    yield made
+    project.close()
+
+
+@pytest.fixture
+def gated(
+    sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path
+) -> Iterator[tuple[Tracked, Gate]]:
+    """Like `tracked`, with a gate before the server."""
+    project = Project(tmp_path / "project", place(sandbox, "hpc1"))
+    gate = Gate(tracking_server.port)
+    made = Tracked(project, tracking_server.uri, str(tmp_path))
+    project.extra["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{gate.port}"
+    yield made, gate
+    gate.close()
+    project.close()

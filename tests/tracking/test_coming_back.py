@@ -1,0 +1,104 @@
+"""Whoever dies, and whatever is down: each run is told once, in order, and no job waits long."""
+
+import os
+import signal
+import sys
+import time
+
+from tests.support.gate import Gate
+from tests.support.workflows import Project, until
+from tests.tracking.conftest import Tracked
+from tests.tracking.rules import workflow
+
+SLOW = """
+import mlflow, os, pathlib, time
+with mlflow.start_run():
+    mlflow.log_metric("m", 1)
+    pathlib.Path("logged").touch()
+    while not os.path.exists("go"):
+        time.sleep(0.1)
+    mlflow.log_metric("m", 2, step=1)
+"""
+
+
+def prepare(project: Project) -> None:
+    project.write("slow.py", SLOW)
+    project.write("Snakefile", workflow(train=f"{sys.executable} slow.py"))
+
+
+def logged(project: Project) -> bool:
+    return (project.workspace / "logged").exists()
+
+
+def test_controller_killed(tracked: Tracked) -> None:
+    project = tracked.project
+    prepare(project)
+    first = project.start("--nolock", "--rerun-incomplete")
+    until(lambda: logged(project), "the job")
+    until(lambda: tracked.run().info.status == "RUNNING", "the run")
+    first.kill()
+    (project.workspace / "go").touch()
+
+    said = project.run("--nolock", "--rerun-incomplete").ok().output
+
+    assert "taken up again" in said
+    run = tracked.run()
+    assert run.info.status == "FINISHED"
+    assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]
+
+
+def test_interrupted(tracked: Tracked) -> None:
+    project = tracked.project
+    prepare(project)
+    running = project.start()
+    until(lambda: logged(project), "the job")
+
+    said = running.interrupt().output
+
+    run = tracked.run()
+    assert run.info.status == "KILLED", said
+    assert tracked.history(run, "m") == [(0, 1.0)], said
+
+
+def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
+    tracked, gate = gated
+    project = tracked.project
+    project.write(
+        "log.py", "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('m', 1)\n"
+    )
+    command = f"{sys.executable} log.py"
+    project.write("Snakefile", workflow(one=command, two=command))
+    gate.shut()
+    begun = time.monotonic()
+
+    said = project.run().ok().output
+
+    assert "MLflow cannot be told now" in said
+    assert time.monotonic() - begun < 45
+    assert not tracked.runs()
+    gate.open()
+    project.write("Snakefile", workflow(one=command, two=command, three="true"))
+    said = project.run().ok().output
+
+    runs = tracked.runs()
+    assert set(runs) == {"one", "two", "three"}, said
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert tracked.history(runs["one"], "m") == [(0, 1.0)]
+    assert len(runs["one"].data.tags["mantik.own_run_id"]) == 32
+    assert "mantik.own_run_id" not in runs["three"].data.tags
+
+
+def test_worker_killed(tracked: Tracked) -> None:
+    project = tracked.project
+    prepare(project)
+    running = project.start()
+    until(lambda: logged(project), "the job")
+    until(lambda: tracked.run().info.status == "RUNNING", "the run")
+    os.kill(int(project.read(".snakemake/mantik/tracking/lock")), signal.SIGKILL)
+    (project.workspace / "go").touch()
+
+    running.end().ok()
+
+    run = tracked.run()
+    assert run.info.status == "FINISHED"
+    assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]

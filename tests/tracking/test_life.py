@@ -1,0 +1,143 @@
+"""Whole workflows: every run of an entry point is an MLflow run, and says what the job logged."""
+
+import os
+import sys
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.workflows import tells
+from tests.tracking.conftest import PASSWORD, Tracked
+from tests.tracking.rules import HEAD, rule, workflow
+
+CODE = """
+import mlflow
+print("trained")
+with mlflow.start_run() as run:
+    mlflow.log_param("seen", run.info.run_id)
+    mlflow.log_param("alpha", "2")
+    for step in range(3):
+        mlflow.log_metric("loss/train", 1.0 / (step + 1), step=step)
+    mlflow.log_metric("bad", float("nan"))
+    mlflow.set_tag("colour", "grün")
+    mlflow.log_text("hello", "notes/a.txt")
+    with mlflow.start_run(nested=True, run_name="inner"):
+        mlflow.log_metric("inner", 7)
+"""
+
+
+def test_what_a_job_logs(tracked: Tracked) -> None:
+    project = tracked.project
+    project.write("code.py", CODE)
+    arguments = {"alpha": "1.50", "text": "it's $HOME"}
+    project.write("Snakefile", HEAD + rule(f"{sys.executable} code.py", arguments=arguments))
+
+    said = project.run().ok().output
+
+    runs = tracked.runs()
+    assert set(runs) == {"train", "inner"}, said
+    run = runs["train"]
+    assert run.info.status == "FINISHED"
+    assert run.data.params == arguments | {"seen": run.info.run_id}
+    assert tracked.history(run, "loss/train") == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
+    assert [str(value) for _, value in tracked.history(run, "bad")] == ["nan"]
+    assert run.data.tags["colour"] == "grün"
+    assert run.data.tags["mantik.site"] == "hpc1"
+    assert run.data.tags["mantik.rule"] == "train"
+    assert run.data.tags["mlflow.project.entryPoint"] == "main"
+    assert run.data.tags["mlflow.project.backend"] == "mantik"
+    assert run.data.tags["mantik.job_id"] in said
+    assert tracked.history(runs["inner"], "inner") == [(0, 7.0)]
+    assert runs["inner"].data.tags["mlflow.parentRunId"] == run.info.run_id
+    assert runs["inner"].info.status == "FINISHED"
+    assert tracked.artifacts(run) == [
+        "mantik/backend-config.yaml", "mantik/log.txt", "mantik/script.sh", "notes/a.txt",
+    ]  # fmt: skip
+    tells(said, "alpha stays '1.50'; the job logged '2'")
+    assert not [p for p in (project.workspace / ".snakemake").rglob("*") if p.is_file()]
+    left = project.directory / ".snakemake/mantik/tracking"
+    assert not [path for path in left.iterdir() if len(path.name) == 36]
+
+
+def test_no_credential_is_at_the_site(tracked: Tracked, sandbox: Sandbox) -> None:
+    project = tracked.project
+    secret = "hunter2-hunter2"
+    project.config.write_text(
+        f"{project.place.config}\nEnvironment:\n  Variables: {{WANDB_API_KEY: {secret}}}\n"
+    )
+    project.write("Snakefile", workflow(train="printenv && cp -r .snakemake seen"))
+
+    project.run().ok()
+
+    held = [path for path in sandbox.directory.rglob("*") if path.is_file()]
+    assert not [path for path in held if PASSWORD.encode() in path.read_bytes()]
+    assert [path for path in held if path.name == "meta.yaml" and "seen" in path.parts]
+    run = tracked.run()
+    for name in ("mantik/script.sh", "mantik/backend-config.yaml"):
+        told = Path(tracked.client.download_artifacts(run.info.run_id, name)).read_text()
+        assert "WANDB_API_KEY" in told
+        assert secret not in told
+    kept = project.directory / ".snakemake" / "mantik" / "tracking"
+    assert not [p for p in kept.rglob("*") if p.is_file() and PASSWORD.encode() in p.read_bytes()]
+
+
+SCRIPT = "$(grep PPid /proc/$PPID/status | cut -f2)"
+"""The process id of the job script, which is the parent of the command's parent."""
+
+
+def test_how_jobs_end(elsewhere: Tracked) -> None:
+    # At a firecREST site, into an SQLite file named relative to the working directory.
+    project = elsewhere.project
+    project.write(
+        "log.py",
+        """
+        import mlflow
+        with mlflow.start_run():
+            mlflow.log_metric("m", 1)
+        """,
+    )
+    project.write(
+        "Snakefile",
+        workflow(
+            crashes=f"{sys.executable} log.py && exit 3",
+            stopped=f"{sys.executable} log.py && kill -TERM {SCRIPT} && sleep 30",
+            vanished=f"{sys.executable} log.py && kill -KILL {SCRIPT} && sleep 30",
+            untracked="printenv MLFLOW_RUN_ID MLFLOW_TRACKING_URI",
+        ),
+    )
+
+    said = project.run("--keep-going").failed()
+
+    runs = elsewhere.runs()
+    states = {name: run.info.status for name, run in runs.items()}
+    assert states == {
+        "crashes": "FAILED", "stopped": "KILLED", "vanished": "FAILED", "untracked": "FINISHED",
+    }, said  # fmt: skip
+    assert runs["crashes"].data.tags["mantik.exit_code"] == "3"
+    assert runs["crashes"].data.metrics == {"m": 1.0}
+    assert runs["stopped"].data.metrics == {"m": 1.0}
+    assert runs["vanished"].data.metrics == {"m": 1.0}
+    log = elsewhere.client.download_artifacts(runs["untracked"].info.run_id, "mantik/log.txt")
+    run_id, uri = Path(log).read_text().split()[:2]
+    assert run_id == runs["untracked"].info.run_id
+    assert uri.startswith("file:///")
+    assert project.exists("runs.db")
+
+
+def test_without_mlflow_here(tracked: Tracked) -> None:
+    project = tracked.project
+    project.write("Snakefile", workflow(train="true"))
+    project.write("hide/sitecustomize.py", HIDE)
+    project.extra["PYTHONPATH"] = f"{project.directory / 'hide'}:{os.environ['PYTHONPATH']}"
+
+    said = project.run().ok().output
+
+    tells(said, "not tracked", "pip install 'snakemake-executor-plugin-mantik[mlflow]'")
+    assert said.count("not tracked") == 1
+    assert not tracked.runs()
+
+
+HIDE = """
+    import importlib.util
+    real = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *more: None if name == "mlflow" else real(name, *more)
+"""

@@ -1,0 +1,300 @@
+"""What a job logged into its own store comes into its run: all of it, once, however often told."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LoggedModelOutput,
+    Metric,
+    Param,
+    Run,
+)
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking.replay import Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.store import Identity, write_skeleton
+
+SOURCE = "a" * 32
+TRY = "11111111-2222-4333-8444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty SQLite store: to make its tables takes seconds."""
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def target(empty: Path, tmp_path: Path) -> MlflowClient:
+    """A client of a new SQLite store, with an experiment."""
+    shutil.copyfile(empty, tmp_path / "mlflow.db")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client.create_experiment("digits", artifact_location=(tmp_path / "artifacts").as_uri())
+    return client
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """What a job left."""
+    root = tmp_path / "site" / "mlruns"
+    write_skeleton(
+        root, "/at/the/site", TRY, Identity(SOURCE, "7", "digits: 'ü'"), name="train C=1",
+        user="me", now=1000.0,
+    )  # fmt: skip
+    fill(root)
+    return root
+
+
+def fill(root: Path) -> None:
+    """Log as a job does that sees the store; the paths in it are those of the site."""
+    client = MlflowClient(tracking_uri=root.as_uri())
+    moved = root / "7" / SOURCE / "meta.yaml"
+    text = moved.read_text()
+    here = text.replace("file:///at/the/site", root.parent.as_uri())
+    moved.write_text(here)
+    for step in range(5):
+        client.log_metric(SOURCE, "loss/a", 1 / (step + 1), timestamp=step, step=step)
+    client.log_metric(SOURCE, "bad", float("nan"), timestamp=1)
+    client.log_metric(SOURCE, "endless", float("inf"), timestamp=1)
+    client.log_batch(SOURCE, params=[Param("depth", "3"), Param("C", "1.0")])
+    client.set_tag(SOURCE, "mlflow.note.content", "two\nlines")
+    client.set_tag(SOURCE, "mlflow.source.name", "not this")
+    model = client.create_logged_model(
+        "7", name="net", source_run_id=SOURCE, params={"layers": "2"}, model_type="torch"
+    )
+    files = root / "7" / "models" / model.model_id / "artifacts"
+    files.mkdir(exist_ok=True)
+    (files / "MLmodel").write_text(f"model_id: {model.model_id}\nrun_id: {SOURCE}\nflavors: {{}}\n")
+    (files / "weights").write_bytes(b"\0\1")
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(SOURCE, [LoggedModelOutput(model.model_id, 4)])
+    data = Dataset("the digits", "d1", "local", "{}")
+    client.log_inputs(SOURCE, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
+    client.log_batch(
+        SOURCE,
+        metrics=[
+            Metric("score", 0.9, 9, 4, model_id=model.model_id, dataset_name="the digits",
+                   dataset_digest="d1", run_id=SOURCE)
+        ],
+    )  # fmt: skip
+    artifacts = root / "7" / SOURCE / "artifacts" / "plots"
+    artifacts.mkdir()
+    (artifacts / "ü #1.txt").write_text("plot")
+    inner = client.create_run("7", run_name="inner", tags={"mlflow.parentRunId": SOURCE})
+    client.log_metric(inner.info.run_id, "inner", 5, timestamp=5)
+    client.set_terminated(inner.info.run_id, "FINISHED")
+    open_run = client.create_run(
+        "7", run_name="open", tags={"mlflow.parentRunId": inner.info.run_id}
+    )
+    client.log_metric(open_run.info.run_id, "open", 6, timestamp=5)
+    moved.write_text(text)
+
+
+@dataclass
+class Told:
+    """A replay into a run, and what it said."""
+
+    client: MlflowClient
+    store: Path
+    run_id: str
+    experiment_id: str
+    said: list[str]
+
+    def replay(self, client: Any = None, *, again: bool = False) -> None:
+        destination = Destination(
+            TRY, self.run_id, self.experiment_id, SOURCE, "7", name="train C=1"
+        )
+        Replay(
+            client or self.client, self.store, destination, again=again, status="FAILED",
+            tell=self.said.append,
+        ).run()  # fmt: skip
+
+    def view(self) -> dict[str, Any]:
+        """All that MLflow knows, ids of what the replay made left out."""
+        found: dict[str, Any] = {}
+        runs = self.client.search_runs([self.experiment_id])
+        names = {run.info.run_id: run.info.run_name for run in runs}
+        assert len(set(names.values())) == len(runs), names
+        for run in runs:
+            found[run.info.run_name] = self._run(run, names)
+        models = self.client.search_logged_models([self.experiment_id])
+        found["models"] = [
+            (m.name, m.model_type, str(m.status), dict(m.params), names[m.source_run_id],
+             sorted((x.key, x.value, x.step) for x in m.metrics or []))
+            for m in models
+        ]  # fmt: skip
+        return found
+
+    def _run(self, run: Run, names: dict[str, str]) -> dict[str, Any]:
+        tags = {k: v for k, v in run.data.tags.items() if not k.startswith("mantik.source_")}
+        if parent := tags.get("mlflow.parentRunId"):
+            tags["mlflow.parentRunId"] = names[parent]
+        return {
+            "status": run.info.status,
+            "params": run.data.params,
+            "tags": tags,
+            "metrics": {
+                name: sorted(
+                    (m.timestamp, m.step, str(m.value))
+                    for m in self.client.get_metric_history(run.info.run_id, name)
+                )
+                for name in run.data.metrics
+            },
+            "inputs": [
+                (d.dataset.name, d.dataset.digest, [(t.key, t.value) for t in d.tags])
+                for d in run.inputs.dataset_inputs
+            ],
+            "outputs": len(run.outputs.model_outputs),
+            "artifacts": [a.path for a in self.client.list_artifacts(run.info.run_id, "plots")],
+        }
+
+
+@pytest.fixture
+def told(target: MlflowClient, store: Path) -> Told:
+    experiment = target.get_experiment_by_name("digits")
+    run = target.create_run(
+        experiment.experiment_id, run_name="train C=1", tags={"mlflow.source.name": "churn"}
+    )
+    target.log_param(run.info.run_id, "C", "1")
+    return Told(target, store, run.info.run_id, experiment.experiment_id, [])
+
+
+def test_everything_comes_over(told: Told) -> None:
+    told.replay()
+
+    found = told.view()
+    assert set(found) == {"train C=1", "inner", "open", "models"}
+    run = found["train C=1"]
+    assert run["params"] == {"C": "1", "depth": "3"}
+    assert any("C stays '1'" in line for line in told.said)
+    assert run["metrics"]["loss/a"] == [(s, s, str(1 / (s + 1))) for s in range(5)]
+    assert run["metrics"]["bad"] == [(1, 0, "nan")]
+    assert float(run["metrics"]["endless"][0][2]) > 1e300
+    assert run["metrics"]["score"] == [(9, 4, "0.9")]
+    assert run["tags"]["mlflow.note.content"] == "two\nlines"
+    assert run["tags"]["mlflow.source.name"] == "churn"
+    assert run["inputs"] == [("the digits", "d1", [("mlflow.data.context", "training")])]
+    assert run["outputs"] == 1
+    assert run["artifacts"] == ["plots/ü #1.txt"]
+    assert run["status"] == "RUNNING"  # whoever ends it knows how
+    assert found["inner"]["status"] == "FINISHED"
+    assert found["inner"]["tags"]["mlflow.parentRunId"] == "train C=1"
+    assert found["open"]["status"] == "FAILED"
+    assert found["open"]["tags"]["mlflow.parentRunId"] == "inner"
+    (model,) = found["models"]
+    assert model[:2] == ("net", "torch")
+    assert model[3] == {"layers": "2"}
+    assert model[4] == "train C=1"
+    assert model[5] == [("score", 0.9, 4)]
+
+
+def test_a_models_description_names_the_model(told: Told) -> None:
+    told.replay()
+
+    (model,) = told.client.search_logged_models([told.experiment_id])
+    place = Path(model.artifact_location.removeprefix("file://"))
+    assert f"model_id: {model.model_id}" in (place / "MLmodel").read_text()
+    assert f"run_id: {told.run_id}" in (place / "MLmodel").read_text()
+    assert (place / "weights").read_bytes() == b"\0\1"
+
+
+class Killed(Exception):  # noqa: N818 - reads as what it says
+    """The worker was killed."""
+
+
+class Mortal:
+    """A client that dies before its nth act, which is to say after the one before that."""
+
+    ACTS = ("create_", "log_", "set_", "finalize_", "update_")
+
+    def __init__(self, client: MlflowClient, deaths: int) -> None:
+        self._client = client
+        self._left = deaths
+
+    def _pass(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._client, name)
+        if not name.startswith(self.ACTS):
+            return real
+
+        def act(*arguments: Any, **named: Any) -> Any:
+            self._pass()
+            return real(*arguments, **named)
+
+        return act
+
+
+def test_killed_anywhere_and_repeated(
+    told: Told, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole.db"
+    shutil.copyfile(tmp_path / "mlflow.db", whole)
+    told.replay()
+    expected = told.view()
+    died = 0
+    while True:
+        copy = tmp_path / f"{died}.db"
+        shutil.copyfile(whole, copy)
+        client = MlflowClient(tracking_uri=f"sqlite:///{copy}")
+        again = Told(client, told.store, told.run_id, told.experiment_id, [])
+        try:
+            again.replay(Mortal(client, died + 1))
+        except Killed:
+            died += 1
+        else:
+            break
+        again.replay(again=True)
+        assert again.view() == expected, died
+    assert died > 12
+
+
+def test_a_job_that_logged_nothing(told: Told) -> None:
+    shutil.rmtree(told.store)
+    write_skeleton(
+        told.store, "/at/the/site", TRY, Identity(SOURCE, "7", "digits"), name="train C=1",
+        user="me", now=1000.0,
+    )  # fmt: skip
+    before = told.view()
+
+    told.replay()
+
+    assert told.view() == before
+    assert told.said == []
+
+
+@pytest.mark.parametrize("damage", ["meta", "experiment", "metric", "half", "run", "all"])
+def test_a_damaged_store(told: Told, damage: str) -> None:
+    run = told.store / "7" / SOURCE
+    if damage == "meta":
+        (run / "meta.yaml").write_text("{ not: yaml: at all")
+    elif damage == "experiment":
+        (run.parent / "meta.yaml").write_bytes(b"\xff\0")
+    elif damage == "half":
+        with (run / "metrics" / "loss" / "a").open("a") as file:
+            file.write("1795271643516 0.")
+    elif damage == "metric":
+        (run / "metrics" / "broken").write_text("one two three four five six seven\n")
+    elif damage == "run":
+        shutil.rmtree(run)
+    else:
+        shutil.rmtree(told.store)
+        told.store.mkdir()
+
+    told.replay()
+
+    assert told.said
+    metrics = told.view()["train C=1"]["metrics"]
+    lost = damage in ("run", "all")
+    assert len(metrics.get("loss/a", [])) == (0 if lost else 5)

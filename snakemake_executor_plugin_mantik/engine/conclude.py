@@ -1,7 +1,7 @@
 """From a try's end to the job's outcome: what it made comes here, or the reason is told."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.life import Life, ran
+from snakemake_executor_plugin_mantik.engine.messages import Said
 from snakemake_executor_plugin_mantik.engine.observe import Ended, How, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
@@ -23,6 +24,9 @@ from snakemake_executor_plugin_mantik.sites.base import Reason
 
 BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
 """Steps of a script in which what it carried may not have been unpacked."""
+
+LOG_END_BYTES = 16 << 10
+"""How much of a log file is looked at for its last lines."""
 
 
 class Concluder:
@@ -109,8 +113,8 @@ class Concluder:
         except OSError as error:
             return self._failed(
                 request, life,
-                f"The outputs cannot be written here ({error.strerror}: {error.filename}). They are"
-                " still at the site: free space and start again.\n", None, None, keep=True,
+                f"The outputs cannot be written here ({messages.trouble(error)}). They are still at"
+                " the site: free space and start again.\n", None, None, keep=True,
             )  # fmt: skip
         await self._log(record, marker, path)
         return self._succeeded(request, life, marker, fetched, path)
@@ -145,7 +149,7 @@ class Concluder:
             await self._again(life, lost)
             return None
         log = await self._log(life.record, None, path)
-        words = messages.stopped(end.state, life.where, log, self._shown(path))
+        words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
         await self._ender.rescue(life.record.id)
         cancelled = end.state is not None and end.state.reason is Reason.CANCELLED
         how: How = "killed" if cancelled else "failed"
@@ -167,7 +171,8 @@ class Concluder:
         log = await self._log(life.record, marker, path)
         timed_out = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
         where = life.where
-        words = messages.failed(marker, where, log, self._shown(path), timed_out)
+        said = Said(log, self._shown(path), tuple(self._log_files(request)))
+        words = messages.failed(marker, where, said, timed_out)
         how: How = "killed" if marker.signal and not timed_out else "failed"
         return self._failed(request, life, words, path, marker, how=how)
 
@@ -247,6 +252,16 @@ class Concluder:
         return Outcome(
             request.number, "" if keep else life.record.id, False, words, log, life.joined_ids
         )
+
+    def _log_files(self, request: JobRequest) -> Iterator[tuple[str, bytes]]:
+        """The rule's own log files that came back, and their ends."""
+        for output in request.outputs:
+            path = self._workdir / output.path
+            if output.kind == "log" and not output.directory and path.is_file():
+                with suppress(OSError), path.open("rb") as file:
+                    file.seek(max(0, path.stat().st_size - LOG_END_BYTES))
+                    if end := file.read():
+                        yield output.path, end
 
     def _log_path(self, request: JobRequest, record: TryRecord) -> Path:
         readable = re.sub(r"[^\w=.,+-]+", "_", request.name)[:100]

@@ -31,6 +31,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from snakemake_executor_plugin_mantik.staging.transfers import Landing
 
 RESTAGED = 2
 """How often a job is sent again because files were purged at the site while it waited."""
@@ -159,6 +160,9 @@ class SiteWork:
         fingerprint = request.fingerprint(inputs, self.planner.environment)
         choice = choose(request, fingerprint, self._journal.open_tries(request.job))
         await self._give_up(choice.unwanted)
+        for record in choice.unwanted:
+            # What a run that was killed had fetched of it already.
+            Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
         if choice.adopted is not None:
             if choice.adopted.state is not TryState.PLANNED:
                 self._tell(f"{request.name}: taken up again at {request.site}, not run twice.")

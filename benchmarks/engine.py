@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -51,8 +51,8 @@ def opened(name: str, jobs: int, workdir: Path) -> tuple[Site, Planner]:
         update={"max_jobs": jobs, "submissions_per_second": 1000}
     )
     config = loaded.config.model_copy(update={"site": settings})
-    token_url = config.firecrest.token_url if config.firecrest else None
-    credential = find_credentials(name, APIS[name], os.environ, token_url=token_url)
+    issuer = issuer_of(loaded, workdir)
+    credential = find_credentials(name, APIS[name], os.environ, issuer=issuer)
     site = make_site(replace(loaded, config=config), credential, "bench", project=workdir)
     return site, Planner(config, None, workdir)
 

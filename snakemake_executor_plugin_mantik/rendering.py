@@ -171,6 +171,15 @@ def given_resources(job: Job) -> dict[str, object]:
     return given
 
 
+def determined(resources: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
+    """The resources that are known, and the names of those that follow from files to be made yet.
+
+    A function of `input` (`input.size_mb`) gives Snakemake's placeholder until its files are there.
+    """
+    later = frozenset(name for name, value in resources.items() if isinstance(value, TBDString))
+    return {name: value for name, value in resources.items() if name not in later}, later
+
+
 def _expression(resource: Any) -> object:
     """The expression that a resource was declared with, if it came from an option or a default.
 

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserEr
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
@@ -121,7 +121,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
-        token_urls={n: f.token_url for n, c in configs.items() if (f := c.config.firecrest)},
+        issuers={name: issuer_of(config, workdir) for name, config in configs.items()},
     )
     planners = {
         name: Planner(c.config, find_account(name, os.environ), workdir)
@@ -242,20 +242,25 @@ def _check_jobs(
 ) -> list[str]:
     """The sites that the jobs run at; all mistakes in their resources are told at once.
 
-    With an engine, what they ask is compared with what the opened sites allow, too.
+    With an engine, what they ask is compared with what the opened sites allow, too. What follows
+    from files that are still to be made is looked at when the job is sent.
     """
     used: dict[str, None] = {}
     mistakes: dict[str, None] = {}
     for job in jobs:
+        where = f"rule {job.rule.name}"
         try:
-            given = rendering.given_resources(job)
+            given, later = rendering.determined(rendering.given_resources(job))
+            if rendering.SITE_RESOURCE in later:
+                continue
             site = rendering.site_of(given, planners)
             used[site] = None
+            where = f"{where} at {site}" if len(planners) > 1 else where
             planners[site].resources(given, job.threads)
             if engine is not None:
                 engine.facts_fit(site, given, job.threads)
         except UserError as error:
-            mistakes[f"rule {job.rule.name}: {error}"] = None
+            mistakes[f"{where}: {error}"] = None
     if mistakes:
         told = "\n  ".join(["nothing was sent: these resources cannot be had:", *mistakes])
         raise UserError(told.removesuffix("."))

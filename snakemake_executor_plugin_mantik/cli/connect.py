@@ -28,14 +28,13 @@ from snakemake_executor_plugin_mantik.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, Site, SiteDetails, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
     expires_at,
     find_account,
     find_credentials,
-    used_variables,
 )
 
 ANSWER_WAIT_S: Final = 120.0
@@ -68,13 +67,12 @@ class Finding:
 def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
     """Talk to the site of a config, with the user's credentials from the environment or keyring."""
     config, findings = loaded.config, list[Finding]()
-    issuer = config.firecrest.token_url if config.firecrest else None
+    issuer = issuer_of(loaded, project)
     try:
-        credential = find_credentials(loaded.name, config.api, os.environ, token_url=issuer)
+        credential = find_credentials(loaded.name, config.api, os.environ, issuer=issuer)
     except MantikError as error:
         return [Finding("credentials", "wrong", str(error))]
-    used = used_variables(loaded.name, config.api, os.environ, token_url=issuer)
-    findings += _credentials(credential, ", ".join(used), config.resources.runtime_s)
+    findings += _credentials(credential, config.resources.runtime_s)
     account = find_account(loaded.name, os.environ)
     planner = Planner(loaded.config, account, project)
     try:
@@ -87,7 +85,7 @@ def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
         resources = planner.resources({}, 1)
     except MantikError as error:
         return [*findings, Finding("site", "wrong", str(error))]
-    findings += asyncio.run(_ask(site, loaded, resources, ", ".join(used)))
+    findings += asyncio.run(_ask(site, loaded, resources, credential.origin))
     findings += _image(loaded, project)
     return findings
 
@@ -112,7 +110,8 @@ async def _ask(site: Site, loaded: LoadedConfig, resources: Resources, used: str
     except MantikError as error:
         text = str(error)
         if isinstance(error, SiteUnauthorized | CredentialError):
-            topic, text = "credentials", f"{text} (these were used: {used})"
+            topic = "credentials"
+            text = text if used in text else f"{text} (these were used: {used})"
         elif isinstance(error, SiteRejected):
             topic = "workspace"
         findings.append(Finding(topic, "wrong", text))
@@ -140,8 +139,8 @@ def _scheduler(configured: str, told: str) -> Iterator[Finding]:
         yield Finding("scheduler", "warning", f"{text}: set Site: Scheduler to {told}")
 
 
-def _credentials(credential: Credential, used: str, runtime_s: int | None) -> Iterator[Finding]:
-    kind = f"{type(credential).__name__} ({used})"
+def _credentials(credential: Credential, runtime_s: int | None) -> Iterator[Finding]:
+    kind = f"{type(credential).__name__} ({credential.origin})"
     expiry = expires_at(credential)
     if expiry is None:
         yield Finding("credentials", "ok", f"{kind} found")

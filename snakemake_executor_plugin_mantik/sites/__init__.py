@@ -4,7 +4,7 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.credentials import Credential, Issuer
 
 
 def make_site(
@@ -49,4 +49,19 @@ def make_site(
         workspace_name=workspace_name,
         settings=loaded.config.site,
         base=project,
+    )
+
+
+def issuer_of(loaded: LoadedConfig, project: Path) -> Issuer:
+    """Where the site's access tokens are got, as its backend config says.
+
+    Args:
+        loaded: the backend config.
+        project: the project folder; the CA file is relative to it.
+    """
+    config = loaded.config
+    return Issuer(
+        url=config.firecrest.token_url if config.firecrest else None,
+        ca_file=project / config.site.ca_file if config.site.ca_file else None,
+        proxy=config.site.proxy,
     )

@@ -6,14 +6,20 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 from pyunicore.credentials import JWTToken
 
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential
-from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
+from snakemake_executor_plugin_mantik.errors import (
+    CredentialError,
+    MantikError,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.addresses import tls
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""
@@ -28,12 +34,56 @@ SIGNED_FOR_S: Final = 300
 ASSUMED_LIFETIME_S: Final = 300.0
 """Lifetime of an access token whose issuer does not tell it, seconds."""
 
+CHECK_CREDENTIALS: Final = (
+    "Check the credentials of this site; they are read from the environment or the keyring"
+)
+"""What to do about credentials of which nothing more is known."""
+
 _FOR_ENCRYPTED_KEYS: Final = "Install the Python package bcrypt, which encrypted OpenSSH keys need"
 _BAD_GRANT: Final = frozenset((400, 401, 403))
 
 
+@dataclass(frozen=True)
+class Issuer:
+    """Where a site's access tokens are got, and how that is reached: as its config says.
+
+    Attributes:
+        url: the token endpoint, None where the config does not name it.
+        ca_file: certificates that its own is checked against, too.
+        proxy: URL of a HTTP proxy.
+    """
+
+    url: str | None = None
+    ca_file: Path | None = None
+    proxy: str | None = None
+
+    def client(self, url: str) -> httpx.Client:
+        """A client for one request to `url`, the endpoint that is used in the end.
+
+        Raises:
+            UserError: `ca_file` cannot be used.
+        """
+        return httpx.Client(
+            verify=tls(self.ca_file, url),
+            proxy=self.proxy,
+            trust_env=not is_loopback(url),
+            timeout=TOKEN_TIMEOUT_S,
+        )
+
+
 class Credential:
-    """Gives the Authorization header of requests. Shows nothing of itself."""
+    """Gives the Authorization header of requests. Shows nothing of itself.
+
+    Attributes:
+        origin: the variables that it was made of, by their names, for errors.
+    """
+
+    origin: str = ""
+
+    def advise(self, error: MantikError) -> None:
+        """Name the variables in an error that says no more than that credentials were refused."""
+        if self.origin and error.do == CHECK_CREDENTIALS:
+            error.do = f"Check {self.origin}"
 
     async def renew(self) -> None:
         """Called before each request: make sure that the header will be valid."""
@@ -144,7 +194,7 @@ class Issued(Credential):
             raise CredentialError("the token URL has to be an https:// address", where="TOKEN_URL")
         self._url = token_url
         self._form = dict(form)
-        self._client = client or (lambda: httpx.Client(timeout=TOKEN_TIMEOUT_S))
+        self._client = client or (lambda: Issuer().client(token_url))
         self._token = ""
         self._renew_at = 0.0
         self._lock = threading.Lock()
@@ -193,12 +243,19 @@ class Issued(Credential):
             answer = response.json()
         except (httpx.HTTPError, ValueError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
+            reason = str(error)
             raise SiteUnreachable(
-                f"no token from its issuer: {type(error).__name__}", where=self._url
+                f"no token from its issuer: {type(error).__name__}",
+                where=self._url,
+                do="Name the certificate of its authority with CAFile"
+                if "CERTIFICATE_VERIFY_FAILED" in reason
+                else "Check TokenUrl and the network",
             ) from None
         if response.status_code in _BAD_GRANT:
             raise CredentialError(
-                f"{self.refusal} ({response.status_code})", where=self._url, do=self.remedy
+                f"{self.refusal} ({response.status_code})",
+                where=self._url,
+                do=f"{self.remedy} ({self.origin})" if self.origin else self.remedy,
             )
         if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
             raise SiteUnreachable(

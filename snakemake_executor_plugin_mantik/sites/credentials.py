@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+import httpx
+
 from snakemake_executor_plugin_mantik.errors import CredentialError
 from snakemake_executor_plugin_mantik.sites.authentication import (
     ApiKey,
     Bearer,
     ClientCredentials,
     Credential,
+    Issuer,
     Password,
     Refreshed,
     SshKey,
@@ -26,6 +29,7 @@ __all__ = [
     "Bearer",
     "ClientCredentials",
     "Credential",
+    "Issuer",
     "Keyring",
     "Password",
     "Refreshed",
@@ -35,7 +39,6 @@ __all__ = [
     "find_credentials",
     "missing",
     "require_all",
-    "used_variables",
 ]
 
 
@@ -48,31 +51,58 @@ class Keyring(Protocol):
 
 
 @dataclass(frozen=True)
+class _Found:
+    """A value, and the name of the variable that it came from; none for the config's own."""
+
+    value: str
+    origin: str
+
+
+_Values = Mapping[str, _Found]
+"""What was found, by bare name (`USERNAME`)."""
+
+
+@dataclass(frozen=True)
 class _Kind:
     """A kind of credentials: what it needs, and what it may have."""
 
     needs: tuple[str, ...]
-    make: Callable[[Mapping[str, str]], Credential]
+    make: Callable[[Mapping[str, str], Issuer], Credential]
     optional: tuple[str, ...] = ()
 
-    def made(self, values: Mapping[str, str], known: "Known") -> Credential:
+    def made(self, found: _Values, issuer: Issuer, known: "Known") -> Credential:
         """The credential of these values; the same one for the same values."""
-        names = (*self.needs, *self.optional)
-        key = tuple((name, values[name]) for name in names if name in values)
+        names = [name for name in (*self.needs, *self.optional) if name in found]
+        values = {name: found[name].value for name in names}
+        key = (issuer.ca_file, issuer.proxy, *values.items())
         if key not in known:
-            known[key] = self.make(values)
+            known[key] = self.make(values, issuer)
+            # An issuer that the config names is no variable.
+            origins = (found[name].origin for name in names)
+            known[key].origin = ", ".join(origin for origin in origins if origin)
         return known[key]
 
 
-Known = dict[tuple[tuple[str, str], ...], Credential]
-"""Credentials by their values."""
+Known = dict[tuple[object, ...], Credential]
+"""Credentials by their values, and by the way to their issuer."""
+
+
+def _client(values: Mapping[str, str], issuer: Issuer) -> Callable[[], httpx.Client]:
+    return lambda: issuer.client(values["TOKEN_URL"])
+
 
 _REFRESH: Final = _Kind(
     ("REFRESH_TOKEN", "TOKEN_URL", "CLIENT_ID"),
-    lambda v: Refreshed(v["TOKEN_URL"], v["CLIENT_ID"], v["REFRESH_TOKEN"], v.get("CLIENT_SECRET")),
+    lambda v, issuer: Refreshed(
+        v["TOKEN_URL"],
+        v["CLIENT_ID"],
+        v["REFRESH_TOKEN"],
+        v.get("CLIENT_SECRET"),
+        client=_client(v, issuer),
+    ),
     ("CLIENT_SECRET",),
 )
-_TOKEN: Final = _Kind(("TOKEN",), lambda v: Bearer(v["TOKEN"]))
+_TOKEN: Final = _Kind(("TOKEN",), lambda v, _: Bearer(v["TOKEN"]))
 
 # In this order; the first whose needs are all there is taken.
 _KINDS: Final[Mapping[str, tuple[_Kind, ...]]] = {
@@ -81,20 +111,22 @@ _KINDS: Final[Mapping[str, tuple[_Kind, ...]]] = {
         _REFRESH,
         _Kind(
             ("USERNAME", "SSH_KEY"),
-            lambda v: SshKey(
+            lambda v, _: SshKey(
                 v["USERNAME"], Path(v["SSH_KEY"]).expanduser(), v.get("SSH_KEY_PASSWORD")
             ),
             ("SSH_KEY_PASSWORD",),
         ),
-        _Kind(("USERNAME", "PASSWORD"), lambda v: Password(v["USERNAME"], v["PASSWORD"])),
+        _Kind(("USERNAME", "PASSWORD"), lambda v, _: Password(v["USERNAME"], v["PASSWORD"])),
     ),
     "firecrest": (
         _TOKEN,
         _REFRESH,
-        _Kind(("API_KEY",), lambda v: ApiKey(v["API_KEY"])),
+        _Kind(("API_KEY",), lambda v, _: ApiKey(v["API_KEY"])),
         _Kind(
             ("CLIENT_ID", "CLIENT_SECRET", "TOKEN_URL"),
-            lambda v: ClientCredentials(v["TOKEN_URL"], v["CLIENT_ID"], v["CLIENT_SECRET"]),
+            lambda v, issuer: ClientCredentials(
+                v["TOKEN_URL"], v["CLIENT_ID"], v["CLIENT_SECRET"], client=_client(v, issuer)
+            ),
         ),
     ),
 }
@@ -106,7 +138,7 @@ def find_credentials(
     environ: Mapping[str, str],
     keyring: Keyring | None = None,
     *,
-    token_url: str | None = None,
+    issuer: Issuer | None = None,
     known: Known | None = None,
 ) -> Credential:
     """The credentials of a site.
@@ -120,7 +152,7 @@ def find_credentials(
         environ: the environment's variables.
         keyring: where to look for what the environment lacks, under the service `mantik:<site>`;
             by default the system's, if it has one.
-        token_url: the issuer of tokens that the site's config names; TOKEN_URL comes before it.
+        issuer: of tokens, as the site's config says; the variable TOKEN_URL comes before its URL.
         known: credentials that were made for other sites: the same values are the same credential,
             which is then renewed once for all of them.
 
@@ -129,22 +161,23 @@ def find_credentials(
     """
     kinds = _KINDS[api]
     known = {} if known is None else known
-    named = {"TOKEN_URL": token_url} if token_url else {}
+    issuer = issuer or Issuer()
+    named = {"TOKEN_URL": _Found(issuer.url, "")} if issuer.url else {}
     own = named | _from_environment(environ, (_variable(site),), kinds)
     every = named | _from_environment(environ, (_variable(site), _variable(api)), kinds)
     try:
         for values in (own, every):
             for kind in kinds:
                 if all(name in values for name in kind.needs):
-                    return kind.made(values, known)
+                    return kind.made(values, issuer, known)
         ring = keyring if keyring is not None else _system_keyring()
         for kind in kinds:
             with_ring = _with_keyring(kind, every, site, ring)
             if all(name in with_ring for name in kind.needs):
-                return kind.made(with_ring, known)
+                return kind.made(with_ring, issuer, known)
     except CredentialError as error:
         raise CredentialError(error.what, where=f"site {site}", do=error.do) from error
-    told = missing(site, api, every.keys() - named.keys(), token_url is not None)
+    told = missing(site, api, every.keys() - named.keys(), issuer.url is not None)
     raise CredentialError(told, where=f"site {site}", do=_WHAT_TO_SET)
 
 
@@ -178,37 +211,16 @@ def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = Fa
     )
 
 
-def used_variables(
-    site: str, api: str, environ: Mapping[str, str], *, token_url: str | None = None
-) -> list[str]:
-    """Where the credentials of a site come from: names of variables, and the keyring's service.
-
-    What `find_credentials` takes with the same arguments; empty if it finds nothing.
-    """
-    kinds = _KINDS[api]
-    own, every = (
-        _names_in_environment(environ, prefixes, kinds)
-        for prefixes in ((_variable(site),), (_variable(site), _variable(api)))
-    )
-    given = {"TOKEN_URL"} if token_url else set()
-    for names in (own, every):
-        for kind in kinds:
-            if all(name in names or name in given for name in kind.needs):
-                wanted = (*kind.needs, *kind.optional)
-                return [names[name] for name in wanted if name in names]
-    return [*every.values(), f"the keyring's service {_service(site)}"]
-
-
 def require_all(
     sites: Mapping[str, str],
     environ: Mapping[str, str],
     keyring: Keyring | None = None,
     *,
-    token_urls: Mapping[str, str] | None = None,
+    issuers: Mapping[str, Issuer] | None = None,
 ) -> dict[str, Credential]:
     """The credentials of all `sites` (API by site name).
 
-    `token_urls` are the issuers of tokens that the sites' configs name, by site name.
+    `issuers` are those of tokens as the sites' configs say, by site name.
 
     Raises:
         CredentialError: with everything that is missing at any of them.
@@ -218,8 +230,8 @@ def require_all(
     errors: list[CredentialError] = []
     for site, api in sites.items():
         try:
-            url = (token_urls or {}).get(site)
-            found[site] = find_credentials(site, api, environ, keyring, token_url=url, known=known)
+            issuer = (issuers or {}).get(site)
+            found[site] = find_credentials(site, api, environ, keyring, issuer=issuer, known=known)
         except CredentialError as error:
             errors.append(error)
     if len(errors) == 1:
@@ -259,28 +271,21 @@ def _service(site: str) -> str:
 
 def _from_environment(
     environ: Mapping[str, str], prefixes: tuple[str, ...], kinds: Iterable[_Kind]
-) -> dict[str, str]:
-    """Values by bare name (`USERNAME`)."""
-    names = _names_in_environment(environ, prefixes, kinds)
-    return {bare: environ[variable] for bare, variable in names.items()}
-
-
-def _names_in_environment(
-    environ: Mapping[str, str], prefixes: tuple[str, ...], kinds: Iterable[_Kind]
-) -> dict[str, str]:
-    """Variables by bare name; empty ones count as not set, the first prefix wins."""
-    found: dict[str, str] = {}
+) -> dict[str, _Found]:
+    """Values by bare name (`USERNAME`); empty variables count as not set, first prefix wins."""
+    found: dict[str, _Found] = {}
     for kind in kinds:
         for name in (*kind.needs, *kind.optional):
             for prefix in prefixes:
-                if environ.get(f"{prefix}_{name}"):
-                    found.setdefault(name, f"{prefix}_{name}")
+                variable = f"{prefix}_{name}"
+                if value := environ.get(variable):
+                    found.setdefault(name, _Found(value, variable))
     return found
 
 
 def _with_keyring(
-    kind: _Kind, values: Mapping[str, str], site: str, ring: Keyring | None
-) -> dict[str, str]:
+    kind: _Kind, values: _Values, site: str, ring: Keyring | None
+) -> dict[str, _Found]:
     found = dict(values)
     if ring is None:
         return found
@@ -289,7 +294,7 @@ def _with_keyring(
             continue
         value = _ask_keyring(ring, site, name)
         if value:
-            found[name] = value
+            found[name] = _Found(value, f"{name} in the keyring under {_service(site)}")
         elif name in kind.needs:
             break
     return found

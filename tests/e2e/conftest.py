@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.sandbox import FAST
 from tests.support.unicorex import PASSWORD, USER, UnicoreX
-from tests.support.workflows import Place, Project
+from tests.support.workflows import Place, Project, place_in
 
 UNICOREX_CONFIG = """\
 UnicoreApiUrl: {url}
@@ -30,20 +30,20 @@ PATIENT = replace(FAST, timing=replace(FAST.timing, kill_wait=15.0))
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """The worker's sandbox for whole workflows, with one site, `hpc1`."""
+    """The worker's sandbox for whole workflows: `hpc1` is UNICORE, `hpc2` firecREST."""
     directory = tmp_path_factory.mktemp("sandbox-e2e")
-    with Sandbox(directory, [SiteOption("hpc1")], PATIENT) as box:
+    with Sandbox(directory, [SiteOption("hpc1"), SiteOption("hpc2", "firecrest")], PATIENT) as box:
         yield box
 
 
 @pytest.fixture
 def sandbox_place(sandbox: Sandbox) -> Place:
-    return Place(
-        "hpc1",
-        sandbox.config_path("hpc1").read_text(),
-        sandbox.environment(),
-        sandbox.directory / "hpc1" / "scratch",
-    )
+    return place_in(sandbox, "hpc1")
+
+
+@pytest.fixture
+def firecrest_place(sandbox: Sandbox) -> Place:
+    return place_in(sandbox, "hpc2")
 
 
 @pytest.fixture
@@ -53,19 +53,20 @@ def unicorex_place(unicorex: UnicoreX) -> Place:
         UNICOREX_CONFIG.format(url=unicorex.url, ca_file=json.dumps(str(unicorex.ca_file))),
         {"MANTIK_UNICORE_USERNAME": USER, "MANTIK_UNICORE_PASSWORD": PASSWORD},
         unicorex.directory / "scratch",
+        unicorex.directory,
     )
 
 
-@pytest.fixture(params=["sandbox", "unicorex"])
+@pytest.fixture(params=["sandbox", "firecrest", "unicorex"])
 def place(request: pytest.FixtureRequest) -> Place:
-    """Both kinds of site, one after the other."""
+    """Each kind of site, one after the other."""
     found: Place = request.getfixturevalue(f"{request.param}_place")
     return found
 
 
 @pytest.fixture
 def both(place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at each kind of site."""
+    """A project at a site of both APIs, and at a real server of the one that there is."""
     made = Project(tmp_path / "project", place)
     yield made
     made.close()
@@ -73,7 +74,22 @@ def both(place: Place, tmp_path: Path) -> Iterator[Project]:
 
 @pytest.fixture
 def project(sandbox_place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at the sandbox."""
+    """A project at the sandbox's UNICORE site."""
     made = Project(tmp_path / "project", sandbox_place)
     yield made
     made.close()
+
+
+@pytest.fixture
+def firecrest(firecrest_place: Place, tmp_path: Path) -> Iterator[Project]:
+    """A project at the sandbox's firecREST site."""
+    made = Project(tmp_path / "project", firecrest_place)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["project", "firecrest"])
+def either(request: pytest.FixtureRequest) -> Project:
+    """A project at the sandbox's site of each API."""
+    made: Project = request.getfixturevalue(request.param)
+    return made

@@ -81,18 +81,20 @@ def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
 
 
 @pytest.fixture
-def faulty_project(project: Project, faulty: Sandbox) -> tuple[Project, Sandbox]:
-    prepare(project)
-    return project, faulty
+def faulty_project(either: Project, faulty: Sandbox) -> tuple[Project, Sandbox]:
+    prepare(either)
+    return either, faulty
+
+
+SUBMISSIONS = r"/(core|compute/\w+)/jobs$"
+"""The path of submissions to either API."""
 
 
 def test_killed_before_the_submission_was_answered(
     faulty_project: tuple[Project, Sandbox],
 ) -> None:
     project, sandbox = faulty_project
-    dropped = sandbox.faults.add(
-        Fault("drop_after", method="POST", path="/rest/core/jobs$", count=None)
-    )
+    dropped = sandbox.faults.add(Fault("drop_after", "POST", SUBMISSIONS, count=None))
     first = project.start(plain=True)
     until(lambda: dropped.happened >= 4, "submissions without an answer")
     first.kill()
@@ -107,7 +109,7 @@ def test_killed_before_the_submission_was_answered(
 
 def test_answers_of_submissions_get_lost(faulty_project: tuple[Project, Sandbox]) -> None:
     project, sandbox = faulty_project
-    sandbox.faults.add(Fault("drop_after", method="POST", path="/rest/core/jobs$", count=3))
+    sandbox.faults.add(Fault("drop_after", "POST", SUBMISSIONS, count=3))
     project.workspace.mkdir(parents=True)
     go(project)
 
@@ -116,22 +118,22 @@ def test_answers_of_submissions_get_lost(faulty_project: tuple[Project, Sandbox]
     assert runs(project) == ["0", "1", "2", "3", "sum"], said
 
 
-def test_interrupted(project: Project) -> None:
+def test_interrupted(either: Project) -> None:
     # Not at the UNICORE/X here: without a scheduler it kills nothing but the outermost shell.
-    prepare(project)
-    running = project.start(plain=True)
-    until(lambda: started(project, running), "jobs that run")
+    prepare(either)
+    running = either.start(plain=True)
+    until(lambda: started(either, running), "jobs that run")
 
     ended = running.interrupt()
 
     assert ended.code != 0
     assert "Traceback" not in ended.output, ended.output
     assert "may still run" not in ended.output, ended.output
-    assert {record.outcome for record in project.tries} == {"cancelled"}, ended.output
-    until(lambda: not sleepers(project.workspace), "the end of all processes", 5)
-    go(project)
-    project.run(plain=True).ok()
-    assert project.read("sum.txt") == "0\n1\n2\n3\n"
+    assert {record.outcome for record in either.tries} == {"cancelled"}, ended.output
+    until(lambda: not sleepers(either.workspace), "the end of all processes", 20)
+    go(either)
+    either.run(plain=True).ok()
+    assert either.read("sum.txt") == "0\n1\n2\n3\n"
 
 
 def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None:

@@ -121,7 +121,9 @@ def test_flags_of_outputs(both: Project) -> None:
     there = {path.relative_to(both.workspace).as_posix() for path in both.workspace.rglob("*")}
     assert "linked.txt" in there
     assert not [path for path in there if path.startswith("passing")], "temp() files stay there"
-    assert not [path for path in there if path.startswith(".mantik/")], "our own things stay there"
+    # A firecREST site keeps the directory that its scheduler writes to.
+    ours = {path for path in there if path.startswith(".mantik/")} - {".mantik/jobs"}
+    assert not ours, "our own things stay there"
 
     both.prefix = mortal()
     tells(both.run("--forcerun", "kept", "--until", "kept").output, "kept.txt", "Write-protected")

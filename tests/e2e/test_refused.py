@@ -214,7 +214,7 @@ def test_wrong_password(project: Project) -> None:
 
     said = project.run().failed()
 
-    tells(said, "hpc1", "403", "Check the credentials of this site")
+    tells(said, "hpc1", "403", "Check MANTIK_HPC1_USERNAME, MANTIK_HPC1_PASSWORD.")
     assert "a wrong guess" not in said
 
 

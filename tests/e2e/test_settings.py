@@ -50,6 +50,30 @@ def test_resources_reach_the_scheduler(
     assert asked(project) == result
 
 
+def test_resources_that_follow_from_a_file_that_is_still_to_be_made(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule use:
+            input: "made"
+            output: "out.txt"
+            resources:
+                mem_mb=lambda wildcards, input: 100 * input.size_mb,
+                slurm_partition=lambda wildcards, input: open(input[0], "rb").read(5).decode()
+            shell:
+                "echo {resources.mem_mb} $SLURM_MEM_PER_NODE $SLURM_JOB_PARTITION > {output}"
+
+        rule make:
+            output: "made"
+            shell: "( printf devel; head -c 3145723 /dev/zero ) > {output}"
+        """,
+    )
+
+    project.run().ok()
+
+    assert asked(project) == "300 300 devel"
+
+
 SITES = """
     rule all:
         input: "first.txt", "second.txt"

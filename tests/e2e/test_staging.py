@@ -29,8 +29,8 @@ class Requests:
         return self.since()["PUT storages/*/files"]
 
 
-def test_outputs_of_all_sizes(project: Project) -> None:
-    project.write(
+def test_outputs_of_all_sizes(either: Project) -> None:
+    either.write(
         "Snakefile",
         """
         rule all:
@@ -57,20 +57,20 @@ def test_outputs_of_all_sizes(project: Project) -> None:
         """,
     )
 
-    project.run().ok()
+    either.run().ok()
 
-    assert (project.directory / "big.bin").read_bytes() == (
-        project.workspace / "big.bin"
+    assert (either.directory / "big.bin").read_bytes() == (
+        either.workspace / "big.bin"
     ).read_bytes()
-    assert (project.directory / "big.bin").stat().st_size == 20_000_000
-    many = {p.name: p.read_text() for p in (project.directory / "many/x").iterdir()}
+    assert (either.directory / "big.bin").stat().st_size == 20_000_000
+    many = {p.name: p.read_text() for p in (either.directory / "many/x").iterdir()}
     assert many == {f"{i}.txt": f"{i}\n" for i in range(1, 301)}
     for name in ("medium.a", "medium.b"):
-        assert (project.directory / name).read_bytes() == bytes(2_000_000)
-    assert (project.directory / "müde.bin").read_bytes() == bytes(9_000_000)
-    left = [path for path in project.directory.rglob("*") if "mantik-part" in path.name]
+        assert (either.directory / name).read_bytes() == bytes(2_000_000)
+    assert (either.directory / "müde.bin").read_bytes() == bytes(9_000_000)
+    left = [path for path in either.directory.rglob("*") if "mantik-part" in path.name]
     assert not left
-    transfers = project.directory / ".snakemake/mantik/transfers"
+    transfers = either.directory / ".snakemake/mantik/transfers"
     assert not [path for path in transfers.rglob("*") if path.is_file()]
 
 

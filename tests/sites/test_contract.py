@@ -5,6 +5,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,33 @@ class TestOpening:
         bench.run(write)
         bench.run(read)
 
+    def test_tells_who_runs_jobs_and_what_queues_allow(self, bench: Bench) -> None:
+        async def scenario(_: Site, facts: SiteFacts) -> None:
+            assert facts.user
+            assert facts.max_entries > 0
+            for limits in facts.queues.values():
+                ranges = (limits.runtime_s, limits.nodes, limits.memory_mib_per_node,
+                          limits.gpus_per_node)  # fmt: skip
+                assert all(0 <= r[0] <= r[1] for r in ranges if r is not None)
+
+        bench.run_opened(scenario)
+
+    def test_closing_changes_nothing_at_the_site(self, bench: Bench) -> None:
+        async def start(site: Site) -> str:
+            await site.put("kept", b"1")
+            job = await site.submit(a_job("exec sleep 300"))
+            await until(site, job, running)
+            return job
+
+        job = bench.run(start)
+
+        async def look(site: Site) -> None:
+            await until(site, job, running)  # its record may say otherwise for a moment
+            assert await content(site, "kept") == b"1"
+            await site.cancel([job])
+
+        bench.run(look)
+
     def test_with_credentials_that_are_wrong(self, bench: Bench) -> None:
         with pytest.raises(SiteUnauthorized):
             asyncio.run(open_and_close(bench.stranger()))
@@ -145,6 +173,31 @@ class TestJobs:
             assert (await content(site, "text")).decode() == f"{text}\n"
 
         bench.run_opened(scenario)
+
+    @pytest.mark.parametrize("name", ["", "a\nb", "ü 'x' \"y\" $HOME #%", "x" * 300])
+    def test_name_is_any_text(self, bench: Bench, name: str) -> None:
+        async def scenario(site: Site) -> None:
+            job = await site.submit(replace(a_job("exit 0"), name=name))
+            assert (await until(site, job, ended)).reason is Reason.SUCCESS
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize("login_shell", [False, True])
+    def test_script_has_a_login_shell_where_it_asks(self, bench: Bench, login_shell: bool) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            script = f"shopt login_shell > '{facts.workspace}/shell'; exit 0"
+            job = await site.submit(replace(a_job(script), login_shell=login_shell))
+            assert (await until(site, job, ended)).reason is Reason.SUCCESS
+            told = (await content(site, "shell")).split()
+            assert told == [b"login_shell", b"on" if login_shell else b"off"]
+
+        bench.run_opened(scenario)
+
+    def test_unknown_ones_are_explained_as_such(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            assert (await site.explain("no-such-job")).phase is Phase.UNKNOWN
+
+        bench.run(scenario)
 
     def test_is_found_by_its_tag(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
@@ -268,6 +321,15 @@ class TestFiles:
                 await site.put(name, b"1")
             with pytest.raises(SiteRejected):
                 await content(site, name)
+            with pytest.raises(SiteRejected):
+                await site.list(name)
+            with pytest.raises(SiteRejected):
+                await site.stat(name)
+            with pytest.raises(SiteRejected):
+                await site.make_directory(name)
+            with pytest.raises(SiteRejected):
+                await site.remove(name)
+            assert not [entry for entry in await site.list(".") if not entry.startswith(".")]
 
         bench.run(scenario)
 
@@ -286,6 +348,14 @@ class TestFiles:
             await site.put("file", b"a longer one")
             await site.put("file", b"short")
             assert await content(site, "file") == b"short"
+
+        bench.run(scenario)
+
+    def test_large_one_is_replaced(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            for data in (os.urandom(6 << 20), b"short", os.urandom(7 << 20)):
+                await site.put("file", data)
+                assert await content(site, "file") == data
 
         bench.run(scenario)
 
@@ -313,11 +383,15 @@ class TestFiles:
         bench.run(scenario)
 
     def test_private(self, bench: Bench) -> None:
-        async def scenario(site: Site) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
             await site.put("work/secrets", b"export A=1", private=True)
             assert await content(site, "work/secrets") == b"export A=1"
+            script = f"cd '{facts.workspace}' && stat -c %a work/secrets > mode"
+            await until(site, await site.submit(a_job(script)), ended)
+            if bench.modes:
+                assert await content(site, "mode") == b"600\n"
 
-        bench.run(scenario)
+        bench.run_opened(scenario)
 
     def test_listing(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
@@ -344,6 +418,10 @@ class TestFiles:
                 await content(site, "nothing")
             with pytest.raises(SiteNotFound):
                 await content(site, "nothing", 5)
+            await site.remove("nothing/below")
+            await site.put("file", b"1")
+            with pytest.raises(SiteNotFound):
+                await site.list("file")
 
         bench.run(scenario)
 
@@ -369,6 +447,16 @@ class TestClaims:
             with pytest.raises(SiteRejected):
                 await site.make_directory("tries/claim")
             assert await content(site, "tries/claim") == b"1"
+
+        bench.run(scenario)
+
+    def test_directory_with_its_parents(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            await site.make_directory("new/tries/claim")
+            entry = await site.stat("new/tries/claim")
+            assert entry is not None
+            assert (entry.name, entry.size, entry.directory) == ("claim", 0, True)
+            assert await site.list("new/tries/claim") == {}
 
         bench.run(scenario)
 

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
+from snakemake_executor_plugin_mantik.sites.authentication import Issuer as TokenIssuer
 from snakemake_executor_plugin_mantik.sites.credentials import (
     ApiKey,
     Bearer,
@@ -355,7 +356,7 @@ class TestFirecrest:
     def find(
         self, environ: dict[str, str], token_url: str | None = "https://i/token"
     ) -> Credential:
-        return find_credentials("alps", "firecrest", environ, EMPTY, token_url=token_url)
+        return find_credentials("alps", "firecrest", environ, EMPTY, issuer=TokenIssuer(token_url))
 
     def test_kinds(self) -> None:
         one = {"MANTIK_FIRECREST_CLIENT_ID": "id", "MANTIK_FIRECREST_CLIENT_SECRET": "cs"}
@@ -403,10 +404,12 @@ class TestFirecrest:
             "MANTIK_FIRECREST_CLIENT_SECRET": "cs",
         }
         sites = {"juwels": "unicore", "alps": "firecrest"}
-        found = require_all(sites, environ, EMPTY, token_urls={"alps": "https://i/token"})
+        found = require_all(sites, environ, EMPTY, issuers={"alps": TokenIssuer("https://i/token")})
         assert isinstance(found["alps"], ClientCredentials)
         with pytest.raises(CredentialError, match="https"):
-            require_all(sites, environ, EMPTY, token_urls={"alps": "http://i.example.org/token"})
+            require_all(
+                sites, environ, EMPTY, issuers={"alps": TokenIssuer("http://i.example.org/token")}
+            )
 
     def test_keys_that_no_header_carries(self) -> None:
         with pytest.raises(CredentialError):

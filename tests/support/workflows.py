@@ -16,6 +16,8 @@ from textwrap import dedent
 import pytest
 
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.startup import workspace_name
 
 WAIT_S = 100.0
@@ -33,13 +35,25 @@ class Place:
         name: its name in the workflow.
         config: the text of its backend config.
         environment: credentials.
-        storage: the local directory that holds its workspaces.
+        storage: the local directory that holds its workspaces, in one named `mantik`.
+        server: the local directory that holds all of the server's files.
     """
 
     name: str
     config: str
     environment: Mapping[str, str]
     storage: Path
+    server: Path
+
+
+def place_in(box: Sandbox, name: str) -> Place:
+    """A site of a sandbox."""
+    directory = box.directory / name
+    site = box.site(name)
+    # firecREST has a directory for each user in each of its file systems.
+    own = site.home.name if isinstance(site, FirecrestSite) else "."
+    config = box.config_path(name).read_text()
+    return Place(name, config, box.environment(), directory / "scratch" / own, directory)
 
 
 @dataclass(frozen=True)
@@ -64,12 +78,21 @@ class Ran:
 
 @dataclass
 class Project:
-    """A workflow's directory on this machine, and the site that its rules run at."""
+    """A workflow's directory on this machine, and the site that its rules run at.
+
+    Attributes:
+        directory: the workflow's.
+        place: the first site.
+        extra: variables that Snakemake is given beside the site's credentials.
+        prefix: what stands before the command.
+        sites: further backend configs, as `--mantik-backend-config` takes them.
+    """
 
     directory: Path
     place: Place
     extra: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
+    sites: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -101,13 +124,17 @@ class Project:
     @property
     def workspace(self) -> Path:
         """The workflow's workspace at the site, as this machine sees it."""
+        return self.workspace_at(self.place)
+
+    def workspace_at(self, place: Place) -> Path:
+        """The same at another site."""
         if self._workflow is None:
             state = self.directory / ".snakemake" / "mantik"
             if not (state / "journal.sqlite").exists():
                 Journal(state).close()  # before the first run
             with closing(sqlite3.connect(f"file:{state}/journal.sqlite?mode=ro", uri=True)) as db:
                 self._workflow = db.execute("SELECT id FROM workflow").fetchone()[0]
-        return self.place.storage / "mantik" / workspace_name(self.directory, self._workflow)
+        return place.storage / "mantik" / workspace_name(self.directory, self._workflow)
 
     @property
     def tries(self) -> list[TryRecord]:
@@ -127,7 +154,7 @@ class Project:
             words += ["--executor", "local", "--cores", "4"]
         elif not plain:
             words += ["--executor", "mantik", "--jobs", "20"]
-            words += ["--mantik-backend-config", str(self.config)]
+            words += ["--mantik-backend-config", str(self.config), *self.sites]
         return words
 
     def run(self, *arguments: str, plain: bool = False, local: bool = False) -> Ran:
@@ -165,7 +192,7 @@ class Project:
         """The same files in another directory, to be run with Snakemake's own local executor."""
         directory = self.directory.with_name(f"{self.directory.name}-twin")
         shutil.copytree(self.directory, directory, symlinks=True)
-        return Project(directory, self.place, self.extra)
+        return Project(directory, self.place, self.extra, sites=self.sites)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.gate import Gate
 from tests.support.sandbox import FAST
-from tests.support.workflows import Place, Project
+from tests.support.workflows import Place, Project, place_in
 
 START_S = 60.0
 PASSWORD = "s3cret-of-the-tracking-server"
@@ -93,15 +93,11 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 def place(sandbox: Sandbox, name: str) -> Place:
-    config = sandbox.config_path(name).read_text()
-    quick = config.replace("Heartbeat: 10s", "Heartbeat: 1s").replace("Grace: 5s", "Grace: 1s")
-    assert quick != config
-    return Place(
-        name,
-        quick,
-        sandbox.environment(),
-        sandbox.directory / name / "scratch",
-    )
+    found = place_in(sandbox, name)
+    quick = found.config.replace("Heartbeat: 10s", "Heartbeat: 1s")
+    quick = quick.replace("Grace: 5s", "Grace: 1s")
+    assert quick != found.config
+    return replace(found, config=quick)
 
 
 @dataclass

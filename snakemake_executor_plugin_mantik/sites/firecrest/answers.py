@@ -29,6 +29,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 
 TOO_LARGE: Final = 413
 """A file or an output is larger than the server's `max_ops_file_size`."""
@@ -36,10 +37,6 @@ TIMED_OUT: Final = 408
 """A command at the site took longer than the server waits for it (5 s by default)."""
 
 _LONGEST_TEXT: Final = 400
-
-_CHECK_CREDENTIALS: Final = (
-    "Check the credentials of this site; they are read from the environment or the keyring"
-)
 
 
 class Meaning(Enum):
@@ -209,7 +206,7 @@ def answered(response: httpx.Response, site: str) -> SiteError:
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
     if meaning is Meaning.MISSING and "errorType" not in body:
         meaning = Meaning.UNKNOWN  # of a gateway: no word about the file or the job
-    do = _CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
+    do = CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
     return _error(meaning, response, site, text, do)
 
 

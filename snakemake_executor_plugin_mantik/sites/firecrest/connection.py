@@ -162,6 +162,7 @@ class Connection:
             told = error_of(error, self.site)
             if told is None:
                 raise
+            self._credential.advise(told)
             raise told from error
 
 

@@ -20,16 +20,13 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 
 SESSION_EXPIRED = 432
 """UNICORE's own status: the security session is unknown; pyunicore repeats without it."""
 
 _LONGEST_TEXT = 400
 """Characters of a server's text that go into an error."""
-
-_CHECK_CREDENTIALS = (
-    "Check the credentials of this site; they are read from the environment or the keyring"
-)
 
 
 class Meaning(Enum):
@@ -132,7 +129,7 @@ def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
         own = _is_json(response) or "Retry-After" in response.headers
         return (Meaning.LATER if own else Meaning.UNKNOWN), ""
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
-    return meaning, _CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
+    return meaning, CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
 
 
 def _error(

@@ -199,6 +199,9 @@ class Connection:
         where = f"site {self._site}"
         try:
             yield
+        except SiteUnauthorized as error:
+            self._credential.advise(error)
+            raise
         except httpx.HTTPError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             do = "Check UnicoreApiUrl and the network"

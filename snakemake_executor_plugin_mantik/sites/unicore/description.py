@@ -77,7 +77,7 @@ def job_description(
         "Name": _readable(submission.name),
         "Tags": [submission.tag, COMMON_TAG],
         "Executable": "/bin/bash",
-        "Arguments": [_SCRIPT],
+        "Arguments": ["-l", _SCRIPT] if submission.login_shell else [_SCRIPT],
         "Imports": [_inline(_SCRIPT, submission.script)],
         **_login_hook("pre", submission.before_on_login),
         **_login_hook("post", submission.after_on_login),

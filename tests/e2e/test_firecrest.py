@@ -1,0 +1,307 @@
+"""What is particular to firecREST sites, through whole workflows at the sandbox."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.faults import Fault
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.e2e.conftest import PATIENT
+from tests.support.firecrestv1 import FirecrestV1
+from tests.support.forwarder import Forwarder
+from tests.support.workflows import Project, place_in, tells, until
+
+GOOD = """
+    rule good:
+        output: "good.txt"
+        shell: "echo good > {output}"
+"""
+
+
+def served(sandbox: Sandbox) -> FirecrestSite:
+    """The sandbox's firecREST site."""
+    site = sandbox.site("hpc2")
+    assert isinstance(site, FirecrestSite)
+    return site
+
+
+@pytest.fixture
+def own_sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sandbox]:
+    """A sandbox of one firecREST site; the parameter is its settings."""
+    own = replace(PATIENT.firecrest, **request.param)
+    sites = [SiteOption("hpc2", "firecrest")]
+    with Sandbox(tmp_path / "sandbox", sites, replace(PATIENT, firecrest=own)) as box:
+        yield box
+
+
+@pytest.fixture
+def own(own_sandbox: Sandbox, tmp_path: Path) -> Iterator[Project]:
+    """A project at that site."""
+    made = Project(tmp_path / "project", place_in(own_sandbox, "hpc2"))
+    yield made
+    made.close()
+
+
+def of_kind(site: FirecrestSite, kind: str) -> dict[str, str]:
+    """The variables of one kind of credentials, without their prefix."""
+    tokens = site.tokens
+    return {
+        "client": {"CLIENT_ID": tokens.client_id, "CLIENT_SECRET": tokens.client_secret},
+        "token": {"TOKEN": tokens.issue()},
+        "refresh token": {"REFRESH_TOKEN": tokens.refresh_token, "CLIENT_ID": tokens.client_id},
+        "API key": {"API_KEY": tokens.api_key},
+    }[kind]
+
+
+def use(project: Project, prefix: str, values: dict[str, str]) -> None:
+    """Let the project have these credentials and no others."""
+    project.extra |= {name: "" for name in project.place.environment if "_HPC2_" in name}
+    project.extra |= {f"{prefix}_{name}": value for name, value in values.items()}
+
+
+KINDS = ["client", "token", "refresh token", "API key"]
+"""The first one is what all other workflows here run with."""
+
+
+class TestCredentials:
+    @pytest.mark.parametrize("kind", KINDS[1:])
+    def test_of_all_kinds(self, firecrest: Project, sandbox: Sandbox, kind: str) -> None:
+        firecrest.write("Snakefile", GOOD)
+        prefix = "MANTIK_HPC2" if kind == "token" else "MANTIK_FIRECREST"
+        use(firecrest, prefix, of_kind(served(sandbox), kind))
+
+        firecrest.run().ok()
+
+        assert firecrest.read("good.txt") == "good\n"
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_that_are_wrong_are_told_by_their_names(
+        self, firecrest: Project, sandbox: Sandbox, kind: str
+    ) -> None:
+        firecrest.write("Snakefile", GOOD)
+        values = of_kind(served(sandbox), kind)
+        last = next(name for name in values if name != "CLIENT_ID")
+        values[last] = "a-wrong-guess"
+        use(firecrest, "MANTIK_FIRECREST", values)
+        jobs = len(sandbox.record("hpc2")["runs"])
+
+        said = firecrest.run().failed()
+
+        tells(said, *(f"MANTIK_FIRECREST_{name}" for name in values))
+        assert said.count("Error") == 1
+        assert "a-wrong-guess" not in said
+        assert len(sandbox.record("hpc2")["runs"]) == jobs
+
+    def test_that_are_missing(self, firecrest: Project) -> None:
+        firecrest.write("Snakefile", GOOD)
+        use(firecrest, "MANTIK_FIRECREST", {"CLIENT_ID": "id"})
+
+        said = firecrest.run().failed()
+
+        tells(said, "site hpc2: no credentials", "MANTIK_FIRECREST_CLIENT_SECRET", "MANTIK_HPC2_…")
+        tells(said, "found only CLIENT_ID")
+
+    # A token is renewed when 40 s are left: here every 2 s.
+    @pytest.mark.parametrize("own_sandbox", [{"token_lifetime": 42.0}], indirect=True)
+    def test_tokens_that_expire_in_a_run_are_renewed(
+        self, own: Project, own_sandbox: Sandbox
+    ) -> None:
+        own.write(
+            "Snakefile",
+            """
+            rule long:
+                output: "good.txt"
+                shell: "sleep 7; echo good > {output}"
+            """,
+        )
+
+        said = own.run().ok().output
+
+        assert served(own_sandbox).tokens.issued >= 3
+        assert "has not answered" not in said
+        assert own.read("good.txt") == "good\n"
+
+    def test_tokens_that_are_not_taken_any_more_are_renewed(
+        self, firecrest: Project, sandbox: Sandbox
+    ) -> None:
+        firecrest.write(
+            "Snakefile",
+            """
+            rule long:
+                output: "good.txt"
+                shell: "until [ -e go ]; do sleep 0.1; done; echo good > {output}"
+            """,
+        )
+        running = firecrest.start()
+        try:
+            sandbox.faults.add(Fault("expire_sessions", path="/ops/ls$"))
+            (_made(firecrest.workspace) / "go").touch()
+            said = running.end().ok().output
+        finally:
+            sandbox.faults.clear()
+
+        assert "has not answered" not in said
+
+
+def _made(directory: Path) -> Path:
+    until(directory.exists, str(directory))
+    return directory
+
+
+class TestServers:
+    def test_of_version_1_are_told(self, firecrest: Project) -> None:
+        firecrest.write("Snakefile", GOOD)
+        use(firecrest, "MANTIK_HPC2", {"TOKEN": "t"})
+        with FirecrestV1("/hpc/api") as server:
+            firecrest.config.write_text(
+                firecrest.place.config.replace(_url_of(firecrest), f"ApiUrl: {server.url}\n")
+            )
+
+            said = firecrest.run().failed()
+
+        tells(said, "firecREST version 1, which is not supported", "hpc2", "as ApiUrl", "Machine")
+
+    def test_of_version_2_below_a_path_v1_work(self, firecrest: Project) -> None:
+        firecrest.write("Snakefile", GOOD)
+        line = _url_of(firecrest)
+        with Forwarder(line.split()[1], "/firecrest/v1") as server:
+            firecrest.config.write_text(
+                firecrest.place.config.replace(line, f"ApiUrl: {server.url}\n")
+            )
+
+            firecrest.run().ok()
+
+            assert server.forwarded > 5
+        assert firecrest.read("good.txt") == "good\n"
+
+
+def _url_of(project: Project) -> str:
+    lines = project.place.config.splitlines(keepends=True)
+    return next(line.lstrip() for line in lines if "ApiUrl" in line)
+
+
+class TestModules:
+    def test_are_loaded_in_a_login_shell(self, firecrest: Project) -> None:
+        profile = firecrest.place.server / "home" / "mantik" / ".bash_profile"
+        profile.write_text("export PROFILE=read\n")
+        shown = "echo ${{PROFILE:-none}} ${{LOADEDMODULES:-none}}"
+        firecrest.write("Snakefile", GOOD.replace("echo good", shown))
+        try:
+            firecrest.run().ok()
+            assert firecrest.read("good.txt") == "none none\n"
+
+            environment = "Environment:\n  Modules: [Sandbox/1.0]\n"
+            firecrest.config.write_text(firecrest.place.config + environment)
+            firecrest.run("--forceall").ok()
+            assert firecrest.read("good.txt") == "read Sandbox/1.0\n"
+        finally:
+            profile.unlink()
+
+    def test_that_are_unknown(self, firecrest: Project) -> None:
+        environment = "Environment:\n  Modules: [Nowhere/2.0]\n"
+        firecrest.config.write_text(firecrest.place.config + environment)
+        firecrest.write("Snakefile", GOOD)
+
+        tells(firecrest.run().failed(), "not all modules could be loaded: Nowhere/2.0")
+
+    def test_hooks_on_the_login_node_are_refused(self, firecrest: Project) -> None:
+        hook = "Environment:\n  PreRunCommandOnLoginNode: echo\n"
+        firecrest.config.write_text(firecrest.place.config + hook)
+        firecrest.write("Snakefile", GOOD)
+
+        said = firecrest.run().failed()
+
+        tells(said, "Nothing was sent", "PreRunCommandOnLoginNode", "firecREST")
+
+
+LARGE = """
+    rule copy:
+        input: "in.bin", "d/müde.bin"
+        output: "out/large.bin", directory("many"), "out/gröss er.bin"
+        shell:
+            "rev() {{ tail -c +2 \\"$1\\"; head -c 1 \\"$1\\"; }}; rev {input[0]} > {output[0]}; "
+            "mkdir {output[1]}; cp {input[1]} {output[1]}/1; cp {input[0]} {output[1]}/2; "
+            "cp {input[1]} {output[2]:q}"
+"""
+
+
+class TestLargeFiles:
+    """Above 5 MiB they cannot go directly."""
+
+    def fill(self, project: Project) -> dict[str, bytes]:
+        contents = {"in.bin": os.urandom(7 << 20), "d/müde.bin": os.urandom((6 << 20) + 11)}
+        for name, content in contents.items():
+            project.write(name).write_bytes(content)
+        project.write("Snakefile", LARGE)
+        return contents
+
+    def check(self, project: Project, contents: dict[str, bytes]) -> None:
+        first, second = contents.values()
+        assert (project.directory / "out/large.bin").read_bytes() == first[1:] + first[:1]
+        assert (project.directory / "out/gröss er.bin").read_bytes() == second
+        assert (project.directory / "many/1").read_bytes() == second
+        assert (project.directory / "many/2").read_bytes() == first
+
+    def test_by_the_sites_object_store(self, firecrest: Project, sandbox: Sandbox) -> None:
+        contents = self.fill(firecrest)
+        before = Counter(sandbox.record("hpc2")["requests"])
+
+        firecrest.run().ok()
+
+        self.check(firecrest, contents)
+        new = Counter(sandbox.record("hpc2")["requests"]) - before
+        assert new["POST filesystem/transfer/upload"] == 1, "one bundle"
+        assert new["POST filesystem/transfer/download"] >= 1
+        assert new["PUT store"] >= 1
+
+    @pytest.mark.parametrize(
+        "own_sandbox", [{"transfer_method": None, "account_needed": True}], indirect=True
+    )
+    def test_in_parts_where_there_is_none(self, own: Project) -> None:
+        contents = self.fill(own)
+
+        own.run().ok()
+
+        self.check(own, contents)
+        transfers = own.workspace / ".mantik" / "transfers"
+        assert not [path for path in transfers.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$"),
+        Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$", seconds=1.5),
+        Fault("timeout_before", method="POST", path="/compute/hpc2/jobs$"),
+    ],
+    ids=["acted", "acted later", "did not act"],
+)
+def test_submission_with_a_slow_sbatch_runs_once(
+    firecrest: Project, sandbox: Sandbox, fault: Fault
+) -> None:
+    firecrest.write(
+        "Snakefile",
+        """
+        rule once:
+            output: "out.txt"
+            shell: "echo ran >> ran.txt; sleep 1; cp ran.txt {output}"
+        """,
+    )
+    config = firecrest.place.config.replace("UnknownWait: 20s", "UnknownWait: 4s")
+    firecrest.config.write_text(config)
+    fault = sandbox.faults.add(replace(fault))
+    try:
+        said = firecrest.run().ok().output
+    finally:
+        sandbox.faults.clear()
+
+    assert fault.happened == 1
+    assert firecrest.read("out.txt") == "ran\n", said
+    assert (firecrest.workspace / "ran.txt").read_text() == "ran\n"
+    assert len(firecrest.tries) == 1

@@ -1,0 +1,460 @@
+"""One workflow over two sites of different APIs: each rule where it belongs, files where needed."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.faults import Fault
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.workflows import Place, Project, tells, until
+
+UPLOADS = {"hpc1": "PUT storages/*/files", "hpc2": "POST filesystem/ops/upload"}
+"""The requests that bring a file to a site; UNICORE's sets permissions, too."""
+
+
+@pytest.fixture
+def two(project: Project, firecrest_place: Place) -> Project:
+    """A project at `hpc1`, UNICORE, and `hpc2`, firecREST."""
+    second = project.directory.parent / "hpc2.yaml"
+    second.write_text(firecrest_place.config)
+    project.sites = [str(second)]
+    return project
+
+
+@pytest.fixture
+def healing(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """The sandbox, whose faults end with the test."""
+    yield sandbox
+    sandbox.faults.clear()
+
+
+@dataclass
+class Ledger:
+    """What the servers themselves recorded since the last look."""
+
+    sandbox: Sandbox
+
+    def __post_init__(self) -> None:
+        self._seen = {name: Counter[str]() for name in UPLOADS}
+        self._runs = dict.fromkeys(UPLOADS, 0)
+        self.requests()
+        self.runs()
+
+    def requests(self) -> dict[str, Counter[str]]:
+        """Requests by kind, by site."""
+        now = {name: Counter(self.sandbox.record(name)["requests"]) for name in UPLOADS}
+        new = {name: now[name] - self._seen[name] for name in UPLOADS}
+        self._seen = now
+        return new
+
+    def uploads(self) -> dict[str, int]:
+        """Uploads by site."""
+        return {name: new[UPLOADS[name]] for name, new in self.requests().items()}
+
+    def runs(self) -> dict[str, list[tuple[float, float]]]:
+        """When jobs started and ended, by site: seconds since the epoch."""
+        found = {}
+        for name in UPLOADS:
+            runs = self.sandbox.record(name)["runs"]
+            found[name] = [(run["started"], run["ended"]) for run in runs[self._runs[name] :]]
+            self._runs[name] = len(runs)
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs ran, by site."""
+        return {name: len(runs) for name, runs in self.runs().items()}
+
+
+def where(project: Project) -> dict[str, str]:
+    """The site of each rule's last job, as the journal has it."""
+    return {record.rule: record.site for record in project.tries}
+
+
+CHOICES = """
+    rule all:
+        input: "value.txt", "1.of", "2.of", "unnamed.txt"
+
+    rule value:
+        output: "value.txt"
+        resources: mantik_site="hpc2"
+        shell: "touch {output}"
+
+    rule function1:
+        output: "{n,1}.of"
+        resources: mantik_site=lambda wildcards: "hpc" + wildcards.n
+        shell: "touch {output}"
+
+    rule function2:
+        output: "{n,2}.of"
+        resources: mantik_site=lambda wildcards: "hpc" + wildcards.n
+        shell: "touch {output}"
+
+    rule unnamed:
+        output: "unnamed.txt"
+        shell: "touch {output}"
+"""
+
+
+def test_ways_to_choose_a_site(two: Project, sandbox: Sandbox) -> None:
+    two.write("Snakefile", CHOICES)
+    ledger = Ledger(sandbox)
+
+    two.run().ok()
+    assert ledger.counts() == {"hpc1": 2, "hpc2": 2}
+    assert where(two) == {
+        "function1": "hpc1", "unnamed": "hpc1", "function2": "hpc2", "value": "hpc2"
+    }  # fmt: skip
+
+    ran = two.run(
+        "--forceall", "--default-resources", "mantik_site=hpc2", "--set-resources",
+        "value:mantik_site=hpc1",
+    ).ok()  # fmt: skip
+    assert ledger.counts() == {"hpc1": 2, "hpc2": 2}, ran.output
+    assert where(two) == {
+        "function1": "hpc1", "value": "hpc1", "function2": "hpc2", "unnamed": "hpc2"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("resources", "options"),
+    [
+        ("mantik_site='hpc3'", []),
+        ("mantik_site=lambda wildcards: 'hpc' + wildcards.n", []),
+        ("runtime=5", ["--set-resources", "wrong:mantik_site=hpc3"]),
+        ("runtime=5", ["--default-resources", "mantik_site=hpc3"]),
+    ],
+)
+def test_unknown_site_is_told_before_anything_is_sent(
+    two: Project, sandbox: Sandbox, resources: str, options: list[str]
+) -> None:
+    two.write(
+        "Snakefile",
+        f"""
+        rule all:
+            input: "good.txt", "3.txt"
+
+        rule good:
+            output: "good.txt"
+            resources: mantik_site="hpc1"
+            shell: "touch {{output}}"
+
+        rule wrong:
+            output: "{{n}}.txt"
+            resources: {resources}
+            shell: "touch {{output}}"
+        """,
+    )
+    ledger = Ledger(sandbox)
+
+    said = two.run(*options).failed()
+
+    tells(
+        said,
+        "nothing was sent: these resources cannot be had:",
+        "there is no site 'hpc3' (did you mean hpc",
+        "the known ones are hpc1, hpc2",
+        "rule wrong: ",
+    )
+    assert ledger.requests() == {"hpc1": {}, "hpc2": {}}
+
+
+def test_site_that_follows_from_a_file_that_is_still_to_be_made(two: Project) -> None:
+    two.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "other.txt", "late.txt"
+
+        rule other:
+            output: "other.txt"
+            shell: "sleep 1; touch {output}"
+
+        rule decide:
+            output: "site.txt"
+            resources: mantik_site="hpc2"
+            shell: "echo hpc9 > {output}"
+
+        rule late:
+            input: "site.txt"
+            output: "late.txt"
+            resources: mantik_site=lambda wildcards, input: open(input[0]).read().strip()
+            shell: "touch {output}"
+        """,
+    )
+
+    said = two.run("--keep-going").failed()
+
+    tells(said, "there is no site 'hpc9'", "the known ones are hpc1, hpc2")
+    assert where(two) == {"other": "hpc1", "decide": "hpc2"}
+    assert two.exists("other.txt"), said
+    assert not two.exists("late.txt")
+
+    two.write("site.txt", "hpc2\n")
+    two.run("--touch", "site.txt", local=True).ok()
+    two.run().ok()
+    assert where(two)["late"] == "hpc2"
+
+
+CROSSING = """
+    rule all:
+        input: "sum1", "sum2a", "sum2b", "stays.sum"
+
+    rule make:
+        output: "a.bin", "unused.bin"
+        shell: "head -c 3000000 /dev/urandom > {output[0]}; cp {output[0]} {output[1]}"
+
+    rule sum1:
+        input: "a.bin"
+        output: "sum1"
+        shell: "sha256sum < {input} > {output}"
+
+    rule sum2:
+        input: "a.bin"
+        output: "sum2{x}"
+        resources: mantik_site="hpc2"
+        shell: "sha256sum < {input} > {output}"
+
+    rule stays:
+        output: "stays.bin"
+        resources: mantik_site="hpc2"
+        shell: "head -c 3000000 /dev/urandom > {output}"
+
+    rule use:
+        input: "stays.bin"
+        output: "stays.sum"
+        resources: mantik_site="hpc2"
+        shell: "sha256sum < {input} > {output}"
+"""
+
+
+def test_files_cross_once_and_only_when_needed(
+    two: Project, sandbox: Sandbox, firecrest_place: Place
+) -> None:
+    two.write("Snakefile", CROSSING)
+    ledger = Ledger(sandbox)
+
+    ran = two.run().ok()
+
+    # At UNICORE: the workspace's permissions and the sources. At firecREST: sources, and a.bin.
+    assert ledger.uploads() == {"hpc1": 2, "hpc2": 2}, ran.output
+    assert two.read("sum1") == two.read("sum2a") == two.read("sum2b")
+    assert not (two.workspace / "stays.bin").exists()
+    there = two.workspace_at(firecrest_place)
+    assert (there / "a.bin").read_bytes() == (two.directory / "a.bin").read_bytes()
+    assert not (there / "unused.bin").exists()
+
+    ran = two.run("--forcerun", "sum2", "use").ok()
+    assert ledger.uploads() == {"hpc1": 0, "hpc2": 0}, ran.output
+
+    two.run("--forcerun", "make").ok()
+    assert ledger.uploads() == {"hpc1": 0, "hpc2": 1}, "made anew, so it crosses once more"
+    assert two.read("sum1") == two.read("sum2a") == two.read("sum2b")
+
+
+OUTAGE = r"""
+    rule all:
+        input: "away.txt", "here3.txt"
+
+    rule away:
+        output: "away.txt"
+        resources: mantik_site="SITE"
+        shell: "echo 1 >> ran.txt; until [ -e go ]; do sleep 0.1; done; cp ran.txt {output}"
+
+    rule here:
+        output: "here1.txt"
+        shell: "until [ -e go ]; do sleep 0.1; done; echo here > {output}"
+
+    rule next:
+        input: "here{n}.txt"
+        output: "here{n}.next"
+        shell: "cp {input} {output}"
+
+    rule chain2:
+        input: "here1.next"
+        output: "here2.txt"
+        shell: "cp {input} {output}"
+
+    rule chain3:
+        input: "here2.next"
+        output: "here3.txt"
+        shell: "cp {input} {output}"
+"""
+
+
+@pytest.mark.parametrize("away", ["hpc1", "hpc2"])
+def test_outage_of_a_site_holds_up_its_own_jobs_only(
+    two: Project, healing: Sandbox, sandbox_place: Place, firecrest_place: Place, away: str
+) -> None:
+    places = {"hpc1": sandbox_place, "hpc2": firecrest_place}
+    other = next(name for name in places if name != away)
+    two.write("Snakefile", OUTAGE.replace("SITE", away))
+    running = two.start("--default-resources", f"mantik_site={other}")
+    workspaces = {name: two.workspace_at(place) for name, place in places.items()}
+    until((workspaces[away] / "ran.txt").exists, "the job that runs")
+
+    outage = healing.faults.add(Fault("drop_before", path=f"^/{away}/", count=None))
+    for workspace in workspaces.values():
+        until(workspace.exists, "the workspace")
+        (workspace / "go").touch()
+    until(lambda: two.exists("here3.txt"), "the other site's jobs")
+    until(lambda: f"Site {away} has not answered for" in running.output, "a word on the outage")
+    assert not two.exists("away.txt")
+    assert running.process.poll() is None
+    assert outage.happened
+    healing.faults.clear()
+
+    said = running.end().ok().output
+    tells(said, f"Site {away} answers again")
+    assert f"Site {other} " not in said
+    assert two.read("away.txt") == "1\n"
+
+
+NAMES = """
+    rule all:
+        input: "a.sum", "b.sum"
+
+    rule sum_a:
+        input: "data.bin", "small.txt"
+        output: "a.sum"
+        shell: "sha256sum {input} > {output}; echo $MARK $SLURM_JOB_PARTITION > a.mark"
+
+    rule sum_b:
+        input: "data.bin", "a.sum"
+        output: "b.sum"
+        resources: mantik_site="b"
+        shell: "cat {input[1]} a.mark > {output}; echo $MARK $SLURM_JOB_PARTITION >> {output}"
+"""
+
+
+def test_two_names_of_one_api_share_client_and_workspace(either: Project, sandbox: Sandbox) -> None:
+    name = either.place.name
+    for variable, value in either.place.environment.items():
+        api = "FIRECREST" if name == "hpc2" else "UNICORE"
+        either.extra[variable.replace(name.upper(), api)] = value
+    texts = {
+        "a": either.place.config + "Environment:\n  Variables: {MARK: of a}\n",
+        "b": either.place.config.replace("Queue: batch", "Queue: devel")
+        + "Environment:\n  Variables: {MARK: of b}\n",
+    }
+    for site, text in texts.items():
+        either.write(f"{site}.yaml", text)
+    either.write("data.bin").write_bytes(os.urandom(3_000_000))
+    either.write("small.txt", "small\n")
+    either.write("Snakefile", NAMES)
+    ledger = Ledger(sandbox)
+    server = sandbox.site(name)
+    tokens = server.tokens.issued if isinstance(server, FirecrestSite) else 0
+
+    ran = either.run(
+        "--executor", "mantik", "--jobs", "4", "--mantik-backend-config", "a.yaml", "b.yaml",
+        plain=True,
+    ).ok()  # fmt: skip
+
+    # The sources and one bundle; UNICORE's workspace's permissions are set once, too.
+    assert ledger.uploads()[name] == (2 if name == "hpc2" else 3), ran.output
+    assert ran.output.count("Sources: ") == 1
+    assert either.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]
+    assert {record.site for record in either.tries} == {"a", "b"}
+    if isinstance(server, FirecrestSite):
+        assert server.tokens.issued == tokens + 1
+
+
+def test_limits_of_each_site_hold(two: Project, sandbox: Sandbox, firecrest_place: Place) -> None:
+    second = Path(two.sites[0])
+    second.write_text(firecrest_place.config + "  MaxJobs: 1\n")
+    two.write(
+        "Snakefile",
+        """
+        rule all:
+            input: expand("{n}.{site}", n=range(3), site=["hpc1", "hpc2"])
+
+        rule job:
+            output: "{n}.{site}"
+            resources: mantik_site=lambda wildcards: wildcards.site
+            shell: "sleep 0.5; touch {output}"
+
+        rule large:
+            output: "large"
+            resources: mantik_site="hpc2", nodes=9
+            shell: "touch {output}"
+        """,
+    )
+    ledger = Ledger(sandbox)
+
+    two.run().ok()
+
+    most = {
+        name: max(sum(start <= one < end for start, end in runs) for one, _ in runs)
+        for name, runs in ledger.runs().items()
+    }
+    assert most["hpc2"] == 1, "MaxJobs of hpc2"
+    assert most["hpc1"] == 2, "as many as there are slots"
+
+    said = two.run("large").failed()
+    tells(said, "rule large at hpc2: nodes of 9 is asked", "nothing was sent")
+
+
+KILLED = r"""
+    rule all:
+        input: expand("{site}.{n}.txt", site=["hpc1", "hpc2"], n=range(2)), "sum.txt"
+
+    rule slow:
+        output: "{site}.{n}.txt"
+        resources: mantik_site=lambda wildcards: wildcards.site
+        shell:
+            "echo {wildcards.site}.{wildcards.n} >> ran.txt; "
+            "until [ -e go ]; do sleep 0.1; done; echo {wildcards.n} > {output}"
+
+    rule sum:
+        input: expand("{site}.{n}.txt", site=["hpc1", "hpc2"], n=range(2))
+        output: "sum.txt"
+        resources: mantik_site="hpc2"
+        shell: "echo sum >> ran.txt; cat {input} > {output}"
+"""
+
+
+@pytest.mark.parametrize("meanwhile", ["run on", "end"])
+def test_killed_with_jobs_at_both_sites(
+    two: Project, firecrest_place: Place, meanwhile: str
+) -> None:
+    two.write("Snakefile", KILLED)
+    profile = {
+        "executor": "mantik",
+        "jobs": 8,
+        "mantik-backend-config": [str(two.config), *two.sites],
+        "nolock": True,
+        "rerun-incomplete": True,
+    }
+    two.write("profiles/default/config.yaml", json.dumps(profile))
+    workspaces = [two.workspace, two.workspace_at(firecrest_place)]
+
+    def runs() -> list[str]:
+        logs = [workspace / "ran.txt" for workspace in workspaces]
+        return sorted(line for log in logs if log.exists() for line in log.read_text().split())
+
+    def go() -> None:
+        for workspace in workspaces:
+            (workspace / "go").touch()
+
+    first = two.start(plain=True)
+    until(lambda: len(runs()) == 4, "jobs that run")
+    first.kill()
+    if meanwhile == "end":
+        go()
+        second = two.start(plain=True)
+    else:
+        second = two.start(plain=True)
+        until(lambda: second.output.count("taken up again at hpc") == 4, "adoption")
+        go()
+    said = second.end().ok().output
+
+    assert runs() == ["hpc1.0", "hpc1.1", "hpc2.0", "hpc2.1", "sum"], said
+    for name in UPLOADS:
+        assert said.count(f"taken up again at {name}") == 2, said
+    assert two.read("sum.txt") == "0\n1\n0\n1\n"

@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
@@ -59,7 +60,10 @@ def opened(name: str, jobs: int, workdir: Path) -> tuple[Site, Planner]:
 def measure(jobs: int, names: list[str], workdir: Path) -> dict[str, float]:
     """Run `jobs` jobs, all handed over at once, in turn to each of the sites `names`."""
     sites = {name: opened(name, jobs, workdir) for name in names}
-    engine = Engine(sites, workdir=workdir, state=workdir / ".state", tell=lambda _: None)
+    engine = Engine(
+        sites, journal=Journal(workdir / ".state"), workdir=workdir, state=workdir / ".state",
+        tell=lambda _: None,
+    )  # fmt: skip
     engine.open(names, lambda _: Sources((), 0, ()))
     (workdir / "out").mkdir()
 

@@ -1,9 +1,7 @@
 """The start of a run: all that can be wrong is told here, before anything is sent."""
 
-import getpass
 import hashlib
 import os
-import platform
 import re
 import time
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
@@ -130,14 +129,17 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     }
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
+    state = Path(workflow.persistence.path) / STATE
+    journal = Journal(state)
+    try:
+        sites = _sites(configs, credentials, planners, workspace_name(workdir, journal.workflow))
+    except BaseException:
+        journal.close()
+        raise
     tracker = _tracker(configs, credentials, workdir, logger)
     tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
     engine = Engine(
-        _sites(configs, credentials, planners, workdir),
-        workdir=workdir,
-        state=Path(workflow.persistence.path) / STATE,
-        tell=logger.info,
-        observer=tracker,
+        sites, journal=journal, workdir=workdir, state=state, tell=logger.info, observer=tracker
     )
     try:
         engine.open(used, partial(_sources, configs, workdir, _products(dag), logger))
@@ -193,7 +195,7 @@ def _sites(
     configs: Mapping[str, LoadedConfig],
     credentials: Mapping[str, Credential],
     planners: Mapping[str, Planner],
-    workdir: Path,
+    workspace: str,
 ) -> dict[str, tuple[Site, Planner]]:
     """The sites by name. Names for one workspace, reached as one user, share a client and it."""
     made: dict[object, Site] = {}
@@ -206,7 +208,7 @@ def _sites(
         )  # fmt: skip
         if key not in made:
             made[key] = make_site(
-                loaded, credential, workspace_name(workdir), project=workdir,
+                loaded, credential, workspace, project=planners[name].project,
                 account=planners[name].account,
             )  # fmt: skip
         sites[name] = (made[key], planners[name])
@@ -223,11 +225,16 @@ def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:
     return read_all(specs, workdir)
 
 
-def workspace_name(workdir: Path) -> str:
-    """The name of the workflow's own workspace: readable, and another one for each directory."""
+def workspace_name(workdir: Path, workflow: str) -> str:
+    """The name of the workflow's own workspace: readable, and another one for each directory.
+
+    Args:
+        workdir: the workflow's directory. A copy of it, journal included, is another workflow.
+        workflow: its name in its journal (`Journal.workflow`).
+    """
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", workdir.name).strip("-.")[:40] or "workflow"
-    identity = "\0".join([platform.node(), getpass.getuser(), str(workdir.resolve())])
-    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    identity = f"{workflow}\0{workdir.resolve()}"
+    return f"{readable}-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def _check_jobs(

@@ -79,9 +79,9 @@ def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
         from snakemake_executor_plugin_mantik.startup import workspace_name
 
         workdir = project.absolute()
-        site = make_site(
-            loaded, credential, workspace_name(workdir), project=project, account=account
-        )
+        # Of a name that no run has: what is there and what may be done does not depend on it.
+        name = workspace_name(workdir, "check")
+        site = make_site(loaded, credential, name, project=project, account=account)
         resources = planner.resources({}, 1)
     except MantikError as error:
         return [*findings, Finding("site", "wrong", str(error))]

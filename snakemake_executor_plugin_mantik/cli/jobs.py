@@ -11,6 +11,9 @@ from rich.text import Text
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
 
+_ONE_LINE = 10_000
+"""Columns where nobody looks on but a program: each job has a line of its own."""
+
 _SHOWN = {
     TryState.PLANNED: "planned",
     TryState.SUBMITTING: "submitting",
@@ -32,7 +35,10 @@ def jobs(
     records = history(directory / ".snakemake" / "mantik")
     if not every:
         records = list({record.job: record for record in records}.values())
-    Console().print(table(records))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_ONE_LINE)
+    console.print(table(records))
 
 
 def table(records: list[TryRecord]) -> Table:
@@ -45,7 +51,7 @@ def table(records: list[TryRecord]) -> Table:
         ids = ", ".join(record.site_jobs)
         # As text: names and outcomes are the user's and the site's, not markup.
         cells = [record.name, record.site, record.queue, ids, *times, outcome(record)]
-        shown.add_row(*(Text(cell) for cell in cells))
+        shown.add_row(*(Text(" ".join(cell.split())) for cell in cells))
     return shown
 
 

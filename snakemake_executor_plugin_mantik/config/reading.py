@@ -69,6 +69,8 @@ def read_backend_config(
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         supported = f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json"
+        if not path.suffix:
+            supported += " (a target of Snakemake goes after '--')"
         raise ConfigError([Mistake(file, "", supported)])
     try:
         content = path.read_bytes()

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site
+from snakemake_executor_plugin_mantik.staging.transfers import read
+
+CLAIM_BYTES = 64 << 10
+"""A claim says who holds it in its first lines; the heartbeats that follow need not be read."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Owner:
 async def owner(site: Site, record: TryRecord) -> Owner | None:
     """Who holds the claim of a try; None if there is no claim, or nobody's name in it."""
     try:
-        content = b"".join([part async for part in site.get(record.paths.claim)])
+        content = await read(site, record.paths.claim, CLAIM_BYTES)
     except SiteNotFound:
         return None
     lines = content.decode(errors="replace").split("\n")

@@ -18,7 +18,8 @@ from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
-from snakemake_executor_plugin_mantik.errors import MantikError, printable
+from snakemake_executor_plugin_mantik.errors import MantikError, SiteNotFound, UserError, printable
+from snakemake_executor_plugin_mantik.jobs.paths import TRIES
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -40,6 +41,7 @@ class Engine:
         self,
         sites: Mapping[str, tuple[Site, Planner]],
         *,
+        journal: Journal,
         workdir: Path,
         state: Path,
         tell: Callable[[str], None],
@@ -49,13 +51,11 @@ class Engine:
 
         Args:
             sites: by name, not yet opened. Names with the same site object share its workspace.
+            journal: of the workflow; closed with the engine.
             workdir: the workflow's directory.
-            state: our own local directory: journal, logs, things on their way.
+            state: our own local directory: logs, things on their way.
             tell: writes a line to the user's log.
             observer: looks on.
-
-        Raises:
-            JournalError: the journal cannot be used.
         """
         self._observer = observer or Nobody()
         self._sites = sites
@@ -66,7 +66,7 @@ class Engine:
             tell(printable(text))
 
         self._tell = tell_safely
-        self._journal = Journal(state)
+        self._journal = journal
         self._work: dict[str, SiteWork] = {}
         self._opening: dict[str, asyncio.Task[SiteWork]] = {}
         self._watching: list[asyncio.Task[None]] = []
@@ -191,6 +191,8 @@ class Engine:
                 where=f"site {name}",
                 do="Check the URL and the network, then start again; nothing was sent",
             ) from None
+        if planner.config.site.workspace and self._journal.site_workspace(name) is None:
+            await _unused(site, facts.workspace)
         left = self._journal.set_site(name, planner.config.api_url, facts.workspace)
         if left:
             self._tell(
@@ -282,3 +284,23 @@ class Engine:
             await asyncio.gather(*(ender.tidy(self._workdir) for ender in enders))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
+
+
+async def _unused(site: Site, workspace: str) -> None:
+    """See to it that no jobs that this journal does not know may write into a workspace.
+
+    Raises:
+        UserError: another workflow uses it, or an earlier run whose journal is lost.
+    """
+    try:
+        buckets = await site.list(TRIES)
+    except SiteNotFound:
+        return
+    if buckets:
+        raise UserError(
+            "another workflow uses this workspace, or an earlier run of this one whose journal is"
+            " no longer here; its jobs may still write there",
+            where=f"site {site.name}, {workspace}",
+            do=f"Set Site: Workspace to another path; or, once no job of it runs, remove {TRIES}"
+            " in it",
+        )

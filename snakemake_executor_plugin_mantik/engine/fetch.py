@@ -5,7 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.engine.patience import FIRST_WAIT_S, Patience
+from snakemake_executor_plugin_mantik.engine.patience import (
+    FIRST_WAIT_S,
+    LONGEST_MISSING_WAIT_S,
+    Patience,
+)
 from snakemake_executor_plugin_mantik.engine.watched import End
 from snakemake_executor_plugin_mantik.errors import (
     OutputMissing,
@@ -24,8 +28,6 @@ from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import Landing, download, read
 
-LONGEST_MARKER_WAIT_S = 16.0
-"""A marker that cannot be used is read again after 1, 2, 4, 8 and 16 seconds."""
 LOG_ALONE_BYTES = 64 << 20
 """A log up to this size is fetched whole after a failure, a larger one's end only."""
 
@@ -87,7 +89,7 @@ class Fetcher:
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
             except (MarkerInvalid, SiteNotFound, SiteRejected):
-                if wait > LONGEST_MARKER_WAIT_S:
+                if wait > LONGEST_MISSING_WAIT_S:
                     raise
             await asyncio.sleep(wait)
             wait *= 2
@@ -158,7 +160,7 @@ class Fetcher:
         try:
             await download(
                 self._site, record.paths.archive, local, size=marker.archive_size,
-                sha256=marker.archive_sha256, repeat=self._patience,
+                sha256=marker.archive_sha256, repeat=self._patience.found,
             )  # fmt: skip
             await asyncio.to_thread(landing.unpack, local, entries)
         finally:
@@ -174,7 +176,7 @@ class Fetcher:
             )
         await download(
             self._site, entry.path, landing.place(entry), size=entry.size, sha256=entry.sha256,
-            repeat=self._patience,
+            repeat=self._patience.found,
         )  # fmt: skip
 
     async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:

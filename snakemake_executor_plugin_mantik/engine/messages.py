@@ -1,6 +1,7 @@
 """What the log says of a job: where it is, how long it took, and after a failure what to do."""
 
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import printable
@@ -70,6 +71,21 @@ _STEPS = {
 _UNKNOWN_STEP = ("in its set-up", "Correct what its output tells and start again")
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a job said before it failed.
+
+    Attributes:
+        output: the end of its output.
+        path: the local path of its whole output, if that is here.
+        logs: the ends of the rule's own log files, by path.
+    """
+
+    output: bytes
+    path: Path | None
+    logs: tuple[tuple[str, bytes], ...] = ()
+
+
 def duration(seconds: float) -> str:
     """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 60:
@@ -92,45 +108,52 @@ def finished(name: str, site: str, waited: float, ran: float, log: Path | None) 
     return f"{name}: done at {site}, {times}{kept}."
 
 
+def trouble(error: OSError) -> str:
+    """What the operating system says, and of which file."""
+    what = error.strerror or str(error)
+    return f"{what}: {error.filename}" if error.filename else what
+
+
 def _tail(log: bytes) -> str:
     lines = printable(log.decode(errors="replace")).strip().splitlines()[-TAIL_LINES:]
     return "\n".join(f"    {line}" for line in lines) if lines else "    (no output)"
 
 
-def _compose(what: str, where: str, log: bytes, path: Path | None, advice: str) -> str:
-    shown = f"Its output ended with:\n{_tail(log)}\n"
-    kept = f"All of it: {path}. " if path is not None else ""
-    return f"{what} ({where}). {shown}{kept}{advice}.\n"
+def _compose(what: str, where: str, said: Said, advice: str) -> str:
+    shown = ""
+    if said.output.strip() or not said.logs:
+        shown = f"Its output ended with:\n{_tail(said.output)}\n"
+    for path, end in said.logs:
+        shown += f"Its log file {path} ended with:\n{_tail(end)}\n"
+    kept = f"All of its output: {said.path}. " if said.path is not None else ""
+    return f"{what} ({where}).\n{shown}{kept}{advice}.\n"
 
 
-def failed(marker: Marker, where: str, log: bytes, path: Path | None, limit: bool) -> str:
+def failed(marker: Marker, where: str, said: Said, limit: bool) -> str:
     """A job has written that it failed.
 
     Args:
         marker: what it wrote.
         where: site, the site's id of it.
-        log: the end of its output.
-        path: the local path of its whole output.
+        said: what it said.
         limit: whether its time was over when it was told to end.
     """
     if marker.signal and limit:
-        return _compose(
-            "The job reached its time limit", where, log, path, _ADVICE[Reason.TIME_LIMIT]
-        )
+        return _compose("The job reached its time limit", where, said, _ADVICE[Reason.TIME_LIMIT])
     if marker.signal:
         what = f"The job was told to end ({marker.signal})"
-        return _compose(what, where, log, path, _ADVICE[Reason.CANCELLED])
+        return _compose(what, where, said, _ADVICE[Reason.CANCELLED])
     if marker.failed_step:
         words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
         what = f"The job failed before its command, {words}"
-        return _compose(what, where, log, path, advice)
+        return _compose(what, where, said, advice)
     what = f"The command ended with exit code {marker.exit_code}"
     advice = "Correct the command or its inputs and start again"
     if killer := _signal(marker.exit_code):
         what += f", which means that it was ended by {killer}"
     if killer == "SIGKILL":
         advice = f"Often that is for want of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
-    return _compose(what, where, log, path, advice)
+    return _compose(what, where, said, advice)
 
 
 def _signal(exit_code: int) -> str:
@@ -141,7 +164,7 @@ def _signal(exit_code: int) -> str:
         return ""
 
 
-def stopped(state: JobState | None, where: str, log: bytes, path: Path | None) -> str:
+def stopped(state: JobState | None, where: str, said: Said) -> str:
     """A job ended without a word of its own; `state` is what the scheduler says."""
     reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
     detail = f": {printable(state.detail)}" if state is not None and state.detail else ""
@@ -150,4 +173,4 @@ def stopped(state: JobState | None, where: str, log: bytes, path: Path | None) -
         what = f"The job ended at the site without saying how{detail}"
     else:
         what = f"The job ended: {reason.value}{detail}"
-    return _compose(what, where, log, path, advice)
+    return _compose(what, where, said, advice)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from snakemake_executor_plugin_mantik.errors import (
     SiteBusy,
     SiteError,
+    SiteNotFound,
     SiteUnauthorized,
     SiteUnreachable,
 )
@@ -22,6 +23,8 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 LONGEST_BUSY_S = 900.0
 """Seconds to stay away at most when a site asks for it (Retry-After)."""
+LONGEST_MISSING_WAIT_S = 16.0
+"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds."""
 FIRST_TOLD_S = 5.0
 """Seconds of silence before the log mentions it; told again each time that has doubled."""
 REFUSED_TOLD_S = 60.0
@@ -68,6 +71,24 @@ class Patience:
             else:
                 self.answered()
                 return result
+
+    async def found(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Like a call, but that there is no such thing is believed only after half a minute.
+
+        Servers say so of everything while they start, and slow file systems of what is new.
+
+        Raises:
+            SiteNotFound: the site has said so several times.
+        """
+        wait = FIRST_WAIT_S
+        while True:
+            try:
+                return await self(act)
+            except SiteNotFound:
+                if wait > LONGEST_MISSING_WAIT_S:
+                    raise
+            await asyncio.sleep(wait)
+            wait *= 2
 
     def failed(self, error: Exception) -> None:
         """Note that the site did not answer, and say so when it is time to."""

@@ -254,7 +254,7 @@ class Stager:
                     where=str(local.parent),
                     do="Free space and start again: jobs that run are taken up",
                 ) from error
-            await self._patience(lambda: self._site.put(bundle_path(bundle), local))
+            await self._patience.found(lambda: self._site.put(bundle_path(bundle), local))
         finally:
             local.unlink(missing_ok=True)
         self._ledger.add_bundle(self._site.name, bundle, [file.record for file in files])

@@ -60,7 +60,9 @@ class Submitter:
         await self._bucket(spec)
         if secrets:
             content = secret_assignments(secrets)
-            await self._patience(lambda: self._site.put(spec.paths.secrets, content, private=True))
+            await self._patience.found(
+                lambda: self._site.put(spec.paths.secrets, content, private=True)
+            )
         submission = submission_of(spec)
         self._journal.submitting(record.id, spec.resources.queue or "")
         try:
@@ -80,7 +82,7 @@ class Submitter:
         bucket = spec.paths.bucket
         if bucket not in self._buckets:
             self._buckets[bucket] = asyncio.create_task(
-                self._patience(lambda: self._site.make_directory(spec.paths.tries))
+                self._patience.found(lambda: self._site.make_directory(spec.paths.tries))
             )
         try:
             await self._buckets[bucket]

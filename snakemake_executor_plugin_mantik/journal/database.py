@@ -8,10 +8,17 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import JournalError
 
-VERSION = 1
+VERSION = 2
 FILE = "journal.sqlite"
 
-_SCHEMA = """
+_ADDED_IN_2 = """
+CREATE TABLE workflow (id TEXT NOT NULL);
+INSERT INTO workflow VALUES (lower(hex(randomblob(16))));
+CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
+"""
+
+_SCHEMA = f"""
+{_ADDED_IN_2}
 CREATE TABLE sites (
     site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL,
     first_bucket INTEGER NOT NULL DEFAULT 0
@@ -36,7 +43,6 @@ CREATE TABLE remote_files (
     site TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
     source INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (site, path)
 );
-CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
 CREATE TABLE bundles (
     id TEXT PRIMARY KEY, site TEXT NOT NULL, state TEXT NOT NULL
 );
@@ -106,8 +112,9 @@ class Database:
                 where=str(self.path),
                 do="Update snakemake-executor-plugin-mantik",
             )
-        if version == 0:
-            self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        steps = {0: _SCHEMA, 1: _ADDED_IN_2}.get(version)
+        if steps is not None:
+            self.db.executescript(f"BEGIN; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
 
     def close(self) -> None:
         """Close the file and give the lock back."""

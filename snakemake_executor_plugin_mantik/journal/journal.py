@@ -49,22 +49,38 @@ class Journal:
         found = row.fetchone()
         return (found["url"], found["workspace"]) if found else None
 
+    @property
+    def workflow(self) -> str:
+        """A random name of the workflow, made with the journal.
+
+        Whoever has lost the journal knows nothing of the jobs that may still run: the new journal's
+        workspaces are other ones, so that the jobs of the two do not meet.
+        """
+        name: str = self._db.execute("SELECT id FROM workflow").fetchone()["id"]
+        return name
+
     def set_site(self, site: str, url: str, workspace: str) -> list[TryRecord]:
         """Note which workspace the records of `site` are about.
 
         If the name meant another workspace before, nothing is known of the new one, and the tries
-        that were open at the old one are left to themselves; they are returned, to be told.
+        that were open at the old one are left to themselves; they are returned, to be told. The
+        same workspace under another URL is the same: its tries are there, but the ids that their
+        jobs had may mean others there.
         """
         known = self.site_workspace(site)
-        left: list[TryRecord] = []
-        if known is not None and known != (url, workspace):
-            left = [record for record in self.all_open_tries() if record.site == site]
+        moved = known is not None and known[1] != workspace
+        left = [r for r in self.all_open_tries() if r.site == site] if moved else []
         for record in left:
-            self.abandoned(record.id, f"left at {known[0] if known else url}")
+            self.abandoned(record.id, f"left in {known[1] if known else workspace}")
         with self._database.write() as db:
-            if known is not None and known != (url, workspace):
+            if moved:
                 db.execute("DELETE FROM remote_files WHERE site = ?", (site,))
                 db.execute("UPDATE bundles SET state = 'gone' WHERE site = ?", (site,))
+            elif known is not None and known[0] != url:
+                db.execute(
+                    "DELETE FROM submissions WHERE try IN (SELECT id FROM tries WHERE site = ?)",
+                    (site,),
+                )
             db.execute(
                 "INSERT INTO sites (site, url, workspace) VALUES (?, ?, ?) ON CONFLICT (site)"
                 " DO UPDATE SET url = excluded.url, workspace = excluded.workspace",
@@ -75,8 +91,8 @@ class Journal:
     def neighbours(self, site: str) -> list[str]:
         """The names, `site` among them, under which the workspace of `site` is known."""
         rows = self._db.execute(
-            "SELECT b.site AS site FROM sites a JOIN sites b ON a.url = b.url"
-            " AND a.workspace = b.workspace WHERE a.site = ? ORDER BY b.site",
+            "SELECT b.site AS site FROM sites a JOIN sites b ON a.workspace = b.workspace"
+            " WHERE a.site = ? ORDER BY b.site",
             (site,),
         )
         return [row["site"] for row in rows]

@@ -8,6 +8,7 @@ size limit.
 """
 
 import os
+from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ class Excluding(Protocol):
 
     def matches(self, path: str, *, is_dir: bool = False) -> bool:
         """Whether `path`, relative to the directory, is excluded."""
+
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,19 @@ def select(
     paths: list[str] = []
     too_large: list[str] = []
     total = 0
+    sizes: Counter[str] = Counter()
     for path, size in candidates(workdir, exclude, products):
         if size > file_limit:
             too_large.append(path)
         else:
             paths.append(path)
             total += size
+            sizes[path.partition("/")[0]] += size
         if total > total_limit:
+            largest = ", ".join(f"{n} ({s / MIB:.1f} MiB)" for n, s in sizes.most_common(3))
             raise UserError(
-                f"the sources in the working directory are larger than {total_limit >> 20} MiB",
+                "the sources in the working directory are larger than"
+                f" {total_limit / MIB:.1f} MiB; most of what was seen is in {largest}",
                 where=str(workdir),
                 do="Name what the jobs do not need under Exclude in the backend config, name data"
                 " as inputs of the rules, or raise Site: SourcesLimit",

@@ -56,7 +56,7 @@ def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
     assert "line 1\n" not in said
     assert "the reason\n" in said
     assert "Correct the command or its inputs and start again." in said
-    (log,) = re.findall(r"All of it: (\.snakemake/mantik/logs/bad\.\w+\.log)\.", said)
+    (log,) = re.findall(r"All of its output: (\.snakemake/mantik/logs/bad\.\w+\.log)\.", said)
     assert both.read(log).count("line ") == 100
     assert both.read("logs/bad.log") == "for the log\n"
     assert "exit code 1 " in said
@@ -120,3 +120,19 @@ def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> No
     assert "exit code 3" in said
     assert project.exists("c.txt"), said
     assert not project.exists("b.txt")
+
+
+def test_log_files_of_a_failing_rule_are_told(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule logged:
+            output: "out.txt"
+            log: "logs/a.log", "logs/empty.log"
+            shell: "echo the reason > {log[0]}; touch {log[1]}; exit 3"
+        """,
+    )
+    said = project.run().failed()
+    assert "Its log file logs/a.log ended with:\n    the reason\n" in said
+    assert "(no output)" not in said
+    assert "Its log file logs/empty.log" not in said

@@ -10,7 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
-from snakemake_executor_plugin_mantik.errors import JournalError, MantikError
+from snakemake_executor_plugin_mantik.errors import JournalError, MantikError, UserError
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -58,7 +58,11 @@ def make(world: World, workdir: Path) -> Engine:
     site = sites[workdir] = SimulatedSite(world)
     planner = SimulatedPlanner(QUICK, None, workdir, world)
     return Engine(
-        {"sim": (site, planner)}, workdir=workdir, state=workdir / ".state", tell=lambda _: None
+        {"sim": (site, planner)},
+        journal=Journal(workdir / ".state"),
+        workdir=workdir,
+        state=workdir / ".state",
+        tell=lambda _: None,
     )
 
 
@@ -180,6 +184,31 @@ def test_site_that_does_not_open(world: World, tmp_path: Path) -> None:
 def outcomes_after_open(engine: Engine) -> Outcome:
     engine.open(["sim"], lambda _: Sources((), 0, ()))
     return outcomes(engine, request(1))[1]
+
+
+def test_workspace_that_others_use_is_refused(world: World, tmp_path: Path) -> None:
+    config = QUICK.model_copy(
+        update={"site": QUICK.site.model_copy(update={"workspace": "/somewhere"})}
+    )
+    world.write(".mantik/tries/4/somebody", b"")
+    for state, free in (("a", False), ("b", True)):
+        if free:
+            world.files.clear()
+        engine = Engine(
+            {"sim": (SimulatedSite(world), SimulatedPlanner(config, None, tmp_path, world))},
+            journal=Journal(tmp_path / state),
+            workdir=tmp_path,
+            state=tmp_path / state,
+            tell=print,
+        )
+        try:
+            if free:
+                engine.open(["sim"], lambda _: Sources((), 0, ()))
+            else:
+                with pytest.raises(UserError, match="another workflow uses this workspace"):
+                    engine.open(["sim"], lambda _: Sources((), 0, ()))
+        finally:
+            engine.close(tidy=False)
 
 
 def test_second_engine_is_refused(start: Start, world: World, tmp_path: Path) -> None:

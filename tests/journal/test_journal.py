@@ -124,6 +124,44 @@ def test_another_workspace_is_begun_with_nothing(journal: Journal) -> None:
     assert journal.all_open_tries() == []
 
 
+def test_the_same_workspace_under_another_url_is_the_same(journal: Journal) -> None:
+    journal.set_site("hpc1", "http://127.0.0.1/", "/ws")
+    record = new_try(journal)
+    journal.submitting(record.id, "q")
+    journal.submitted(record.id, "17")
+    journal.files.set_remote_files("hpc1", [FileRecord("a", 1, "x")])
+
+    assert journal.set_site("hpc1", "http://localhost/", "/ws") == []
+
+    [taken] = journal.all_open_tries()
+    assert (taken.id, taken.state) == (record.id, TryState.SUBMITTED)
+    assert taken.site_jobs == (), "an id may be another's job there"
+    assert journal.files.remote_file("hpc1", "a") is not None
+
+
+def test_every_journal_is_another_workflow(tmp_path: Path) -> None:
+    names = []
+    for folder in ("a", "a", "b"):
+        with closing(Journal(tmp_path / folder)) as journal:
+            names.append(journal.workflow)
+    assert names[0] == names[1] != names[2]
+    (tmp_path / "a/journal.sqlite").unlink()
+    with closing(Journal(tmp_path / "a")) as journal:
+        assert journal.workflow not in names
+
+
+def test_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        record = new_try(journal)
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        db.executescript("DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;")
+    for _ in range(2):
+        with closing(Journal(tmp_path)) as journal:
+            assert [r.id for r in journal.all_open_tries()] == [record.id]
+            assert len(journal.workflow) == 32
+            assert journal.files.links("d") == {}
+
+
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
 

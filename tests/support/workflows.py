@@ -3,17 +3,19 @@
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from snakemake_executor_plugin_mantik.journal import TryRecord, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.startup import workspace_name
@@ -97,6 +99,7 @@ class Project:
         self.config = self.directory.parent / f"{self.place.name}.yaml"
         self.config.write_text(self.place.config)
         self._started: list[Running] = []
+        self._workflow: str | None = None
 
     def close(self) -> None:
         """Kill what a test that failed has left running."""
@@ -125,7 +128,13 @@ class Project:
 
     def workspace_at(self, place: Place) -> Path:
         """The same at another site."""
-        return place.storage / "mantik" / workspace_name(self.directory)
+        if self._workflow is None:
+            state = self.directory / ".snakemake" / "mantik"
+            if not (state / "journal.sqlite").exists():
+                Journal(state).close()  # before the first run
+            with closing(sqlite3.connect(f"file:{state}/journal.sqlite?mode=ro", uri=True)) as db:
+                self._workflow = db.execute("SELECT id FROM workflow").fetchone()[0]
+        return place.storage / "mantik" / workspace_name(self.directory, self._workflow)
 
     @property
     def tries(self) -> list[TryRecord]:

@@ -1,0 +1,274 @@
+"""From a try's end to the job's outcome: what it made comes here, or the reason is told."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.engine import messages
+from snakemake_executor_plugin_mantik.engine.end import Ender
+from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
+from snakemake_executor_plugin_mantik.engine.life import Life, ran
+from snakemake_executor_plugin_mantik.engine.messages import Said
+from snakemake_executor_plugin_mantik.engine.observe import Ended, How, Observer
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.engine.submit import Submitter
+from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.errors import MantikError, SiteError
+from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
+from snakemake_executor_plugin_mantik.jobs.script import STEPS
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Reason
+
+BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
+"""Steps of a script in which what it carried may not have been unpacked."""
+
+LOG_END_BYTES = 16 << 10
+"""How much of a log file is looked at for its last lines."""
+
+
+class Concluder:
+    """Concludes the tries at one site. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        stager: Stager,
+        submitter: Submitter,
+        fetcher: Fetcher,
+        ender: Ender,
+        observer: Observer,
+        workdir: Path,
+        logs: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Make a concluder; the arguments are the other steps' workers at the same site.
+
+        Args:
+            journal: of the workflow.
+            stager: sends files there.
+            submitter: submits there.
+            fetcher: fetches from there.
+            ender: tidies up there.
+            observer: looks on.
+            workdir: the workflow's directory.
+            logs: where the jobs' logs go.
+            tell: writes a line to the user's log.
+        """
+        self._journal = journal
+        self._stager = stager
+        self._submitter = submitter
+        self._fetcher = fetcher
+        self._ender = ender
+        self._observer = observer
+        self._workdir = workdir
+        self._logs = logs
+        self._tell = tell
+
+    async def conclude(
+        self, request: JobRequest, life: Life, end: End, runtime_s: int | None
+    ) -> Outcome | None:
+        """The job's outcome from its try's end; None if it is to be tried again at once.
+
+        Args:
+            request: the job.
+            life: its try.
+            end: how that ended.
+            runtime_s: its walltime, where known.
+        """
+        record = life.record
+        path = self._log_path(request, record)
+        if end.exit_code is None:
+            return await self._conclude_without_marker(request, life, end, path)
+        try:
+            marker = await self._fetcher.marker(record, end)
+        except (MarkerInvalid, SiteError) as error:
+            await self._log(record, None, path)
+            words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
+            return self._failed(request, life, f"{words}. {error}\n", path, None)
+        if self._purged(life, marker):
+            await self._again(life, "files were purged at the site")
+            return None
+        # Of several submissions it is not known which one ran, and so what it unpacked.
+        if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
+            self._stager.confirm(life.staged[0])
+        if marker.exit_code != 0:
+            self._stager.lost([output.path for output in request.outputs])
+            return await self._command_failed(request, life, marker, path, runtime_s)
+        return await self._command_succeeded(request, life, marker, path)
+
+    async def _command_succeeded(
+        self, request: JobRequest, life: Life, marker: Marker, path: Path
+    ) -> Outcome:
+        """The job itself says that it succeeded; now its outputs have to come here."""
+        record = life.record
+        try:
+            fetched = await self._outputs(request, life, marker)
+        except MantikError as error:
+            await self._log(record, marker, path)
+            return self._failed(request, life, f"{error}\n", path, marker)
+        except OSError as error:
+            return self._failed(
+                request, life,
+                f"The outputs cannot be written here ({messages.trouble(error)}). They are still at"
+                " the site: free space and start again.\n", None, None, keep=True,
+            )  # fmt: skip
+        await self._log(record, marker, path)
+        return self._succeeded(request, life, marker, fetched, path)
+
+    async def _outputs(
+        self, request: JobRequest, life: Life, marker: Marker
+    ) -> tuple[FileRecord, ...]:
+        """Fetch the outputs: if need be without what an observer asked for.
+
+        Raises:
+            MantikError, OSError: an output cannot be had.
+        """
+        record, added = life.record, life.addition
+        if added is None:
+            return (await self._fetcher.outputs(record, marker, request.outputs)).files
+        below = f"{added.directory}/"
+        try:
+            fetched = await self._fetcher.outputs(record, marker, request.outputs)
+        except (MantikError, OSError) as error:
+            own = [e for e in marker.files if not f"{e.path}/".startswith(below)]
+            if len(own) == len(marker.files):
+                raise
+            without = replace(marker, files=tuple(own))
+            fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
+            self._tell(f"{record.name}: what it logged to {below} did not come back. {error}")
+        return tuple(file for file in fetched.files if not file.path.startswith(below))
+
+    async def _conclude_without_marker(
+        self, request: JobRequest, life: Life, end: End, path: Path
+    ) -> Outcome | None:
+        if (lost := self._lost(request, life, end)) is not None:
+            await self._again(life, lost)
+            return None
+        log = await self._log(life.record, None, path)
+        words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
+        await self._ender.rescue(life.record.id)
+        cancelled = end.state is not None and end.state.reason is Reason.CANCELLED
+        how: How = "killed" if cancelled else "failed"
+        return self._failed(request, life, words, path if log else None, None, how=how)
+
+    async def _again(self, life: Life, why: str) -> None:
+        """A try is over and is nobody's failure; the job gets another one."""
+        self._observer.ended(life.record, Ended("killed", why))
+        self._journal.abandoned(life.record.id, f"failed: {why}")
+        await self._ender.done(life.record.id, life.ids)
+
+    async def _command_failed(
+        self, request: JobRequest, life: Life, marker: Marker, path: Path, limit: int | None
+    ) -> Outcome:
+        """The job itself says that it failed; trouble with its logs does not change that."""
+        with suppress(MantikError, OSError):
+            if not marker.bare:
+                await self._outputs(request, life, marker)
+        log = await self._log(life.record, marker, path)
+        timed_out = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
+        where = life.where
+        said = Said(log, self._shown(path), tuple(self._log_files(request)))
+        words = messages.failed(marker, where, said, timed_out)
+        how: How = "killed" if marker.signal and not timed_out else "failed"
+        return self._failed(request, life, words, path, marker, how=how)
+
+    def _lost(self, request: JobRequest, life: Life, end: End) -> str | None:
+        """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
+        if end.kind is EndKind.REVOKED:
+            return "given up before it started"
+        if life.record.state is TryState.ENDED:
+            return "its results are no longer at the site"
+        if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:
+            return None
+        # The script ends well without a claim only where the directory for it has gone.
+        self._tell(f"{request.name}: the workspace at {request.site} has lost files; sent again.")
+        self._stager.purged()
+        self._submitter.purged()
+        return "the workspace was purged"
+
+    def _purged(self, life: Life, marker: Marker) -> bool:
+        """Whether the job did not find what was to be there; then that is sent again."""
+        if marker.missing_inputs:
+            self._stager.lost(marker.missing_inputs)
+            return True
+        if marker.failed_step != "bundles" or marker.signal:
+            return False
+        bundles = [bundle for staged in life.staged for bundle in staged.bundles]
+        self._stager.gone(list(dict.fromkeys(bundles)))
+        # What an earlier run's script carried is not known.
+        return bool(bundles) or not life.staged
+
+    async def _log(self, record: TryRecord, marker: Marker | None, path: Path) -> bytes:
+        """The end of the job's log; trouble with it does not change how the job ended."""
+        try:
+            return await self._fetcher.log(record, marker, path)
+        except (SiteError, OSError) as error:
+            self._tell(f"{record.name}: its log could not be fetched. {error}")
+            return marker.log if marker is not None else b""
+
+    def _succeeded(
+        self,
+        request: JobRequest,
+        life: Life,
+        marker: Marker,
+        files: tuple[FileRecord, ...],
+        path: Path,
+    ) -> Outcome:
+        waited, ran = life.times(marker)
+        self._stager.made(files)
+        log = path if path.exists() else None
+        self._observer.ended(
+            life.record, Ended("finished", exit_code=0, log=log, waited=waited, ran=ran)
+        )
+        self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
+        self._tell(messages.finished(request.name, request.site, waited, ran, self._shown(path)))
+        return Outcome(request.number, life.record.id, True, log=log, site_job=life.joined_ids)
+
+    def _failed(
+        self,
+        request: JobRequest,
+        life: Life,
+        words: str,
+        path: Path | None,
+        marker: Marker | None,
+        *,
+        keep: bool = False,
+        how: How = "failed",
+    ) -> Outcome:
+        """A failure; with `keep` the try stays open, so that the next run fetches its results."""
+        waited, ran = life.times(marker) if marker is not None else (None, None)
+        log = path if path is not None and path.exists() else None
+        if not keep:
+            first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
+            self._observer.ended(life.record, Ended(how, first, code, log, waited, ran))
+            self._journal.ended(
+                life.record.id, f"failed: {first}", waited=waited, ran=ran,
+                log=str(log or ""),
+            )  # fmt: skip
+        return Outcome(
+            request.number, "" if keep else life.record.id, False, words, log, life.joined_ids
+        )
+
+    def _log_files(self, request: JobRequest) -> Iterator[tuple[str, bytes]]:
+        """The rule's own log files that came back, and their ends."""
+        for output in request.outputs:
+            path = self._workdir / output.path
+            if output.kind == "log" and not output.directory and path.is_file():
+                with suppress(OSError), path.open("rb") as file:
+                    file.seek(max(0, path.stat().st_size - LOG_END_BYTES))
+                    if end := file.read():
+                        yield output.path, end
+
+    def _log_path(self, request: JobRequest, record: TryRecord) -> Path:
+        readable = re.sub(r"[^\w=.,+-]+", "_", request.name)[:100]
+        return self._logs / f"{readable}.{record.id[:8]}.log"
+
+    def _shown(self, path: Path) -> Path | None:
+        """A log's path as the user reads it; None if there is none."""
+        if not path.exists():
+            return None
+        return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path

@@ -1,0 +1,51 @@
+"""One try while a run has to do with it: values."""
+
+import time
+from dataclasses import dataclass, field
+
+from snakemake_executor_plugin_mantik.engine.observe import Addition
+from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.journal import TryRecord
+
+
+@dataclass
+class Life:
+    """One try that this run has to do with.
+
+    Attributes:
+        ids: the site's ids of it.
+        submitted_at: seconds since the epoch.
+        sent: how often it was submitted, at most.
+        staged: what each script that this run submitted carried.
+        addition: what an observer adds to it.
+    """
+
+    record: TryRecord
+    ids: list[str]
+    submitted_at: float
+    sent: int
+    staged: list[Staged] = field(default_factory=list)
+    addition: Addition | None = None
+
+    @property
+    def where(self) -> str:
+        """The site and the ids there, for messages."""
+        return f"{self.record.site}, {', '.join(self.ids) or self.record.id}"
+
+    @property
+    def joined_ids(self) -> str:
+        """The ids at the site, as Snakemake is told them."""
+        return " ".join(self.ids)
+
+    def times(self, marker: Marker) -> tuple[float, float]:
+        """Seconds waited and run. Both clocks are used only against themselves."""
+        total = time.time() - self.submitted_at
+        return max(0.0, total - ran(marker)), ran(marker)
+
+
+def ran(marker: Marker) -> float:
+    """Seconds that the job ran, by the node's own clock."""
+    if marker.started is None or marker.ended is None:
+        return 0.0
+    return max(0.0, marker.ended - marker.started)

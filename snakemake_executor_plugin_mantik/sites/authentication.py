@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.config.addresses import is_confidential, i
 from snakemake_executor_plugin_mantik.errors import (
     CredentialError,
     MantikError,
+    SiteUnauthorized,
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.addresses import tls
@@ -41,6 +42,15 @@ CHECK_CREDENTIALS: Final = (
 
 _FOR_ENCRYPTED_KEYS: Final = "Install the Python package bcrypt, which encrypted OpenSSH keys need"
 _BAD_GRANT: Final = frozenset((400, 401, 403))
+
+
+def refused_by_issuer(error: CredentialError) -> SiteUnauthorized:
+    """The site's error for credentials that the issuer of its tokens refuses.
+
+    It ends a run that starts. It does not end jobs that run: the run waits until the issuer, or the
+    user, thinks better of it.
+    """
+    return SiteUnauthorized(error.what, where=error.where, do=error.do)
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,34 @@ class TestCredentials:
         assert "has not answered" not in said
         assert own.read("good.txt") == "good\n"
 
+    # Clients are given tokens of 42 s, which are renewed every 2 s.
+    @pytest.mark.parametrize("own_sandbox", [{"token_lifetime": 42.0}], indirect=True)
+    def test_an_issuer_that_refuses_for_a_while_fails_nothing(
+        self, own: Project, own_sandbox: Sandbox
+    ) -> None:
+        own.write(
+            "Snakefile",
+            """
+            rule long:
+                output: "good.txt"
+                shell: "echo run >> ran.txt; until [ -e go ]; do sleep 0.1; done; touch {output}"
+            """,
+        )
+        running = own.start()
+        until((own.workspace / "ran.txt").exists, "the job")
+        fault = own_sandbox.faults.add(
+            Fault("refuse", path="token$", status=401, count=None, message="Invalid client")
+        )
+        until(lambda: fault.happened >= 4, "refused tokens")
+        until(lambda: "has not answered" in running.output, "word of it")
+        (own.workspace / "go").touch()
+        own_sandbox.faults.clear()
+
+        said = running.end().ok().output
+
+        assert "answers again" in said
+        assert (own.workspace / "ran.txt").read_text() == "run\n"
+
     def test_tokens_that_are_not_taken_any_more_are_renewed(
         self, firecrest: Project, sandbox: Sandbox
     ) -> None:

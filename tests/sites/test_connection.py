@@ -5,20 +5,22 @@ It stands for proxies, portals and servers in trouble; what UNICORE itself does 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
 
 from snakemake_executor_plugin_mantik.errors import (
+    CredentialError,
     SiteBusy,
     SiteError,
     SiteNotFound,
     SiteRejected,
+    SiteUnauthorized,
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites import repeating
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Credential
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.files import Files
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
@@ -38,13 +40,17 @@ def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
 
 
 def talk(
-    parrot: Parrot, act: Callable[[Connection], Awaitable[object]], *, timeout_s: float = 5.0
+    parrot: Parrot,
+    act: Callable[[Connection], Awaitable[object]],
+    *,
+    timeout_s: float = 5.0,
+    credential: Credential | None = None,
 ) -> object:
     async def opened() -> object:
         connection = Connection(
             "parrot",
             parrot.url,
-            Bearer(TOKEN),
+            credential or Bearer(TOKEN),
             ca_file=None,
             proxy=None,
             timeout_s=timeout_s,
@@ -190,6 +196,45 @@ def test_redirects_take_no_credentials_elsewhere(parrot: Parrot) -> None:
     with pytest.raises(SiteUnreachable, match="redirect"):
         talk(parrot, lambda connection: connection.once("x", "GET", ""))
     assert [path for _, path, _ in parrot.asked] == ["/rest/core"]
+
+
+class Renewing(Bearer):
+    """A token that can be renewed, or is refused by its issuer."""
+
+    def __init__(self, issuer_refuses: bool = False) -> None:
+        super().__init__("0")
+        self.issuer_refuses = issuer_refuses
+        self.stale = False
+
+    async def renew(self) -> None:
+        if self.issuer_refuses:
+            raise CredentialError("the refresh token was refused")
+        if self.stale:
+            self.stale, self._token = False, str(int(self._token) + 1)
+
+    def get_auth_header(self) -> str:
+        return f"Bearer {self._token}"
+
+    def refused(self, headers: Mapping[str, str]) -> bool:
+        self.stale = headers["Authorization"] == self.get_auth_header()
+        return True
+
+
+def test_a_refused_token_is_renewed_once(parrot: Parrot) -> None:
+    parrot.answers = [Say(401), Say(body=b'{"a": 1}')]
+    assert talk(parrot, lambda c: c.get("x", ""), credential=Renewing()) == {"a": 1}
+    assert [h["Authorization"] for _, _, h in parrot.asked] == ["Bearer 0", "Bearer 1"]
+    parrot.asked.clear()
+    parrot.answers = [Say(401)]
+    with pytest.raises(SiteUnauthorized):
+        talk(parrot, lambda c: c.get("x", ""), credential=Renewing())
+    assert len(parrot.asked) == 2
+
+
+def test_an_issuer_that_refuses_is_a_site_that_refuses(parrot: Parrot) -> None:
+    with pytest.raises(SiteUnauthorized, match="the refresh token was refused"):
+        talk(parrot, lambda c: c.get("x", ""), credential=Renewing(issuer_refuses=True))
+    assert parrot.asked == []
 
 
 def test_requests_at_the_same_time_are_limited(parrot: Parrot) -> None:

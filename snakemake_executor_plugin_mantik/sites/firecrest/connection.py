@@ -15,8 +15,9 @@ from typing import Final, TypeVar
 import httpx
 
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
-from snakemake_executor_plugin_mantik.errors import SiteUnauthorized
+from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnauthorized
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
@@ -158,6 +159,8 @@ class Connection:
         """Turn what pyfirecrest and the HTTP client raise into site errors."""
         try:
             yield
+        except CredentialError as error:
+            raise refused_by_issuer(error) from error
         except Exception as error:
             told = error_of(error, self.site)
             if told is None:

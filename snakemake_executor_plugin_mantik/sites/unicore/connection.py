@@ -17,11 +17,13 @@ from pyunicore.aio.client import Transport
 
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
 from snakemake_executor_plugin_mantik.errors import (
+    CredentialError,
     SiteError,
     SiteUnauthorized,
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.repeating import repeat
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
@@ -167,12 +169,24 @@ class Connection:
     async def _run(
         self, send: Callable[..., Awaitable[httpx.Response]], kind: str, path: str, **arguments: Any
     ) -> httpx.Response:
-        with self._told(path):
-            await self._credential.renew()
-            response: httpx.Response = await self._transport.run_method(
-                send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
-            )
-            return response
+        """Make a request, once more if its token was refused and there is another one."""
+        again = False
+        while True:
+            with self._told(path):
+                await self._credential.renew()
+                sent = self._credential.headers()
+                try:
+                    response: httpx.Response = await self._transport.run_method(
+                        send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
+                    )
+                except SiteUnauthorized as error:
+                    if again or error.status != httpx.codes.UNAUTHORIZED:
+                        raise
+                    if not self._credential.refused(sent):
+                        raise
+                    again = True
+                else:
+                    return response
 
     async def _send_streaming(
         self, *, url: str, headers: dict[str, str], **arguments: Any
@@ -202,6 +216,8 @@ class Connection:
         except SiteUnauthorized as error:
             self._credential.advise(error)
             raise
+        except CredentialError as error:
+            raise refused_by_issuer(error) from error
         except httpx.HTTPError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             do = "Check UnicoreApiUrl and the network"

@@ -44,7 +44,8 @@ class MantikError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return printable(f"{text}. {self.do}." if self.do else f"{text}.")
+        between = "\n" if "\n" in text else " "  # after a list its own line
+        return printable(f"{text}.{between}{self.do}." if self.do else f"{text}.")
 
 
 class UserError(MantikError):

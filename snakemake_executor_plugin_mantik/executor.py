@@ -167,10 +167,13 @@ class Executor(RemoteExecutor):
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
         if self._run is None or self._interruption.detached:
             return
+        self.logger.info("Cancelling the jobs at the sites.")
         try:
             left = self._run.engine.cancel(at_once=self._interruption.at_once)
         except KeyboardInterrupt:
             left = self._run.engine.cancel(at_once=True)
+        if not left:
+            self.logger.info("The sites have confirmed that no job of this run goes on.")
         for record in left:
             self.logger.warning(
                 f"{record.name}: its job {', '.join(record.site_jobs) or record.id} at"

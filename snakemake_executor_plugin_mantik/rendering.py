@@ -94,7 +94,7 @@ def request(
         resources=resources,
         threads=job.threads,
         variables=variables,
-        inputs=tuple(dict.fromkeys(str(path) for path in job.input)),
+        inputs=tuple(dict.fromkeys(map(_plain, job.input))),
         outputs=outputs,
         umask=_umask(),
         secrets=dict(secrets),
@@ -214,13 +214,18 @@ def site_of(resources: dict[str, object], sites: Mapping[str, object]) -> str:
 def _outputs(job: Job) -> Iterable[OutputFile]:
     for path in job.output:
         yield OutputFile(
-            path=str(path),
+            path=_plain(path),
             kind="touched" if is_flagged(path, "touch") else "output",
             directory=is_flagged(path, "directory"),
             keep=is_flagged(path, "update"),
         )
     for path in job.log:
-        yield OutputFile(path=str(path), kind="log")
+        yield OutputFile(path=_plain(path), kind="log")
+
+
+def _plain(path: Any) -> str:
+    """A path without detours: `data/../in.txt` is `in.txt` for what goes up and comes back."""
+    return os.path.normpath(str(path))
 
 
 _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
@@ -263,7 +268,7 @@ def _outside(job: Job) -> str | None:
     if given is not None and (mistake := folder_mistake(given.project.relative_folder())):
         return mistake
     for path in [*job.input, *job.output, *job.log]:
-        if os.path.isabs(path) or os.path.normpath(path).startswith(".."):
+        if os.path.isabs(path) or _plain(path).split("/")[0] == "..":
             return f"uses {path}, which is outside of the working directory or absolute"
     return None
 
@@ -285,5 +290,6 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing was sent): "
             + "; ".join(f"rule {name} {reason}" for name, reason in sorted(found.items())),
-            do="Rewrite these rules with shell:, or name them in localrules: to run them here",
+            do="Rewrite these rules with shell: and with files in the working directory, or name"
+            " them in localrules: to run them here",
         )

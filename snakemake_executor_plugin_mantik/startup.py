@@ -296,6 +296,8 @@ def _products(dag: Any) -> frozenset[str]:
     paths: set[str] = set()
     for job in dag.jobs:
         paths.update(map(str, [*job.input, *job.output, *job.log]))
+        if job.benchmark is not None:
+            paths.add(str(job.benchmark))
     return frozenset(paths)
 
 

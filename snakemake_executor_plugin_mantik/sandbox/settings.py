@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snakemake_executor_plugin_mantik.config.reading import name_mistake
 from snakemake_executor_plugin_mantik.errors import UserError
 
 APIS = ("unicore", "firecrest")
@@ -155,11 +156,11 @@ class SiteOption:
         name, _, api = text.partition("=")
         api = api or "unicore"
         where = f"--site {text}"
-        if not name or not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+        if mistake := name_mistake(name):
             raise UserError(
-                "the site has no usable name",
+                mistake.partition(";")[0],
                 where=where,
-                do="Give a name of letters, digits, - and _, as in --site hpc1=unicore",
+                do="Give it another name, as in --site hpc1=unicore",
             )
         if api not in APIS:
             raise UserError(

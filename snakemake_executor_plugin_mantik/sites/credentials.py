@@ -239,7 +239,7 @@ def require_all(
     if errors:
         told = "\n".join(f"  {error.where}: {error.what}" for error in errors)
         raise CredentialError(
-            f"credentials of {len(errors)} sites cannot be used:\n{told}\n", do=_WHAT_TO_SET
+            f"credentials of {len(errors)} sites cannot be used:\n{told}", do=_WHAT_TO_SET
         )
     return found
 

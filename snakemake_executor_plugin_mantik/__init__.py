@@ -11,6 +11,8 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 from snakemake_executor_plugin_mantik.executor import Executor
 from snakemake_executor_plugin_mantik.interruption import CHOICES
 
+TRACKED = ("mlproject", "none")
+
 __all__ = ["Executor", "ExecutorSettings", "common_settings"]
 
 
@@ -28,6 +30,16 @@ class ExecutorSettings(ExecutorSettingsBase):
             "nargs": "+",
             "env_var": True,
             "metavar": "[NAME=]FILE",
+        },
+    )
+    track: str = field(
+        default="mlproject",
+        metadata={
+            "help": "Which jobs become MLflow runs: those of rules that run an entry point of an"
+            " 'mlproject', or 'none'.",
+            "choices": list(TRACKED),
+            "metavar": "|".join(TRACKED),
+            "env_var": True,
         },
     )
     on_interrupt: str = field(

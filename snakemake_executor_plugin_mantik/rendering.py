@@ -224,7 +224,7 @@ def _outputs(job: Job) -> Iterable[OutputFile]:
 
 
 def _plain(path: Any) -> str:
-    """A path without detours: `data/../in.txt` is `in.txt` for what goes up and comes back."""
+    """A path as archives and listings have it: without `./` and `//`."""
     return os.path.normpath(str(path))
 
 
@@ -270,6 +270,8 @@ def _outside(job: Job) -> str | None:
     for path in [*job.input, *job.output, *job.log]:
         if os.path.isabs(path) or _plain(path).split("/")[0] == "..":
             return f"uses {path}, which is outside of the working directory or absolute"
+        if ".." in str(path).split("/"):
+            return f"uses {path}: at a site a path may not go up and down again, write it plainly"
     return None
 
 

@@ -71,7 +71,7 @@ class Run:
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        call = call_of(job.params)
+        call = call_of(job.params) if self.settings.tracked else None
         return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
 
     def close(self, *, tidy: bool) -> None:
@@ -83,6 +83,7 @@ class Run:
 @dataclass(frozen=True)
 class _Settings:
     deployment: tuple[Any, ...]
+    tracked: bool
     force_all: bool
     forced: frozenset[str]
 
@@ -112,6 +113,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
             logger.warning(f"{config.path}: {warning}")
     settings = _Settings(
         tuple(workflow.deployment_settings.deployment_method),
+        workflow.executor_settings.track != "none",
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
@@ -137,7 +139,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         journal.close()
         raise
     tracker = _tracker(configs, credentials, workdir, logger)
-    tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
+    if settings.tracked:
+        tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
     engine = Engine(
         sites, journal=journal, workdir=workdir, state=state, tell=logger.info, observer=tracker
     )

@@ -203,3 +203,22 @@ def test_names(both: Project) -> None:
         assert both.read(f"out/{name}/{name}") == f"of {name}"
         assert both.read(f"log/{name}") == "log\n"
         assert (both.directory / "d" / name / name).read_text() == f"of {name}"
+
+
+def test_paths_that_begin_with_dots(project: Project) -> None:
+    project.write("data/in.txt", "in\n")
+    project.write("data/..in.txt", "dots\n")
+    project.write(
+        "Snakefile",
+        """
+        rule dots:
+            input: "./data/in.txt", "data/..in.txt"
+            output: "./made/..out.txt"
+            log: "./logs/a.log"
+            shell: "cat {input} > {output}; echo told > {log}"
+        """,
+    )
+    twin = project.twin()
+    twin.run(local=True).ok()
+    project.run().ok()
+    assert tree(project.directory) == tree(twin.directory)

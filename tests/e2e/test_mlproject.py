@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.workflows import Project, tells, tree
+from tests.support.workflows import UNTRACKED, Project, tells, tree
 
 MLPROJECT = """
 name: churn
@@ -65,6 +65,7 @@ def churn(project: Project) -> Project:
     project.write("churn/train.py", TRAIN)
     project.write("churn/helper.py", "WORD = 'first'\n")
     project.write("data/train set.csv", "1,2\n")
+    project.extra |= UNTRACKED
     return project
 
 
@@ -77,6 +78,7 @@ def made(project: Project, alpha: str = "0.1") -> dict[str, object]:
 def test_an_entry_point_runs_in_its_folder(churn: Project, local: bool) -> None:
     churn.run(local=local).ok()
 
+    assert not churn.exists("mlflow.db"), "it was told not to track"
     told = made(churn)
     assert told["here"] == "churn"
     assert told["helper"] == "first"

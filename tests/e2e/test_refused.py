@@ -38,7 +38,8 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     project.write("script.py")
     project.write("notebook.py.ipynb", NOTEBOOK)
     project.write("good.txt")
-    outputs = ["ran", "scripted", "noted", "shadowed", "grouped", "piped", "absolute"]
+    project.write("profiles/x")
+    outputs = ["ran", "scripted", "noted", "shadowed", "grouped", "piped", "absolute", "around"]
     project.write(
         "Snakefile",
         f"""
@@ -81,6 +82,11 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
             output: "absolute"
             shell: "touch {{output}}"
 
+        rule around:
+            input: "profiles/../good.txt"
+            output: "around"
+            shell: "touch {{output}}"
+
         rule outside:
             input: "../out.txt"
             output: "outside"
@@ -100,6 +106,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         "rule writer writes to a pipe()",
         "rule piped belongs to a group or pipe",
         f"rule absolute uses {project.directory}/good.txt, which is outside",
+        "rule around uses profiles/../good.txt: at a site",
     ):
         assert said.count(words) == 1, words
     tells(said, "localrules: to run them here.")
@@ -240,6 +247,7 @@ def test_immediate_submit(project: Project) -> None:
 def test_nothing_to_do_needs_no_config(project: Project) -> None:
     project.write("Snakefile", GOOD)
     project.write("good.txt")
+    project.write("profiles/x")
 
     assert (
         "Nothing to be done" in project.run("--executor", "mantik", "-j1", plain=True).ok().output

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.workflows import WAIT_S, Project, Ran, tells
+from tests.support.workflows import UNTRACKED, WAIT_S, Project, Ran, tells
 
 MLPROJECT = """
 entry_points:
@@ -27,6 +27,7 @@ entry_points:
 def churn(project: Project) -> Project:
     project.write("it's churn/MLproject", MLPROJECT)
     project.write("data set.csv", "1,2\n")
+    project.extra |= UNTRACKED
     return project
 
 

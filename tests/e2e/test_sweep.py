@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workflows import FOREIGN, tells
+from tests.support.workflows import FOREIGN, UNTRACKED, tells
 
 SWEEP = Path(__file__).parents[2] / "workflows" / "sweep"
 WAIT_S = 110.0
@@ -27,7 +27,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def run(sweep: Path, *words: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    environment = UNTRACKED | {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     # The jobs' `python` is the one that has scikit-learn.
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(

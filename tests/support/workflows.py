@@ -231,6 +231,9 @@ def mortal() -> tuple[str, ...]:
     return ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
 
 
+UNTRACKED = {"SNAKEMAKE_MANTIK_TRACK": "none"}
+"""For workflows whose MLflow runs are not looked at: MLflow takes seconds to start."""
+
 NEW_FILE = 0o644
 """Permissions of a file that was made with the umask 022, which the tests run with."""
 

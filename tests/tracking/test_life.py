@@ -127,7 +127,7 @@ def test_without_mlflow_here(tracked: Tracked) -> None:
     project = tracked.project
     project.write("Snakefile", workflow(train="true"))
     project.write("hide/sitecustomize.py", HIDE)
-    project.extra["PYTHONPATH"] = f"{project.directory / 'hide'}:{os.environ['PYTHONPATH']}"
+    project.extra["PYTHONPATH"] = f"{project.directory / 'hide'}:{os.environ.get('PYTHONPATH', '')}"
 
     said = project.run().ok().output
 

@@ -255,6 +255,8 @@ def _limits(limits: QueueLimits) -> str:
         told.append(f"runtime up to {duration(limits.runtime_s[1])}")
     if limits.nodes:
         told.append(f"{pair(limits.nodes, '')} nodes")
+    if limits.cpus_per_node:
+        told.append(f"{pair(limits.cpus_per_node, '')} CPUs per node")
     if limits.memory_mib_per_node:
         told.append(f"memory {pair(limits.memory_mib_per_node, ' MiB')} per node")
     if limits.gpus_per_node:

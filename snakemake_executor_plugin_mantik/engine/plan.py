@@ -117,6 +117,7 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
     checks = (
         ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, "s"),
         ("Nodes", "nodes", resources.nodes, limits.nodes, ""),
+        ("CPUsPerNode", "CPUs per node", _cpus_per_node(resources), limits.cpus_per_node, ""),
         (
             "MemoryPerNode",
             "memory",
@@ -134,6 +135,14 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
                 f" {allowed[0]} to {allowed[1]}{unit}",
                 "Ask for less, or choose another queue",
             )
+
+
+def _cpus_per_node(resources: Resources) -> int | None:
+    """As many as a node has to have; None if that is not asked."""
+    cpus, tasks = _cpus_of_a_task(resources), resources.tasks
+    if cpus is None:
+        return None
+    return cpus * -(-tasks // (resources.nodes or 1)) if tasks else cpus
 
 
 def _cpus_of_a_task(resources: Resources) -> int | None:

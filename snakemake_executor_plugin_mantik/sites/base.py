@@ -24,11 +24,12 @@ from snakemake_executor_plugin_mantik.jobs.spec import Resources
 class QueueLimits:
     """The ranges that a queue allows; None where the site does not say.
 
-    Each range is (lowest, highest): seconds, nodes, MiB per node, GPUs per node.
+    Each range is (lowest, highest): seconds, nodes, CPUs per node, MiB per node, GPUs per node.
     """
 
     runtime_s: tuple[int, int] | None = None
     nodes: tuple[int, int] | None = None
+    cpus_per_node: tuple[int, int] | None = None
     memory_mib_per_node: tuple[int, int] | None = None
     gpus_per_node: tuple[int, int] | None = None
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,33 @@ def test_login_hooks_that_touch_the_shell_get_one_of_their_own(commands: tuple[s
     hook = job_description(hooked, "slurm")["User precommand"]
     assert hook.startswith("(")
     assert hook.endswith(")")
+
+
+@pytest.mark.parametrize(
+    ("commands", "ran", "code"),
+    [
+        (("false # comment", "echo b"), "", 1),
+        (("echo a # comment", "echo b"), "a b", 0),
+        (("false", "echo x || echo RAN"), "", 1),
+        (("echo a || exit 3", "echo b"), "a b", 0),
+        (("cat <<E\na\nE", "echo b"), "a b", 0),
+        (("echo a;", "echo b"), "a b", 0),
+        (("sleep 0 &", "echo b"), "b", 0),
+        (("# nothing", "echo b"), "b", 0),
+        (("echo a", "exit 3", "echo b"), "a", 3),
+        (("(exit 4)", "echo b"), "", 4),
+        (("echo a; false", "echo b"), "a", 1),
+        (("{ echo a; }", "echo b"), "a b", 0),
+    ],
+)
+def test_each_command_of_a_login_hook_runs_if_those_before_it_succeeded(
+    commands: tuple[str, ...], ran: str, code: int
+) -> None:
+    hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)
+    hook = job_description(hooked, "slurm")["User precommand"]
+    assert not hook.endswith("\n")
+    done = subprocess.run(["bash", "-c", hook], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.returncode) == (ran.split(), code), hook
 
 
 @pytest.mark.parametrize(

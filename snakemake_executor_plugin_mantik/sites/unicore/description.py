@@ -135,6 +135,11 @@ def _inline(name: str, data: str) -> dict[str, str]:
     return {"From": f"inline://{name}", "To": name, "Data": data}
 
 
+_NOT_SIMPLE = frozenset("\n#;|&<>(){}\\")
+"""Characters by which a command may be more than a word and its arguments."""
+_NOT_ONE_LINE = frozenset("\n#")
+
+
 def _login_hook(when: Literal["pre", "post"], commands: Sequence[str]) -> dict[str, str]:
     """One command of several, each run if the ones before it succeeded.
 
@@ -145,8 +150,14 @@ def _login_hook(when: Literal["pre", "post"], commands: Sequence[str]) -> dict[s
     if not commands:
         return {}
     stripped = [command.strip() for command in commands]
-    if any("\n" in command or "#" in command for command in stripped):
-        hook = "(\n" + " &&\n".join(stripped) + "\n)"  # a comment would swallow what follows
+    if len(stripped) == 1 and _NOT_ONE_LINE & set(stripped[0]):
+        hook = f"(\n{stripped[0]}\n)"
+    elif len(stripped) > 1 and any(_NOT_SIMPLE & set(command) for command in stripped):
+        # Each alone between braces: a comment would swallow what follows, `||` would go on after
+        # a failure of the command before, `;` and `&` would end the chain. `:` for one that is
+        # nothing but a comment.
+        groups = (f"{{ :\n{command}\n}}" for command in stripped)
+        hook = "(\n" + " &&\n".join(groups) + "\n)"
     else:
         hook = " && ".join(stripped)
         if any(_TOUCHES_SHELL.search(command) for command in stripped):

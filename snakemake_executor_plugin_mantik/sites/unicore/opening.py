@@ -93,6 +93,7 @@ def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
     return QueueLimits(
         runtime_s=_range(ranges.get("Runtime")),
         nodes=_range(ranges.get("Nodes")),
+        cpus_per_node=_range(ranges.get("CPUsPerNode")),
         memory_mib_per_node=memory and (-(-memory[0] // _MIB), memory[1] // _MIB),
         gpus_per_node=_range(ranges.get("GPUsPerNode")),
     )

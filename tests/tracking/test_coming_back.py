@@ -88,6 +88,26 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
     assert "mantik.own_run_id" not in runs["three"].data.tags
 
 
+def test_server_of_earlier_runs_is_gone(gated: tuple[Tracked, Gate]) -> None:
+    tracked, gate = gated
+    project = tracked.project
+    project.write("Snakefile", workflow(one="true", two="true"))
+    gate.shut()
+    project.run().ok()
+    project.extra["MLFLOW_TRACKING_URI"] = tracked.uri
+    project.write("Snakefile", workflow(one="true", two="true", three="true"))
+
+    said = project.run().ok().output
+
+    run = tracked.run()
+    assert (run.info.run_name, run.info.status) == ("three", "FINISHED"), said
+    # Its job did not go without it.
+    assert "mantik.own_run_id" not in run.data.tags, said
+    assert "MLflow cannot be told of 2 earlier runs" in said
+    assert "MLflow cannot be told now" not in said
+    assert "MLflow does not know all of 2 runs yet" in said
+
+
 def test_worker_killed(tracked: Tracked) -> None:
     project = tracked.project
     prepare(project)

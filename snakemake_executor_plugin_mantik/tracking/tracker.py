@@ -6,6 +6,7 @@ Nothing here may fail a job: whatever goes wrong with tracking is told once, and
 import asyncio
 import hashlib
 import importlib.util
+import shlex
 import shutil
 import sqlite3
 import time
@@ -111,8 +112,11 @@ class Tracker:
         except (OSError, sqlite3.Error):
             return
         if left and wait_s:
-            how = "the next run tells the rest" if told else "that goes on in the background"
-            self._tell(f"MLflow does not know all of {left} runs yet; {how}.")
+            how = "" if told else "; that goes on in the background"
+            self._tell(
+                f"MLflow does not know all of {left} runs yet{how}. To tell it what is left, at any"
+                f" time: smk-mantik track -d {shlex.quote(str(self._workdir))}"
+            )
 
     def _open(self) -> bool:
         """Open the outbox; whether runs can be tracked."""

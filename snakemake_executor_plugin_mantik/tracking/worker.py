@@ -3,8 +3,8 @@
 It works off the outbox of the working directory: the runs that are to be made and their states
 first, so that jobs do not wait, and beside that the ends of runs with all that the jobs logged. Its
 input only wakes it up; when that is at its end, so is the controller, and the worker ends as soon
-as everything is told, or MLflow does not answer. What is left, the next worker tells. It may be
-started by hand for that, with no input (`< /dev/null`).
+as everything is told, or MLflow does not answer. What is left, the next worker tells;
+`smk-mantik track` starts one for that.
 
 It answers with JSON, one object per line: `{"ready": VERSION}`, `{"try": …, "run": …, …}` when a
 run is made, `{"down": WHY, "tries": […]}` when MLflow cannot be told of these tries, `{"tell":

@@ -106,6 +106,7 @@ def test_server_of_earlier_runs_is_gone(gated: tuple[Tracked, Gate]) -> None:
     assert "MLflow cannot be told of 2 earlier runs" in said
     assert "MLflow cannot be told now" not in said
     assert "MLflow does not know all of 2 runs yet" in said
+    assert f"smk-mantik track -d {project.directory}" in said
 
 
 def test_worker_killed(tracked: Tracked) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tests.support.gate import Gate
 from tests.support.workflows import Project, until
@@ -12,6 +13,7 @@ from tests.tracking.rules import workflow
 
 SLOW = """
 import mlflow, os, pathlib, time
+print("begun", flush=True)
 with mlflow.start_run():
     mlflow.log_metric("m", 1)
     pathlib.Path("logged").touch()
@@ -58,6 +60,8 @@ def test_interrupted(tracked: Tracked) -> None:
     run = tracked.run()
     assert run.info.status == "KILLED", said
     assert tracked.history(run, "m") == [(0, 1.0)], said
+    log = tracked.client.download_artifacts(run.info.run_id, "mantik/log.txt")
+    assert "begun" in Path(log).read_text()
 
 
 def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:

@@ -134,6 +134,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     state = Path(workflow.persistence.path) / STATE
     journal = Journal(state)
     try:
+        for name in used:
+            credentials[name].login()
         sites = _sites(configs, credentials, planners, workspace_name(workdir, journal.workflow))
     except BaseException:
         journal.close()

@@ -28,6 +28,7 @@ _BOOLEANS: Final = {
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,300}|0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_VERSION: Final = re.compile(r"^%YAML[ \t]+[0-9.]{1,20}", re.MULTILINE)
 _TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")
 )
@@ -152,6 +153,12 @@ def _read_yaml(text: str) -> Any:
         raise DocumentError(f"is not well-formed YAML: {problem}") from None
     except DocumentError:
         raise
+    except AssertionError as error:  # ruamel's way to refuse a version of YAML
+        said = _VERSION.search(text)
+        problem = f"says {' '.join(said[0].split())}" if said else str(error)
+        raise DocumentError(
+            f"is YAML of a version that is not read: {problem}; write %YAML 1.2 or leave it out"
+        ) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         # The parser's own slips over broken documents: an escape beyond Unicode, for one.
         raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None

@@ -65,11 +65,17 @@ class Table(dict[str, Any]):
             self[key] = value
 
 
-def read_document(text: bytes, kind: str) -> Any:
+def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
     """The value of a document of `kind` json or yaml: `Table`, list, text, number, boolean, None.
 
+    Args:
+        text: the document.
+        kind: json or yaml.
+        odd: takes what is wrong in YAML that can be read all the same, so that it can be told with
+            other mistakes: tags, which are left out, and keys that are no texts, with their values.
+
     Raises:
-        DocumentError: it is too large, no UTF-8, or not well-formed.
+        DocumentError: it is too large, no UTF-8, or not well-formed; or odd, without `odd`.
     """
     if len(text) > MAX_BYTES:
         raise DocumentError(f"is larger than {MAX_BYTES >> 10} KiB, so no backend config")
@@ -77,7 +83,7 @@ def read_document(text: bytes, kind: str) -> Any:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(f"is not UTF-8 (byte {error.start + 1})") from None
-    return _read_json(decoded) if kind == "json" else _read_yaml(decoded)
+    return _read_json(decoded) if kind == "json" else _read_yaml(decoded, odd)
 
 
 def duplicates(value: Any) -> list[tuple[str, ...]]:
@@ -140,9 +146,10 @@ def _no_number(name: str) -> Any:
     raise DocumentError(f"is not well-formed JSON: {name} is no number there")
 
 
-def _read_yaml(text: str) -> Any:
+def _read_yaml(text: str, odd: list[str] | None) -> Any:
+    builder = _Builder()
     try:
-        return _Builder().build(YAML(typ="safe", pure=True).parse(text))
+        value = builder.build(YAML(typ="safe", pure=True).parse(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -162,6 +169,15 @@ def _read_yaml(text: str) -> Any:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         # The parser's own slips over broken documents: an escape beyond Unicode, for one.
         raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None
+    if builder.odd and odd is None:
+        raise DocumentError(builder.odd[0])
+    if odd is not None:
+        odd += builder.odd
+    return value
+
+
+class _NoText:
+    """Stands for a key that is no text; its value is dropped."""
 
 
 class _Builder:
@@ -171,8 +187,9 @@ class _Builder:
         self.anchors: dict[str, Any] = {}
         self.root: list[Any] = []
         self.open: list[tuple[Table | list[Any], str | None]] = []
-        self.keys: list[str | None] = []
+        self.keys: list[str | _NoText | None] = []
         self.documents = 0
+        self.odd: list[str] = []
 
     def build(self, stream: Iterator[Any]) -> Any:
         for event in stream:
@@ -182,6 +199,7 @@ class _Builder:
                     if self.documents > 1:
                         raise DocumentError(f"holds more than one document {_place(event)}")
                 case events.ScalarEvent():
+                    self._check_tag(event)
                     self._put(event, _scalar(event))
                 case events.AliasEvent():
                     self._put_alias(event)
@@ -199,7 +217,7 @@ class _Builder:
         return self.root[0] if self.root else None
 
     def _start(self, event: Any, value: Table | list[Any]) -> None:
-        _check_tag(event)
+        self._check_tag(event)
         if len(self.open) >= MAX_DEPTH:
             raise DocumentError(f"is nested deeper than {MAX_DEPTH} levels {_place(event)}")
         self._place_value(event, value)
@@ -231,23 +249,24 @@ class _Builder:
             return
         key = self.keys[-1]
         if key is None:
-            raise DocumentError(f"has a key that is no text {_place(event)}")
-        container.add(key, value)
+            self.odd.append(f"has a key that is no text {_place(event)}")
+            self.keys[-1] = _NoText()
+            return
+        if isinstance(key, str):
+            container.add(key, value)
         self.keys[-1] = None
+
+    def _check_tag(self, event: Any) -> None:
+        tag = event.tag
+        if tag is not None and str(tag) != "!" and str(tag) not in _TAGS:
+            self.odd.append(f"has a tag that means nothing here, {tag} {_place(event)}")
 
 
 def _place(event: Any) -> str:
     return f"(line {event.start_mark.line + 1}, column {event.start_mark.column + 1})"
 
 
-def _check_tag(event: Any) -> None:
-    tag = event.tag
-    if tag is not None and str(tag) != "!" and str(tag) not in _TAGS:
-        raise DocumentError(f"has a tag that means nothing here, {tag} {_place(event)}")
-
-
 def _scalar(event: Any) -> Any:
-    _check_tag(event)
     text = str(event.value)
     tag = str(event.tag) if event.tag is not None else ""
     if tag.endswith(":str") or tag == "!" or (event.style and not tag):

@@ -86,14 +86,16 @@ def parse_backend_config(
     content: bytes, kind: str, project: Path | None = None, *, shown: str
 ) -> tuple[BackendConfig, list[str]]:
     """Like `read_backend_config`, of a document of `kind` yaml or json that was read already."""
+    odd: list[str] = []
     try:
-        raw = read_document(content, kind)
+        raw = read_document(content, kind, odd)
     except DocumentError as error:
         raise ConfigError([Mistake(shown, "", str(error))]) from None
-    if raw is None:
+    if raw is None and not odd:
         empty = "is empty; it has to hold a mapping with at least Resources and the API"
         raise ConfigError([Mistake(shown, "", empty)])
-    found = [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
+    found = [("", text) for text in odd]
+    found += [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
     config = None
     try:
         config = BackendConfig.model_validate(raw)

@@ -1,4 +1,4 @@
-"""Planning: from a request and a site's config to the JobSpec of a try. Values, no I/O."""
+"""Planning: from a request and a site's config to the JobSpec of a try. Values alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Planner:
     @property
     def environment(self) -> str:
         """The environment as text: a job whose environment changed is another job."""
-        return repr(environment_of(self.config))
+        return repr(environment_of(self.config, self.project))
 
     @property
     def image(self) -> tuple[Path, str] | None:
@@ -74,7 +74,7 @@ class Planner:
             command=request.command,
             shell=request.shell,
             resources=resources,
-            environment=environment_of(self.config, _cpus_of_a_task(resources)),
+            environment=environment_of(self.config, self.project, _cpus_of_a_task(resources)),
             variables=request.variables,
             inputs=staged.inputs,
             outputs=request.outputs,

@@ -64,7 +64,7 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     (f"{U}Resources: *nope\n", {"": "alias *nope"}),
     (f"{U}Resources: &r {{Queue: q, Nodes: *r}}\n", {"": "alias *r"}),
     (f"{U}Resources: {{Queue: !!python/object:os.system q}}\n", {"": "tag"}),
-    (f"{U}Resources: {{? [a] : q}}\n", {"": "no text"}),
+    (f"{U}Resources: {{? [a] : q}}\n", {"": "no text", "Resources.Queue": "missing"}),
     ((U + R).encode("utf-16"), {"": "UTF-8"}),
     (f"{U}Resources: {{Queue: ü}}\n".encode("latin-1"), {"": "UTF-8 (byte"}),
     (b"\0" + (U + R).encode(), {"": "YAML"}),

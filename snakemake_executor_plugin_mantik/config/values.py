@@ -311,7 +311,7 @@ def list_schema() -> WithJsonSchema:
 
 
 def words_schema(*words: str) -> WithJsonSchema:
-    """The JSON Schema of a text that is one of `words`, in upper or lower case, blanks around it."""
+    """The JSON Schema of a text that is one of `words`, in any case, with blanks around it."""
     patterns = "|".join(map(_any_case, words))
     either = {"type": "string", "pattern": rf"^\s*({patterns})\s*$"}
     return WithJsonSchema({"anyOf": [{"enum": list(words)}, either]})

@@ -2,7 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.config.reading import read_all, read_backend_config
+from snakemake_executor_plugin_mantik.config.reading import (
+    parse_backend_config,
+    read_all,
+    read_backend_config,
+)
 from snakemake_executor_plugin_mantik.errors import ConfigError
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: q}\n"
@@ -89,3 +93,22 @@ def test_json_and_yaml_mean_the_same(tmp_path: Path) -> None:
         '{"UnicoreApiUrl": "https://hpc.example.org/rest/core", "Resources": {"Queue": "q"}}'
     )
     assert read_backend_config(tmp_path / "a.yaml") == read_backend_config(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        *((name, True) for name in (
+            "MANTIK_UNICORE_PASSWORD", "HF_TOKEN", "HF_TOKEN_READ", "TOKEN2", "github_token",
+            "MY_SECRETS", "SSH_PASSPHRASE", "DB_PASS", "AWS_CREDENTIALS", "WANDB_API_KEY",
+        )),
+        *((name, False) for name in (
+            "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "TOKEN_FILE", "BYPASS", "PASSES", "KEY",
+        )),
+    ],
+)  # fmt: skip
+def test_variables_that_by_their_names_are_secret(name: str, warned: bool) -> None:
+    text = f"{GOOD}\nEnvironment: {{Variables: {{{name}: y}}}}\n"
+    _, warnings = parse_backend_config(text.encode(), "yaml", shown="c")
+    told = [f"c: Environment.Variables.{name}: looks like a secret"] if warned else []
+    assert [warning.partition(", and everyone")[0] for warning in warnings] == told

@@ -82,13 +82,6 @@ def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
     assert not (tmp_path / "it").exists()
 
 
-def test_names_that_no_site_can_have_are_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "2=max.yaml").write_text(GOOD)
-    done = check(str(tmp_path / "2=max.yaml"))
-    assert done.exit_code == 0
-    assert "write NAME=FILE" in done.stderr
-
-
 def test_variables_that_linux_would_not_take_are_told(tmp_path: Path) -> None:
     variables = {"LONG": "x" * 131_000, "FITS": "x" * 130_000 + "ü" * 490}
     document = {
@@ -197,3 +190,27 @@ def test_a_site_that_is_not_there_is_told(
     done = connected(sandbox, tmp_path, UnicoreApiUrl=url)
     assert done.exit_code == 2
     assert ".yaml: server: " in done.stderr
+
+
+@pytest.mark.parametrize("name", ["1x.yaml", "max.yaml", "a b.yaml", "1=good.yaml", "2=max.yaml"])
+def test_a_name_that_no_site_can_have_is_a_mistake(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A file that is there is meant, also if it looks like NAME=FILE.
+    file = "good.yaml" if name == "1=good.yaml" else name
+    (tmp_path / file).write_text(GOOD)
+    done = check(name)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "cannot be the name of a site" in done.stderr
+    assert done.stderr.startswith(f"{file}: ")
+    told = json.loads(check(name, "--json").stdout)["files"][0]
+    assert not told["valid"]
+    assert "write NAME=FILE" in told["mistakes"][0]["message"]
+    done = check(f"x1={file}")
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_name_is_told_beside_the_other_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "1x.yaml").write_text("Resources: {Queue: q}")
+    assert len(check(str(tmp_path / "1x.yaml")).stderr.splitlines()) == 2

@@ -256,6 +256,7 @@ def _check_jobs(
         where = f"rule {job.rule.name}"
         try:
             given, later = rendering.determined(rendering.given_resources(job))
+            rendering.refuse_misspelt(later)
             if rendering.SITE_RESOURCE in later:
                 continue
             site = rendering.site_of(given, planners)

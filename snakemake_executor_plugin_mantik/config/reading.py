@@ -27,7 +27,11 @@ _TAKEN: Final = frozenset(
 )
 # Variables that by their names hold secrets; the job description and the script show them.
 _SECRET: Final = re.compile(
-    r"PASSWORD|PASSWD|SECRET|TOKEN$|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
+    r"PASSWORD|PASSWD|PASSPHRASE|(?:^|_)PASS(?:_|$)|SECRET|CREDENTIAL"
+    # Not TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKEN_FILE: language models count tokens.
+    r"|TOKEN(?![A-Z]|_(?:FILE|PATH|DIR|LENGTH|LIMIT|COUNT))"
+    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY",
+    re.IGNORECASE,
 )
 
 

@@ -111,3 +111,22 @@ def test_odd_yaml_is_told_with_all_other_mistakes(odd: str, told: str) -> None:
     assert set(found) == {"", "Resources.Node", "Foo"}
     assert told in found[""]
     assert "line 2, column" in found[""]
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        *((name, True) for name in (
+            "MANTIK_UNICORE_PASSWORD", "HF_TOKEN", "HF_TOKEN_READ", "TOKEN2", "github_token",
+            "MY_SECRETS", "SSH_PASSPHRASE", "DB_PASS", "AWS_CREDENTIALS", "WANDB_API_KEY",
+        )),
+        *((name, False) for name in (
+            "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "TOKEN_FILE", "BYPASS", "PASSES", "KEY",
+        )),
+    ],
+)  # fmt: skip
+def test_variables_that_by_their_names_are_secret(name: str, warned: bool) -> None:
+    text = f"{GOOD}\nEnvironment: {{Variables: {{{name}: y}}}}\n"
+    _, warnings = parse_backend_config(text.encode(), "yaml", shown="c")
+    told = [f"c: Environment.Variables.{name}: looks like a secret"] if warned else []
+    assert [warning.partition(", and everyone")[0] for warning in warnings] == told

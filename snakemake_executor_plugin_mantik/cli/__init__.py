@@ -31,6 +31,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.render import render
     from snakemake_executor_plugin_mantik.cli.run import run
     from snakemake_executor_plugin_mantik.cli.schema import schema
+    from snakemake_executor_plugin_mantik.cli.track import track
 
     app = typer.Typer(
         name="smk-mantik",
@@ -45,5 +46,6 @@ def _app() -> typer.Typer:
     app.command()(schema)
     app.command(context_settings={"allow_interspersed_args": True})(run)
     app.command()(jobs)
+    app.command()(track)
     app.add_typer(sandbox.app, name="sandbox")
     return app

@@ -1,6 +1,5 @@
 """From a try's end to the job's outcome: what it made comes here, or the reason is told."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.end import Ender
-from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
+from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.life import Life, ran
 from snakemake_executor_plugin_mantik.engine.messages import Said
 from snakemake_executor_plugin_mantik.engine.observe import Ended, How, Observer
@@ -80,7 +79,7 @@ class Concluder:
             runtime_s: its walltime, where known.
         """
         record = life.record
-        path = self._log_path(request, record)
+        path = log_path(self._logs, record)
         if end.exit_code is None:
             return await self._conclude_without_marker(request, life, end, path)
         try:
@@ -262,10 +261,6 @@ class Concluder:
                     file.seek(max(0, path.stat().st_size - LOG_END_BYTES))
                     if end := file.read():
                         yield output.path, end
-
-    def _log_path(self, request: JobRequest, record: TryRecord) -> Path:
-        readable = re.sub(r"[^\w=.,+-]+", "_", request.name)[:100]
-        return self._logs / f"{readable}.{record.id[:8]}.log"
 
     def _shown(self, path: Path) -> Path | None:
         """A log's path as the user reads it; None if there is none."""

@@ -8,10 +8,11 @@ from pathlib import Path, PurePosixPath
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.examine import LOST_S
+from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.salvage import salvage
+from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK, marker_name
@@ -35,14 +36,18 @@ class Ender:
         site: Site,
         journal: Journal,
         watcher: Watcher,
+        fetcher: Fetcher,
         *,
         settings: SiteSettings,
         patience: Patience,
         tell: Callable[[str], None],
         observer: Observer | None = None,
-        workdir: Path = Path(),
+        workdir: Path,
+        logs: Path,
     ) -> None:
         self._site = site
+        self._fetcher = fetcher
+        self._logs = logs
         self._workdir = workdir
         self._observer = observer or Nobody()
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
@@ -75,10 +80,18 @@ class Ender:
         self, record: TryRecord, words: str, deadline: float | None = None
     ) -> None:
         """A try that was stopped has ended: an observer gets what it left."""
+        log = log_path(self._logs, record)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await self.rescue(record.id)
-        self._observer.ended(record, Ended("killed", words))
+                await asyncio.gather(self.rescue(record.id), self._rescue_log(record, log))
+        self._observer.ended(record, Ended("killed", words, log=log if log.exists() else None))
+
+    async def _rescue_log(self, record: TryRecord, target: Path) -> None:
+        if record.state is TryState.PLANNED or self._observer.leftover(record.id) is None:
+            return
+        with suppress(TimeoutError, SiteError, OSError):
+            async with asyncio.timeout(SALVAGE_WAIT_S):
+                await self._fetcher.log(record, None, target)
 
     async def rescue(self, try_id: str) -> None:
         """Fetch what a try left to an observer and could not hand over itself."""

@@ -1,6 +1,7 @@
 """Staging out: a try's marker, log and outputs come here, verified, and take their places last."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,12 @@ from snakemake_executor_plugin_mantik.staging.transfers import Landing, download
 
 LOG_ALONE_BYTES = 64 << 20
 """A log up to this size is fetched whole after a failure, a larger one's end only."""
+
+
+def log_path(logs: Path, record: TryRecord) -> Path:
+    """Where the log of a try goes, below the directory of all of them."""
+    readable = re.sub(r"[^\w=.,+-]+", "_", record.name)[:100]
+    return logs / f"{readable}.{record.id[:8]}.log"
 
 
 @dataclass(frozen=True)

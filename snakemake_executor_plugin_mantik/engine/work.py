@@ -87,15 +87,16 @@ class SiteWork:
             site, settings, patience, journal.submitted, clock, on_started=self._observer.started
         )
         self._submitter = Submitter(site, journal, patience)
+        fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
         self.ender = Ender(
-            site, journal, self.watcher, settings=settings, patience=patience, tell=tell,
-            observer=self._observer, workdir=workdir,
+            site, journal, self.watcher, fetcher, settings=settings, patience=patience, tell=tell,
+            observer=self._observer, workdir=workdir, logs=state / "logs",
         )  # fmt: skip
         self._concluder = Concluder(
             journal,
             stager=self.stager,
             submitter=self._submitter,
-            fetcher=Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links),
+            fetcher=fetcher,
             ender=self.ender,
             observer=self._observer,
             workdir=workdir,

@@ -6,11 +6,12 @@ Nothing here may fail a job: whatever goes wrong with tracking is told once, and
 import asyncio
 import hashlib
 import importlib.util
+import shlex
 import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -81,6 +82,7 @@ class Tracker:
         self._up = asyncio.Event()
         self._workers = 0
         self._silent = False
+        self._earlier_told = False
         self._ready = False
         self._writing: set[asyncio.Task[None]] = set()
 
@@ -110,8 +112,11 @@ class Tracker:
         except (OSError, sqlite3.Error):
             return
         if left and wait_s:
-            how = "the next run tells the rest" if told else "that goes on in the background"
-            self._tell(f"MLflow does not know all of {left} runs yet; {how}.")
+            how = "" if told else "; that goes on in the background"
+            self._tell(
+                f"MLflow does not know all of {left} runs yet{how}. To tell it what is left, at any"
+                f" time: smk-mantik track -d {shlex.quote(str(self._workdir))}"
+            )
 
     def _open(self) -> bool:
         """Open the outbox; whether runs can be tracked."""
@@ -162,15 +167,22 @@ class Tracker:
             if future is not None and not future.done():
                 future.set_result(None)
         elif "down" in answer:
-            if not self._silent:
-                self._tell(
-                    f"MLflow cannot be told now; jobs go on, and it is told later. {answer['down']}"
-                )
-            self._release()
+            self._down(answer["down"], answer["tries"])
         elif "gone" in answer:
             self._release()
         elif "ready" in answer:
             self._up.set()
+
+    def _down(self, why: str, tries: Sequence[str]) -> None:
+        if self._tracked.keys().isdisjoint(tries):
+            # Earlier runs went somewhere else: no job of this one has to do with that.
+            if not self._earlier_told:
+                self._earlier_told = True
+                self._tell(f"MLflow cannot be told of {len(tries)} earlier runs. {why}")
+            return
+        if not self._silent:
+            self._tell(f"MLflow cannot be told now; jobs go on, and it is told later. {why}")
+        self._release()
 
     def _release(self) -> None:
         """Nobody waits any more, until MLflow answers again."""

@@ -3,11 +3,12 @@
 It works off the outbox of the working directory: the runs that are to be made and their states
 first, so that jobs do not wait, and beside that the ends of runs with all that the jobs logged. Its
 input only wakes it up; when that is at its end, so is the controller, and the worker ends as soon
-as everything is told, or MLflow does not answer. What is left, the next worker tells. It may be
-started by hand for that, with no input (`< /dev/null`).
+as everything is told, or MLflow does not answer. What is left, the next worker tells;
+`smk-mantik track` starts one for that.
 
 It answers with JSON, one object per line: `{"ready": VERSION}`, `{"try": …, "run": …, …}` when a
-run is made, `{"down": WHY}` when MLflow does not answer, `{"tell": TEXT}` for the user.
+run is made, `{"down": WHY, "tries": […]}` when MLflow cannot be told of these tries, `{"tell":
+TEXT}` for the user.
 """
 
 import fcntl
@@ -16,12 +17,13 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 
 OUTBOX = "outbox.sqlite"
@@ -32,7 +34,7 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 """Seconds to wait after a failure, doubled each time."""
 FAILURES = 2
-"""Failures in a row after which the others are not tried either, for a while."""
+"""Failures in a row after which the others of the same place are not tried either, for a while."""
 DRAIN_S = 600.0
 """Seconds that the worker goes on after its controller has ended."""
 SETTINGS: Mapping[str, str] = {
@@ -45,6 +47,21 @@ SETTINGS: Mapping[str, str] = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """What the worker's MLflow is set to, unless the user has set it."""
+
+
+class Place(NamedTuple):
+    """Where a run goes: what fails there fails for the others that go there, too, mostly."""
+
+    uri: str
+    experiment_id: str
+    experiment: str
+
+
+def _place(run: RunRecord | None) -> Place:
+    """What was asked for, not what MLflow made of it: a deleted experiment has an id as well."""
+    if run is None:
+        return Place("", "", "")
+    return Place(run.uri, str(run.data["experiment_id"]), str(run.data["experiment"]))
 
 
 class Worker:
@@ -76,11 +93,12 @@ class Worker:
         outbox = Outbox(self._workdir / DIRECTORY / OUTBOX)
         teller = Teller(outbox, self._workdir, self._answer, self._tell_once)
         wait = FIRST_WAIT_S
+        failing: set[str | Place] = set()
         while True:
             last = self._ending.is_set() and (not ending or self._making_is_over.is_set())
             event = self._wake[ending]
             event.clear()
-            if self._round(teller, outbox, ending):
+            if self._round(teller, outbox, ending, failing):
                 wait = FIRST_WAIT_S
             elif last:
                 break
@@ -97,23 +115,40 @@ class Worker:
             self._making_is_over.set()
             self._wake[True].set()
 
-    def _round(self, teller: Any, outbox: Outbox, ending: bool) -> bool:
-        """Tell what there is once; whether all of it could be told."""
-        failures, all_told = 0, True
-        tries = outbox.open_tries(ending=ending)
+    def _round(self, teller: Any, outbox: Outbox, ending: bool, failing: set[str | Place]) -> bool:
+        """Tell what there is once; whether all of it could be told.
+
+        A place that fails is left alone until the next round, and then comes last: what is told
+        elsewhere neither waits for it nor stays untold. `failing`, the tries and places that failed
+        the last time, is kept up to date.
+        """
+        oldest_first = outbox.open_tries(ending=ending)
+        places = {try_id: _place(outbox.run(try_id)) for try_id in oldest_first}
+        newest = {place: number for number, place in enumerate(places.values())}
+        tries = sorted(
+            oldest_first,
+            key=lambda t: (places[t] in failing, -newest[places[t]], t in failing),
+        )
         # All runs are made before anything else is told of one: jobs wait for them.
         acts = [] if ending else [(teller.make, try_id) for try_id in tries]
+        failures: Counter[Place] = Counter()
+        all_told = True
         for act, try_id in [*acts, *((teller.tell, try_id) for try_id in tries)]:
+            place = places[try_id]
+            if failures[place] >= FAILURES:
+                continue
             try:
                 act(try_id)
-                failures = 0
+                failures[place] = 0
+                failing -= {try_id, place}
             except Exception as error:  # noqa: BLE001 - MLflow's stores and plugins raise anything
                 why = " ".join(f"{type(error).__name__}: {error}".split())
                 sys.stderr.write(f"{try_id}: {why}\n")
-                self._answer({"down": why[:300]})
-                failures, all_told = failures + 1, False
-                if failures >= FAILURES:
-                    break
+                concerned = [other for other in tries if places[other] == place]
+                self._answer({"down": why[:300], "tries": concerned})
+                failures[place] += 1
+                failing |= {try_id, place}
+                all_told = False
         return all_told
 
     def _tell_once(self, text: str) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tests.support.gate import Gate
 from tests.support.workflows import Project, until
@@ -12,6 +13,7 @@ from tests.tracking.rules import workflow
 
 SLOW = """
 import mlflow, os, pathlib, time
+print("begun", flush=True)
 with mlflow.start_run():
     mlflow.log_metric("m", 1)
     pathlib.Path("logged").touch()
@@ -58,6 +60,8 @@ def test_interrupted(tracked: Tracked) -> None:
     run = tracked.run()
     assert run.info.status == "KILLED", said
     assert tracked.history(run, "m") == [(0, 1.0)], said
+    log = tracked.client.download_artifacts(run.info.run_id, "mantik/log.txt")
+    assert "begun" in Path(log).read_text()
 
 
 def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
@@ -86,6 +90,27 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
     assert tracked.history(runs["one"], "m") == [(0, 1.0)]
     assert len(runs["one"].data.tags["mantik.own_run_id"]) == 32
     assert "mantik.own_run_id" not in runs["three"].data.tags
+
+
+def test_server_of_earlier_runs_is_gone(gated: tuple[Tracked, Gate]) -> None:
+    tracked, gate = gated
+    project = tracked.project
+    project.write("Snakefile", workflow(one="true", two="true"))
+    gate.shut()
+    project.run().ok()
+    project.extra["MLFLOW_TRACKING_URI"] = tracked.uri
+    project.write("Snakefile", workflow(one="true", two="true", three="true"))
+
+    said = project.run().ok().output
+
+    run = tracked.run()
+    assert (run.info.run_name, run.info.status) == ("three", "FINISHED"), said
+    # Its job did not go without it.
+    assert "mantik.own_run_id" not in run.data.tags, said
+    assert "MLflow cannot be told of 2 earlier runs" in said
+    assert "MLflow cannot be told now" not in said
+    assert "MLflow does not know all of 2 runs yet" in said
+    assert f"smk-mantik track -d {project.directory}" in said
 
 
 def test_worker_killed(tracked: Tracked) -> None:

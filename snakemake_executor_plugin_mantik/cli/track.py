@@ -1,0 +1,81 @@
+"""`smk-mantik track`: MLflow is told what it does not know yet of a workflow's runs."""
+
+import fcntl
+import importlib.util
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
+from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+from snakemake_executor_plugin_mantik.tracking.worker import DRAIN_S, LOCK, OUTBOX
+
+IMPORT_S = 60.0
+"""Seconds that the import of MLflow may take, besides those that the telling itself may."""
+
+
+def track(
+    directory: Annotated[
+        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
+    ] = Path(),
+) -> None:
+    """Tell MLflow what it does not know yet of the runs of the workflow in a directory."""
+    kept = directory / DIRECTORY
+    if not (kept / OUTBOX).exists():
+        raise UserError(
+            "no run has been tracked", where=str(directory), do="Name the working directory with -d"
+        )
+    if importlib.util.find_spec("mlflow") is None:
+        raise UserError(
+            "MLflow is not installed here",
+            do="Install it: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
+        )
+    try:
+        outbox = Outbox(kept / OUTBOX)
+        before = outbox.pending()
+        why = _work(directory, kept) if before else ""
+        left = outbox.pending()
+        outbox.close()
+    except (OSError, sqlite3.Error) as error:
+        raise MantikError(f"it cannot be used ({error})", where=str(kept / OUTBOX)) from error
+    text = f"{_runs(max(0, before - left))} told, {left} left"
+    if left:
+        typer.echo(f"{text}: {why or f'see {kept}/worker.log'}")
+        raise typer.Exit(1)
+    typer.echo(f"{text}.")
+
+
+def _work(directory: Path, kept: Path) -> str:
+    """Have a worker tell what it can; why it could not tell the rest."""
+    if _is_locked(kept / LOCK):
+        return "another process is telling MLflow of them now."
+    why = ""
+
+    def hear(answer: Mapping[str, Any]) -> None:
+        nonlocal why
+        why = str(answer.get("down", why))
+        if "tell" in answer:
+            typer.echo(answer["tell"], err=True)
+
+    worker = Messenger(directory, kept / "worker.log", hear)
+    return why if worker.close(IMPORT_S + DRAIN_S) else "that goes on in the background."
+
+
+def _is_locked(lock: Path) -> bool:
+    if not lock.exists():
+        return False
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"

@@ -18,7 +18,7 @@ demo: $(STAMP)
 	@$(BIN)/python workflows/digits/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(CORES) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(CORES) --dist worksteal $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

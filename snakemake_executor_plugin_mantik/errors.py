@@ -29,11 +29,16 @@ def printable(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or c.isprintable())
 
 
+def _without_stop(text: str) -> str:
+    """The text without the full stop at its end; three of them stay."""
+    return text if text.endswith("..") else text.removesuffix(".")
+
+
 class MantikError(Exception):
     """Something went wrong; `what` happened, `where`, and what to `do` now.
 
-    Each part is a sentence or a short text without a final full stop; `where` and `do` may be
-    empty where `what` says it all.
+    Each part is a sentence or a short text without a final full stop, which is left out where a
+    server's words bring one; `where` and `do` may be empty where `what` says it all.
     """
 
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
@@ -43,9 +48,10 @@ class MantikError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
+        what = _without_stop(self.what)
+        text = f"{self.where}: {what}" if self.where else what
         between = "\n" if "\n" in text else " "  # after a list its own line
-        return printable(f"{text}.{between}{self.do}." if self.do else f"{text}.")
+        return printable(f"{text}.{between}{_without_stop(self.do)}." if self.do else f"{text}.")
 
 
 class UserError(MantikError):

@@ -32,6 +32,7 @@ Job = Any
 """A Snakemake job; Snakemake's own classes are not typed."""
 
 SITE_RESOURCE = "mantik_site"
+_PLAIN_SITE = "mantiksite"
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -195,20 +196,38 @@ def site_of(resources: dict[str, object], sites: Mapping[str, object]) -> str:
     """The site that a rule's resources name, taken out of them; else the first one.
 
     Raises:
-        UserError: there is no such site.
+        UserError: there is no such site, or a resource is likely meant for this one.
     """
+    refuse_misspelt(resources)
     wanted = resources.pop(SITE_RESOURCE, None)
     if wanted is None:
         return next(iter(sites))
     if wanted in sites:
         return str(wanted)
-    close = difflib.get_close_matches(str(wanted), sites, n=1)
-    likely = f" (did you mean {close[0]}?)" if close else ""
+    by_lower = {name.lower(): name for name in sites}
+    close = difflib.get_close_matches(str(wanted).lower(), by_lower, n=1)
+    likely = f" (did you mean {by_lower[close[0]]}?)" if close else ""
     raise UserError(
         f"there is no site {wanted!r}{likely}; the known ones are {', '.join(sites)}",
         where=f"the resource {SITE_RESOURCE}",
         do="Correct the name or give its file with --mantik-backend-config",
     )
+
+
+def refuse_misspelt(names: Iterable[str]) -> None:
+    """See to it that no resource is `mantik_site` misspelt: the job would run at another site.
+
+    Raises:
+        UserError: one is.
+    """
+    for name in names:
+        plain = name.lower().replace("_", "").replace("-", "")
+        if name != SITE_RESOURCE and difflib.get_close_matches(plain, [_PLAIN_SITE], cutoff=0.85):
+            raise UserError(
+                f"there is no resource {name} (did you mean {SITE_RESOURCE}?)",
+                where=f"the resource {name}",
+                do=f"Choose the site with {SITE_RESOURCE}, or give the resource another name",
+            )
 
 
 def _outputs(job: Job) -> Iterable[OutputFile]:

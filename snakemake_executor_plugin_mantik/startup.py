@@ -134,6 +134,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     state = Path(workflow.persistence.path) / STATE
     journal = Journal(state)
     try:
+        for name in used:
+            credentials[name].login()
         sites = _sites(configs, credentials, planners, workspace_name(workdir, journal.workflow))
     except BaseException:
         journal.close()
@@ -254,6 +256,7 @@ def _check_jobs(
         where = f"rule {job.rule.name}"
         try:
             given, later = rendering.determined(rendering.given_resources(job))
+            rendering.refuse_misspelt(later)
             if rendering.SITE_RESOURCE in later:
                 continue
             site = rendering.site_of(given, planners)

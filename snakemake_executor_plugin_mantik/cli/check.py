@@ -32,7 +32,7 @@ class Report:
     file: str
     loaded: LoadedConfig | None = None
     warnings: list[str] = field(default_factory=list)
-    mistakes: Sequence[Mistake] = ()
+    mistakes: list[Mistake] = field(default_factory=list)
     findings: Sequence[Finding] = ()
 
     @property
@@ -75,7 +75,7 @@ def check(
     """Check backend configs: one line for a good one, all mistakes of the others (exit code 2)."""
     reports = [examine(file, project) for file in files]
     for report in reports:
-        if with_site and report.loaded is not None:
+        if with_site and report.loaded is not None and not report.mistakes:
             report.findings = connect(report.loaded, project)
     if as_json:
         typer.echo(json.dumps({"files": [report.as_json() for report in reports]}, indent=2))
@@ -87,20 +87,26 @@ def check(
 
 
 def examine(spec: str, project: Path) -> Report:
-    """What there is to say about a file without talking to anyone."""
+    """What there is to say about a file without talking to anyone.
+
+    A file may be read and yet be wrong: its name can be none of a site.
+    """
     # A file that is there is meant, also if it looks like NAME=FILE.
-    name, file = (Path(spec).stem, spec) if _is_file(spec) else split_spec(spec)
+    plain = _is_file(spec)
+    name, file = (Path(spec).stem, spec) if plain else split_spec(spec)
     report = Report(file)
+    complaint = name_mistake(name)
+    report.mistakes = [Mistake(file, "", complaint)] if complaint and not plain else []
     try:
         report.loaded = read_named(name, file, Path(), project=project)
     except ConfigError as error:
-        report.mistakes = error.mistakes
+        report.mistakes += error.mistakes
         return report
     report.warnings = list(report.loaded.warnings)
+    if complaint and plain:  # the file is all right; a run has to be given another name for it
+        report.warnings.append(f"{file}: {complaint}")
     commands = unreadable(report.loaded.config.environment)
     report.warnings += [f"{file}: {warning}" for warning in commands]
-    if complaint := name_mistake(name):
-        report.warnings.append(f"{file}: {complaint}")
     return report
 
 
@@ -120,7 +126,7 @@ def _tell(report: Report) -> None:
         typer.echo(f"warning: {warning}", err=True)
     for mistake in report.mistakes:
         typer.echo(str(mistake), err=True)
-    if report.loaded is not None:
+    if report.loaded is not None and not report.mistakes:
         typer.echo(f"{report.file}: {summary(report.loaded.config)}")
     for finding in report.findings:
         if finding.verdict == "wrong":

@@ -70,6 +70,7 @@ def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
     issuer = issuer_of(loaded, project)
     try:
         credential = find_credentials(loaded.name, config.api, os.environ, issuer=issuer)
+        credential.login()
     except MantikError as error:
         return [Finding("credentials", "wrong", str(error))]
     findings += _credentials(credential, config.resources.runtime_s)

@@ -38,7 +38,9 @@ def render(
         for mistake in report.mistakes:
             typer.echo(str(mistake), err=True)
         raise typer.Exit(WRONG)
-    made = rendered(report.loaded, report.warnings, project, command, unicore_version)
+    # What is shown does not depend on the name, so one that no site can have is not in the way.
+    told = [*report.warnings, *map(str, report.mistakes)]
+    made = rendered(report.loaded, told, project, command, unicore_version)
     for warning in made.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if as_json:

@@ -43,7 +43,7 @@ RESOURCES: Final[Mapping[str, Becomes]] = {
     ),
     "TotalCPUs": Becomes(
         {"TotalCPUs": 8},
-        {"TotalCPUs": "8"},
+        {"Nodes": "1", "CPUsPerNode": "8", "TotalCPUs": "8"},
         ("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=8"),
         ("-l select=1:ncpus=8:mpiprocs=1",),
     ),
@@ -72,7 +72,7 @@ RESOURCES: Final[Mapping[str, Becomes]] = {
 COMBINED: Final = (
     Becomes(
         {"Nodes": 2, "TotalCPUs": 16},
-        {"Nodes": "2", "TotalCPUs": "16"},
+        {"Nodes": "2", "TotalCPUs": "16", "CPUsPerNode": "8"},
         ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
         ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
     ),
@@ -84,7 +84,7 @@ COMBINED: Final = (
     ),
     Becomes(
         {"Nodes": 2, "CPUsPerNode": 8, "TotalCPUs": 9},
-        {"Nodes": "2", "CPUsPerNode": "8"},
+        {"Nodes": "2", "TotalCPUs": "16", "CPUsPerNode": "8"},
         ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
         ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
     ),

@@ -28,6 +28,7 @@ _BOOLEANS: Final = {
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,300}|0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_VERSION: Final = re.compile(r"^%YAML[ \t]+[0-9.]{1,20}", re.MULTILINE)
 _TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")
 )
@@ -64,11 +65,17 @@ class Table(dict[str, Any]):
             self[key] = value
 
 
-def read_document(text: bytes, kind: str) -> Any:
+def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
     """The value of a document of `kind` json or yaml: `Table`, list, text, number, boolean, None.
 
+    Args:
+        text: the document.
+        kind: json or yaml.
+        odd: takes what is wrong in YAML that can be read all the same, so that it can be told with
+            other mistakes: tags, which are left out, and keys that are no texts, with their values.
+
     Raises:
-        DocumentError: it is too large, no UTF-8, or not well-formed.
+        DocumentError: it is too large, no UTF-8, or not well-formed; or odd, without `odd`.
     """
     if len(text) > MAX_BYTES:
         raise DocumentError(f"is larger than {MAX_BYTES >> 10} KiB, so no backend config")
@@ -76,7 +83,7 @@ def read_document(text: bytes, kind: str) -> Any:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(f"is not UTF-8 (byte {error.start + 1})") from None
-    return _read_json(decoded) if kind == "json" else _read_yaml(decoded)
+    return _read_json(decoded) if kind == "json" else _read_yaml(decoded, odd)
 
 
 def duplicates(value: Any) -> list[tuple[str, ...]]:
@@ -139,9 +146,10 @@ def _no_number(name: str) -> Any:
     raise DocumentError(f"is not well-formed JSON: {name} is no number there")
 
 
-def _read_yaml(text: str) -> Any:
+def _read_yaml(text: str, odd: list[str] | None) -> Any:
+    builder = _Builder()
     try:
-        return _Builder().build(YAML(typ="safe", pure=True).parse(text))
+        value = builder.build(YAML(typ="safe", pure=True).parse(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -152,9 +160,24 @@ def _read_yaml(text: str) -> Any:
         raise DocumentError(f"is not well-formed YAML: {problem}") from None
     except DocumentError:
         raise
+    except AssertionError as error:  # ruamel's way to refuse a version of YAML
+        said = _VERSION.search(text)
+        problem = f"says {' '.join(said[0].split())}" if said else str(error)
+        raise DocumentError(
+            f"is YAML of a version that is not read: {problem}; write %YAML 1.2 or leave it out"
+        ) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         # The parser's own slips over broken documents: an escape beyond Unicode, for one.
         raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None
+    if builder.odd and odd is None:
+        raise DocumentError(builder.odd[0])
+    if odd is not None:
+        odd += builder.odd
+    return value
+
+
+class _NoText:
+    """Stands for a key that is no text; its value is dropped."""
 
 
 class _Builder:
@@ -164,8 +187,9 @@ class _Builder:
         self.anchors: dict[str, Any] = {}
         self.root: list[Any] = []
         self.open: list[tuple[Table | list[Any], str | None]] = []
-        self.keys: list[str | None] = []
+        self.keys: list[str | _NoText | None] = []
         self.documents = 0
+        self.odd: list[str] = []
 
     def build(self, stream: Iterator[Any]) -> Any:
         for event in stream:
@@ -175,6 +199,7 @@ class _Builder:
                     if self.documents > 1:
                         raise DocumentError(f"holds more than one document {_place(event)}")
                 case events.ScalarEvent():
+                    self._check_tag(event)
                     self._put(event, _scalar(event))
                 case events.AliasEvent():
                     self._put_alias(event)
@@ -192,7 +217,7 @@ class _Builder:
         return self.root[0] if self.root else None
 
     def _start(self, event: Any, value: Table | list[Any]) -> None:
-        _check_tag(event)
+        self._check_tag(event)
         if len(self.open) >= MAX_DEPTH:
             raise DocumentError(f"is nested deeper than {MAX_DEPTH} levels {_place(event)}")
         self._place_value(event, value)
@@ -224,23 +249,24 @@ class _Builder:
             return
         key = self.keys[-1]
         if key is None:
-            raise DocumentError(f"has a key that is no text {_place(event)}")
-        container.add(key, value)
+            self.odd.append(f"has a key that is no text {_place(event)}")
+            self.keys[-1] = _NoText()
+            return
+        if isinstance(key, str):
+            container.add(key, value)
         self.keys[-1] = None
+
+    def _check_tag(self, event: Any) -> None:
+        tag = event.tag
+        if tag is not None and str(tag) != "!" and str(tag) not in _TAGS:
+            self.odd.append(f"has a tag that means nothing here, {tag} {_place(event)}")
 
 
 def _place(event: Any) -> str:
     return f"(line {event.start_mark.line + 1}, column {event.start_mark.column + 1})"
 
 
-def _check_tag(event: Any) -> None:
-    tag = event.tag
-    if tag is not None and str(tag) != "!" and str(tag) not in _TAGS:
-        raise DocumentError(f"has a tag that means nothing here, {tag} {_place(event)}")
-
-
 def _scalar(event: Any) -> Any:
-    _check_tag(event)
     text = str(event.value)
     tag = str(event.tag) if event.tag is not None else ""
     if tag.endswith(":str") or tag == "!" or (event.style and not tag):

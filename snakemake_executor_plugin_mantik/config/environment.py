@@ -1,6 +1,10 @@
-"""What a backend config means for a job: its values as values of `jobs.spec`, without I/O."""
+"""What a backend config means for a job: its values as values of `jobs.spec`.
+
+Nothing is read or asked; only links on the way to a local image are followed.
+"""
 
 import hashlib
+import os
 import posixpath
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -21,11 +25,14 @@ SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later takes the CPUs of a task from here, not from the job."""
 
 
-def environment_of(config: BackendConfig, cpus_per_task: int | None = None) -> Environment:
+def environment_of(
+    config: BackendConfig, project: Path, cpus_per_task: int | None = None
+) -> Environment:
     """The environment that a job of this site runs in.
 
     Args:
         config: the site's config.
+        project: the project folder, that local images are relative to.
         cpus_per_task: the CPUs of a task where a rule asks for others than the config does;
             `SRUN_CPUS_PER_TASK` follows it unless it is set in the config's Variables.
     """
@@ -34,7 +41,9 @@ def environment_of(config: BackendConfig, cpus_per_task: int | None = None) -> E
     variables = {SRUN_CPUS: str(cpus)} if cpus is not None else {}
     apptainer = None
     if environment.apptainer:
-        apptainer = Apptainer(image=_image_path(config), options=environment.apptainer.options)
+        apptainer = Apptainer(
+            image=_image_path(config, project), options=environment.apptainer.options
+        )
     return Environment(
         apptainer=apptainer,
         python=_python(environment.python),
@@ -91,10 +100,10 @@ def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | Non
     apptainer = config.environment.apptainer
     if apptainer is None or apptainer.type == "remote":
         return None
-    return project / apptainer.path, _image_path(config)
+    return project / apptainer.path, _image_path(config, project)
 
 
-def _image_path(config: BackendConfig) -> str:
+def _image_path(config: BackendConfig, project: Path) -> str:
     """The image's path, absolute at the site or relative to the workspace.
 
     An image outside of the project folder has no place of its own in the workspace, which mirrors
@@ -105,10 +114,32 @@ def _image_path(config: BackendConfig) -> str:
     if apptainer.type == "remote":
         return apptainer.path
     path = posixpath.normpath(apptainer.path)
-    if not path.startswith("/") and path.split("/")[0] != "..":
-        return path
+    inside = path if _stays(path) else _in_project(path, project)
+    if inside is not None:
+        return inside
     digest = hashlib.sha256(path.encode()).hexdigest()[:8]
     return f"{IMAGES}/{digest}/{PurePosixPath(path).name}"
+
+
+def _in_project(path: str, project: Path) -> str | None:
+    """The path in the project folder of an image given by a detour; None: it lies elsewhere.
+
+    The path is compared as it is written, then with the links on its way followed. An image that
+    is a link itself lies where the link does.
+    """
+    folder = os.path.abspath(project)
+    whole = os.path.join(folder, path)
+    real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+    for image, top in ((os.path.normpath(whole), folder), (real, os.path.realpath(folder))):
+        relative = os.path.relpath(image, top)
+        if _stays(relative):
+            return relative
+    return None
+
+
+def _stays(path: str) -> bool:
+    """Whether a normal path stays in the folder that it is relative to."""
+    return path != ".." and not path.startswith(("/", "../"))
 
 
 def _python(path: str | None) -> str | None:

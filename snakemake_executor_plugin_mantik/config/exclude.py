@@ -6,13 +6,13 @@ one that matches decides, `!` takes back, and nothing below an excluded director
 
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from pathspec import GitIgnoreSpec, RegexPattern
 
+from snakemake_executor_plugin_mantik.config.brackets import NoSetError, without_sets
 from snakemake_executor_plugin_mantik.config.values import (
     any_text,
     describe,
@@ -21,10 +21,10 @@ from snakemake_executor_plugin_mantik.config.values import (
     written,
 )
 
-T = TypeVar("T")
-
 NEVER_SENT: Final = (".git/", ".snakemake/", ".mantik/")
 """Excluded before all other patterns: no job needs them. `!.git/` takes one back."""
+
+_NOTHING: Final = "(?!)"
 
 
 def read_patterns(value: object) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class _Rule:
         self.excludes, expression = _compiled(text)
         # DOTALL: the names of files may hold line breaks.
         ended = f"(?:{expression})\\Z" if "ps_d" in expression else expression
-        self._match = _quiet(lambda: re.compile(ended, re.DOTALL)).search
+        self._match = re.compile(ended, re.DOTALL).search
 
     def speaks_of(self, path: str, *, is_dir: bool) -> bool:
         if self.only_directories:
@@ -104,18 +104,17 @@ def _compiled(pattern: str) -> tuple[bool, str]:
     Raises:
         ValueError: it is none that git knows.
     """
-    compiled = next(iter(_quiet(lambda: GitIgnoreSpec.from_lines([pattern])).patterns), None)
+    try:
+        text, sets = without_sets(pattern)
+    except NoSetError:
+        return False, _NOTHING
+    compiled = next(iter(GitIgnoreSpec.from_lines([text]).patterns), None)
     if not isinstance(compiled, RegexPattern) or compiled.regex is None:
-        return False, "(?!)"
-    # In git no set matches a slash, `[!a]` neither.
-    return bool(compiled.include), str(compiled.regex.pattern).replace("[^", "[^/")
-
-
-def _quiet(compile_: Callable[[], T]) -> T:
-    """What `compile_` returns, without Python's word on sets like `[[a]`, which are git's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return compile_()
+        return False, _NOTHING
+    expression = str(compiled.regex.pattern)
+    for sign, characters in sets.items():
+        expression = expression.replace(sign, characters)
+    return bool(compiled.include), expression
 
 
 class Exclude:

@@ -135,6 +135,13 @@ def _python(value: object) -> str:
 class Environment(Part):
     """What a job's command runs in, and what is done around it."""
 
+    HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "prerun": ("PreRunCommandOnComputeNode", "PreRunCommandOnLoginNode"),
+        "preruncommand": ("PreRunCommandOnComputeNode", "PreRunCommandOnLoginNode"),
+        "postrun": ("PostRunCommandOnComputeNode", "PostRunCommandOnLoginNode"),
+        "postruncommand": ("PostRunCommandOnComputeNode", "PostRunCommandOnLoginNode"),
+    }
+
     apptainer: Apptainer | None = Field(
         default=None, alias="Apptainer", description="Run the command in an Apptainer image."
     )
@@ -206,6 +213,14 @@ class Environment(Part):
 
 class Resources(Part):
     """What a job of this site asks the scheduler for, unless its rule says otherwise."""
+
+    HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "gpu": ("GPUsPerNode",),
+        "gpus": ("GPUsPerNode",),
+        "partition": ("Queue",),
+        "time": ("Runtime",),
+        "walltime": ("Runtime",),
+    }
 
     queue: Name = Field(alias="Queue", description="Queue or partition.")
     runtime_s: Duration | None = Field(

@@ -39,6 +39,9 @@ class Part(BaseModel):
     FOREIGN: ClassVar[Mapping[str, str]] = {}
     """Keys that people expect here, with what to say about them."""
 
+    HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Names in lower case that people know a key by, and the keys that they may mean."""
+
     @classmethod
     def key_names(cls) -> list[str]:
         """The keys that may stand in this mapping, as they are written."""
@@ -98,7 +101,8 @@ class Part(BaseModel):
             )
         by_lower = {known.lower(): known for known in cls.key_names()}
         close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
-        likely = f", did you mean {by_lower[close[0]]}?" if close else ""
+        meant = cls.HINTS.get(key.lower()) or tuple(by_lower[each] for each in close)
+        likely = f", did you mean {' or '.join(meant)}?" if meant else ""
         return f"is an unknown key{likely} (allowed here: {', '.join(cls.key_names())})"
 
 

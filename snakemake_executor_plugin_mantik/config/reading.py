@@ -27,7 +27,11 @@ _TAKEN: Final = frozenset(
 )
 # Variables that by their names hold secrets; the job description and the script show them.
 _SECRET: Final = re.compile(
-    r"PASSWORD|PASSWD|SECRET|TOKEN$|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
+    r"PASSWORD|PASSWD|PASSPHRASE|(?:^|_)PASS(?:_|$)|SECRET|CREDENTIAL"
+    # Not TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKEN_FILE: language models count tokens.
+    r"|TOKEN(?![A-Z]|_(?:FILE|PATH|DIR|LENGTH|LIMIT|COUNT))"
+    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY",
+    re.IGNORECASE,
 )
 
 
@@ -86,14 +90,16 @@ def parse_backend_config(
     content: bytes, kind: str, project: Path | None = None, *, shown: str
 ) -> tuple[BackendConfig, list[str]]:
     """Like `read_backend_config`, of a document of `kind` yaml or json that was read already."""
+    odd: list[str] = []
     try:
-        raw = read_document(content, kind)
+        raw = read_document(content, kind, odd)
     except DocumentError as error:
         raise ConfigError([Mistake(shown, "", str(error))]) from None
-    if raw is None:
+    if raw is None and not odd:
         empty = "is empty; it has to hold a mapping with at least Resources and the API"
         raise ConfigError([Mistake(shown, "", empty)])
-    found = [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
+    found = [("", text) for text in odd]
+    found += [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
     config = None
     try:
         config = BackendConfig.model_validate(raw)

@@ -22,6 +22,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
 # Words of options reach bash unquoted: none of these may stand outside quotes.
 _OPERATORS: Final = set(";&|<>()`")
 _SHOWN: Final = 60
+_DECIMAL: Final = r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*"
 
 T = TypeVar("T")
 
@@ -140,10 +141,14 @@ def _count(value: object) -> int:
 
 
 def _rate(value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, (str, int, float)) else 0.0
-    except (ValueError, OverflowError):
-        number = 0.0
+    number = 0.0
+    if isinstance(value, (int, float)) or (
+        isinstance(value, str) and re.fullmatch(_DECIMAL, value, re.ASCII)
+    ):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = 0.0
     if isinstance(value, bool) or not 0 < number < 10**6:
         raise unfit("a number above zero", value)
     return number
@@ -306,10 +311,20 @@ def list_schema() -> WithJsonSchema:
 
 
 def words_schema(*words: str) -> WithJsonSchema:
-    """The JSON Schema of a text that is one of `words`, in upper or lower case."""
-    patterns = ["".join(f"[{c.upper()}{c}]" for c in word) for word in words]
-    either = {"type": "string", "pattern": f"^({'|'.join(patterns)})$"}
+    """The JSON Schema of a text that is one of `words`, in any case, with blanks around it."""
+    patterns = "|".join(map(_any_case, words))
+    either = {"type": "string", "pattern": rf"^\s*({patterns})\s*$"}
     return WithJsonSchema({"anyOf": [{"enum": list(words)}, either]})
+
+
+def _any_case(word: str) -> str:
+    """The pattern of a word in upper or lower case: those of JSON Schema have no flags."""
+    return "".join(f"[{c.upper()}{c}]" if c.isalpha() else re.escape(c) for c in word)
+
+
+_HTTP: Final = f"{_any_case('http')}://"
+_HTTPS: Final = f"{_any_case('https')}://"
+_THIS_MACHINE: Final = rf"({_any_case('localhost')}|127\.[0-9]+\.[0-9]+\.[0-9]+|\[::1\])"
 
 
 Text = Annotated[str, BeforeValidator(_line), _SCALAR]
@@ -319,14 +334,21 @@ Name = Annotated[str, BeforeValidator(_name), _SCALAR]
 """A name that goes into a directive of a scheduler: no blanks, no quotes."""
 
 Url = Annotated[
-    str, BeforeValidator(_url), WithJsonSchema({"type": "string", "pattern": "^https?://"})
+    str,
+    BeforeValidator(_url),
+    WithJsonSchema({"type": "string", "pattern": rf"^\s*({_HTTP}|{_HTTPS})[^\s/?#]"}),
 ]
 """A URL without credentials; a slash at its end goes."""
 
 Address = Annotated[
     str,
     BeforeValidator(_address),
-    WithJsonSchema({"type": "string", "pattern": r"^(https://|http://(localhost|127\.|\[::1\]))"}),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": rf"^\s*({_HTTPS}[^\s/?#]|{_HTTP}{_THIS_MACHINE}([:/?#]|\s*$))",
+        }
+    ),
 ]
 """The URL of a server that credentials go to."""
 
@@ -337,7 +359,16 @@ Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({**_WHOLE, "minim
 """A whole number of zero or more."""
 
 Rate = Annotated[
-    float, BeforeValidator(_rate), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+    float,
+    BeforeValidator(_rate),
+    WithJsonSchema(
+        {
+            "type": ["number", "string"],
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 10**6,
+            "pattern": rf"^(?=[^eE]*[1-9]){_DECIMAL}$",
+        }
+    ),
 ]
 """A number above zero."""
 

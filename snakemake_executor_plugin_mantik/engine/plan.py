@@ -1,4 +1,4 @@
-"""Planning: from a request and a site's config to the JobSpec of a try. Values, no I/O."""
+"""Planning: from a request and a site's config to the JobSpec of a try. Values alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.resources import merge
+from snakemake_executor_plugin_mantik.jobs.resources import merge, settled
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
@@ -41,7 +41,7 @@ class Planner:
             UserError: a resource of the rule is wrong, or contradicts another.
         """
         base = replace(resources_of(self.config), account=self.account)
-        return merge(base, rule, threads)
+        return settled(merge(base, rule, threads))
 
     def fits(self, resources: Resources, facts: SiteFacts) -> None:
         """See to it that the queue allows what is asked, as far as the site tells its limits.
@@ -55,7 +55,7 @@ class Planner:
     @property
     def environment(self) -> str:
         """The environment as text: a job whose environment changed is another job."""
-        return repr(environment_of(self.config))
+        return repr(environment_of(self.config, self.project))
 
     @property
     def image(self) -> tuple[Path, str] | None:
@@ -74,7 +74,7 @@ class Planner:
             command=request.command,
             shell=request.shell,
             resources=resources,
-            environment=environment_of(self.config, _cpus_of_a_task(resources)),
+            environment=environment_of(self.config, self.project, resources.cpus_per_task),
             variables=request.variables,
             inputs=staged.inputs,
             outputs=request.outputs,
@@ -139,14 +139,7 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
 
 def _cpus_per_node(resources: Resources) -> int | None:
     """As many as a node has to have; None if that is not asked."""
-    cpus, tasks = _cpus_of_a_task(resources), resources.tasks
+    cpus, tasks = resources.cpus_per_task, resources.tasks
     if cpus is None:
         return None
     return cpus * -(-tasks // (resources.nodes or 1)) if tasks else cpus
-
-
-def _cpus_of_a_task(resources: Resources) -> int | None:
-    """As the scheduler will give them, where they are asked as TotalCPUs too."""
-    if resources.cpus_per_task is None and resources.tasks is None and resources.total_cpus:
-        return resources.total_cpus // (resources.nodes or 1)
-    return resources.cpus_per_task

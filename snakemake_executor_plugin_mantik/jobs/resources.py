@@ -64,6 +64,27 @@ def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resource
     return _with_gpus(_with_memory(result, rule), rule)
 
 
+def settled(resources: Resources) -> Resources:
+    """The resources with `TotalCPUs` told in the other two as well, as the job will have them.
+
+    Without CPUs of a node they are the total's share, and one node where no number of nodes is
+    said. Where all three disagree the total is what the other two make.
+
+    Raises `UserError` for CPUs that cannot be divided among the nodes.
+    """
+    if resources.total_cpus is None or resources.tasks is not None:
+        return resources
+    nodes, cpus = resources.nodes or 1, resources.cpus_per_task
+    if cpus is None:
+        cpus, rest = divmod(resources.total_cpus, nodes)
+        if rest:
+            raise UserError(
+                f"{resources.total_cpus} CPUs cannot be divided among {nodes} nodes",
+                do="Ask for the CPUs of each node instead",
+            )
+    return replace(resources, nodes=nodes, cpus_per_task=cpus, total_cpus=nodes * cpus)
+
+
 def total_cpus(resources: Resources) -> int | None:
     """CPUs over all nodes: as asked, else tasks (one per node) times CPUs of a task; None: open."""
     if resources.total_cpus is not None:
@@ -84,15 +105,7 @@ def slurm_directives(
     Raises `UserError` for a value that sbatch would not read as one word, and for CPUs that
     cannot be divided among the nodes.
     """
-    nodes, cpus = resources.nodes, resources.cpus_per_task
-    if cpus is None and resources.tasks is None and resources.total_cpus is not None:
-        nodes = nodes or 1
-        cpus, rest = divmod(resources.total_cpus, nodes)
-        if rest:
-            raise UserError(
-                f"{resources.total_cpus} CPUs cannot be divided among {nodes} nodes",
-                do="Ask for the CPUs of each node instead",
-            )
+    resources = settled(resources)
     options: list[tuple[str, str | int | None]] = [
         ("job-name", _job_name(name)),
         ("partition", resources.queue),
@@ -101,10 +114,10 @@ def slurm_directives(
         ("reservation", resources.reservation),
         ("constraint", resources.constraint),
         ("time", None if resources.runtime_s is None else _clock(resources.runtime_s)),
-        ("nodes", nodes),
+        ("nodes", resources.nodes),
         ("ntasks", resources.tasks),
         ("ntasks-per-node", 1 if resources.tasks is None else None),
-        ("cpus-per-task", cpus),
+        ("cpus-per-task", resources.cpus_per_task),
         ("gpus-per-node", resources.gpus_per_node or None),
         ("mem", _mebibytes(resources.memory_mib_per_node)),
         ("mem-per-cpu", _mebibytes(resources.memory_mib_per_cpu)),

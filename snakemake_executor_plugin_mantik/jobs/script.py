@@ -1,7 +1,8 @@
 """Renders a job's script: one bash script per try, complete, from `script.sh.j2`.
 
 Everything that a user wrote reaches bash quoted. The exception are the options of Apptainer, whose
-own quotes are bash's: `$NAME` and `${NAME}` are expanded on the node and nothing else is.
+own quotes are bash's: `$NAME`, `${NAME}` and `~/` at the beginning of a word are expanded on the
+node and nothing else is.
 
 The steps before the command, one of which a marker names when it failed, are in `STEPS`.
 """
@@ -54,7 +55,7 @@ what was written, and those that are read-only would end the job (tried with bas
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
-_PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./~^-]|{_VARIABLE})+")
+_PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./^-]|{_VARIABLE})+")
 _IN_QUOTES = re.compile(rf"({_VARIABLE})|([\\\"`$])")
 # What a backslash protects in double quotes; before other characters it is one itself.
 _ESCAPED = re.compile(r'\\([\\$`"])')
@@ -203,9 +204,17 @@ def _encoded(text: str, what: str) -> bytes:
 
 
 def _expandable(word: str) -> str:
-    """A word as bash reads it, its quotes too; `$NAME` and `${NAME}` stay, nothing else expands."""
+    """A word as bash reads it, its quotes too; `$NAME` and `${NAME}` stay, nothing else expands.
+
+    But for the home directory, `~` or `~/…`: Apptainer does not know it. Not so `~user`, `~+` and
+    `NAME=~/…`, which bash would expand as well.
+    """
     _encoded(word, "an option of Apptainer")
-    return "".join(map(_part, _PARTS.finditer(word))) or "''"
+    if word == "~":
+        return word
+    home = "~/" if word.startswith("~/") else ""
+    rest = "".join(map(_part, _PARTS.finditer(word.removeprefix(home))))
+    return f"{home}{rest}" or "''"
 
 
 def _part(match: re.Match[str]) -> str:

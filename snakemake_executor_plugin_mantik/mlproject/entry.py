@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
+from snakemake_executor_plugin_mantik.mlproject.quoting import quoted_placeholders
+
 TYPES: Final = ("string", "float", "int", "path", "uri")
 """The types that are checked or mean something; MLflow lets any other name through."""
 
@@ -129,6 +131,8 @@ def command_mistakes(command: str, parameters: Iterable[str]) -> Iterator[str]:
         pass  # {name[5]} may fit the real value
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         yield f"has a placeholder that no text can fill ({error})"
+    for name, where in quoted_placeholders(command):
+        yield f"{{{name}}} stands {where}; values are quoted already: write it without"
 
 
 def _unknown_placeholder(name: str, command: str, known: Sequence[str]) -> str:

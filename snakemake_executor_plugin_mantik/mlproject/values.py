@@ -83,10 +83,9 @@ def _words(given: object) -> Words:
     if isinstance(given, (str, int, float, Path)):
         text = str(given)
         return Words((text,), text)
-    if isinstance(given, (list, tuple)) and all(isinstance(g, (str, int, float)) for g in given):
-        words = tuple(map(str, given))
-        return Words(words, " ".join(words))
-    raise ValueError(f"has to be a text, a number or a function, found {type(given).__name__}")
+    found = type(given).__name__
+    hint = ": join its items into a text" if isinstance(given, (list, tuple)) else ""
+    raise ValueError(f"has to be a text, a number, a bool or a function, found {found}{hint}")
 
 
 class _Literal(Value):

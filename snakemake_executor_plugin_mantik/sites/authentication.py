@@ -95,6 +95,13 @@ class Credential:
         if self.origin and error.do == CHECK_CREDENTIALS:
             error.do = f"Check {self.origin}"
 
+    def login(self) -> None:
+        """Do what needs a person, once, when a run starts: nothing for most credentials.
+
+        Raises:
+            CredentialError: nobody is there, or it was refused.
+        """
+
     async def renew(self) -> None:
         """Called before each request: make sure that the header will be valid."""
 
@@ -234,14 +241,17 @@ class Issued(Credential):
             asked = time.time()
             if asked < self._renew_at:
                 return  # another request has done it meanwhile
-            answer = self._ask(self._form)
-            token, lifetime = answer.get("access_token"), answer.get("expires_in")
-            if not isinstance(token, str):
-                raise SiteUnreachable("the answer has no access token", where=self._url)
-            self._token = _header_safe(token)
-            self._keep(answer)
-            seconds = float(lifetime) if isinstance(lifetime, int | float) else ASSUMED_LIFETIME_S
-            self._renew_at = asked + seconds - _left(seconds)
+            self._adopt(self._ask(self._form), asked)
+
+    def _adopt(self, answer: Mapping[str, Any], asked: float | None = None) -> None:
+        """Use the token of an issuer's answer; `asked` is when it was asked for, by default now."""
+        token, lifetime = answer.get("access_token"), answer.get("expires_in")
+        if not isinstance(token, str):
+            raise SiteUnreachable("the answer has no access token", where=self._url)
+        self._token = _header_safe(token)
+        self._keep(answer)
+        seconds = float(lifetime) if isinstance(lifetime, int | float) else ASSUMED_LIFETIME_S
+        self._renew_at = (asked or time.time()) + seconds - _left(seconds)
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
         """Keep what else an answer brings for the next request."""

@@ -5,6 +5,7 @@ Each variable is looked for under the site's own name before the API's (`-` beco
 `MANTIK_<SITE>_USERNAME` before `MANTIK_UNICORE_USERNAME`. See docs/credentials.md.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from snakemake_executor_plugin_mantik.sites.authentication import (
     Refreshed,
     SshKey,
 )
+from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
 
 __all__ = [
     "ApiKey",
@@ -42,11 +44,18 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger(__name__)
+
+
 class Keyring(Protocol):
     """What is used of the `keyring` package."""
 
     def get_password(self, service_name: str, username: str) -> str | None:
         """The secret of `username` for a service, None if there is none."""
+        ...
+
+    def set_password(self, service_name: str, username: str, password: str) -> None:
+        """Keep a secret."""
         ...
 
 
@@ -103,6 +112,19 @@ _REFRESH: Final = _Kind(
     ("CLIENT_SECRET",),
 )
 _TOKEN: Final = _Kind(("TOKEN",), lambda v, _: Bearer(v["TOKEN"]))
+
+_LOGIN: Final = _Kind(
+    ("DEVICE_URL", "TOKEN_URL", "CLIENT_ID"),
+    lambda v, issuer: DeviceLogin(
+        v["DEVICE_URL"],
+        v["TOKEN_URL"],
+        v["CLIENT_ID"],
+        v.get("CLIENT_SECRET"),
+        client=_client(v, issuer),
+    ),
+    ("CLIENT_SECRET",),
+)
+"""A login in a browser: taken when nothing else is complete in the environment."""
 
 # In this order; the first whose needs are all there is taken.
 _KINDS: Final[Mapping[str, tuple[_Kind, ...]]] = {
@@ -163,14 +185,20 @@ def find_credentials(
     known = {} if known is None else known
     issuer = issuer or Issuer()
     named = {"TOKEN_URL": _Found(issuer.url, "")} if issuer.url else {}
-    own = named | _from_environment(environ, (_variable(site),), kinds)
-    every = named | _from_environment(environ, (_variable(site), _variable(api)), kinds)
+    own = named | _from_environment(environ, (_variable(site),), (*kinds, _LOGIN))
+    every = named | _from_environment(environ, (_variable(site), _variable(api)), (*kinds, _LOGIN))
     try:
         for values in (own, every):
             for kind in kinds:
                 if all(name in values for name in kind.needs):
                     return kind.made(values, issuer, known)
         ring = keyring if keyring is not None else _system_keyring()
+        if all(name in every for name in _LOGIN.needs):
+            login = _LOGIN.made(every, issuer, known)
+            assert isinstance(login, DeviceLogin)
+            kept = _ask_keyring(ring, site, "REFRESH_TOKEN") if ring is not None else None
+            login.remember(kept or "", lambda token: _tell_keyring(ring, site, token))
+            return login
         for kind in kinds:
             with_ring = _with_keyring(kind, every, site, ring)
             if all(name in with_ring for name in kind.needs):
@@ -298,6 +326,18 @@ def _with_keyring(
         elif name in kind.needs:
             break
     return found
+
+
+def _tell_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
+    """Keep a refresh token for the next run, where the system has a place for it."""
+    from keyring.errors import KeyringError
+
+    if ring is None:
+        return
+    try:
+        ring.set_password(_service(site), "REFRESH_TOKEN", refresh_token)
+    except KeyringError as error:
+        _log.info("the login at %s is not kept for the next run: %s", site, error)
 
 
 def _ask_keyring(ring: Keyring, site: str, name: str) -> str | None:

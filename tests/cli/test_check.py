@@ -82,13 +82,6 @@ def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
     assert not (tmp_path / "it").exists()
 
 
-def test_names_that_no_site_can_have_are_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "2=max.yaml").write_text(GOOD)
-    done = check(str(tmp_path / "2=max.yaml"))
-    assert done.exit_code == 0
-    assert "write NAME=FILE" in done.stderr
-
-
 def test_variables_that_linux_would_not_take_are_told(tmp_path: Path) -> None:
     variables = {"LONG": "x" * 131_000, "FITS": "x" * 130_000 + "ü" * 490}
     document = {
@@ -197,3 +190,28 @@ def test_a_site_that_is_not_there_is_told(
     done = connected(sandbox, tmp_path, UnicoreApiUrl=url)
     assert done.exit_code == 2
     assert ".yaml: server: " in done.stderr
+
+
+@pytest.mark.parametrize("name", ["1x.yaml", "max.yaml", "a b.yaml", "2=max.yaml"])
+def test_a_file_whose_name_no_site_can_have_is_warned_of(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A file that is there is meant, also if it looks like NAME=FILE.
+    (tmp_path / name).write_text(GOOD)
+    done = check(name)
+    assert (done.exit_code, done.stdout) == (0, f"{name}: UNICORE, queue booster\n")
+    assert done.stderr.startswith(f"warning: {name}: ")
+    assert "write NAME=FILE" in done.stderr
+    done = check(f"x1={name}")
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_name_that_is_given_and_no_site_can_have_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.yaml").write_text(GOOD)
+    done = check("1=good.yaml")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("good.yaml: '1' cannot be the name of a site")

@@ -89,3 +89,41 @@ def plain(value: Any) -> Any:
 def test_what_is_wrong_is_seen_while_typing(text: str, schema: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(YAML(typ="safe", pure=True).load(text), schema)
+
+
+U = "UnicoreApiUrl: https://x.org/rest/core"
+Q = "Resources: {Queue: q}"
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        *((f"{{{U}, {Q}, Site: {{SubmissionsPerSecond: {value}}}}}", True)
+          for value in ("10", "'10'", "' 0.5 '", "'1e3'", "'.5'", "2.5")),
+        *((f"{{{U}, {Q}, Site: {{SubmissionsPerSecond: {value}}}}}", False)
+          for value in ("0", "'0'", "'0.0e5'", "'1_0'", "'ten'", "'inf'", "'-1'", "1000000",
+                        "true")),
+        *((f"{{UnicoreApiUrl: {value}, {Q}}}", True)
+          for value in ("HTTPS://x.org/rest/core", "'  https://x.org/rest/core '",
+                        "Https://x.org", "http://LOCALHOST/rest/core", "'http://127.0.0.1:80/a'", "'http://[::1]/a'",
+                        "'HTTP://localhost '")),
+        *((f"{{UnicoreApiUrl: {value}, {Q}}}", False)
+          for value in ("http://localhost.example.org/", "http://x.org", "https://", "ftp://x.org",
+                        "http://127.evil.org")),
+        *((f"{{{U}, {Q}, Site: {{Scheduler: '{value}'}}}}", True)
+          for value in ("slurm", " Slurm ", "PBS", "none\t")),
+        (f"{{{U}, {Q}, Site: {{Scheduler: 's lurm'}}}}", False),
+        (f"{{{U}, {Q}, Site: {{Proxy: ' HTTP://p.org:80'}}}}", True),
+        (f"{{{U}, {Q}, Environment: {{Apptainer: {{Path: /i, Type: ' Remote '}}}}}}", True),
+        (f"{{{U}, {Q}, Environment: {{Apptainer: {{Path: /i, Type: remotes}}}}}}", False),
+    ],
+)  # fmt: skip
+def test_an_editor_says_what_check_says(text: str, right: bool, schema: dict[str, Any]) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    try:
+        parse_backend_config(text.encode(), "yaml", shown="c")
+        taken = True
+    except ConfigError:
+        taken = False
+    document = plain(read_document(text.encode(), "yaml"))
+    assert (taken, validator.is_valid(document)) == (right, right)

@@ -58,6 +58,34 @@ def test_unicore(row: Becomes, scheduler: str) -> None:
     assert resources == {"Queue": "q", **row.unicore}
 
 
+@pytest.mark.parametrize(
+    ("asked", "nodes", "cpus", "total"),
+    [
+        ({"TotalCPUs": 96, "Nodes": 2}, 2, 48, 96),
+        ({"TotalCPUs": 96, "CPUsPerNode": 24}, 4, 24, 96),
+        ({"TotalCPUs": 96}, 1, 96, 96),
+        ({"TotalCPUs": 96, "CPUsPerNode": 8, "Nodes": 2}, 2, 8, 16),
+        ({"CPUsPerNode": 8, "Nodes": 2}, 2, 8, None),
+    ],
+)
+def test_of_three_numbers_of_cpus_two_say_the_third(
+    asked: dict[str, str | int], nodes: int, cpus: int, total: int | None
+) -> None:
+    made_of = made(UNICORE, Becomes(asked, {}, (), ()), "slurm")
+    shown = made_of.resources
+    assert (shown["nodes"], shown["cpus_per_node"], shown["total_cpus"]) == (nodes, cpus, total)
+    assert made_of.submission["Resources"]["CPUsPerNode"] == str(cpus)
+    assert f"--cpus-per-task={cpus}" in directives(made_of, "#SBATCH")
+    assert made_of.variables["SRUN_CPUS_PER_TASK"] == str(cpus)
+
+
+def test_a_rule_that_says_its_nodes_is_not_given_the_total() -> None:
+    resources = {"Queue": "q", "Nodes": 2, "TotalCPUs": 96}
+    config = BackendConfig.model_validate({**UNICORE, "Resources": resources})
+    asked = Planner(config, None, Path("/p")).resources({"nodes": 4}, 1)
+    assert (asked.nodes, asked.cpus_per_task, asked.total_cpus) == (4, None, None)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.example))
 @pytest.mark.parametrize("api", [UNICORE, FIRECREST], ids=["unicore", "firecrest"])
 def test_slurm(row: Becomes, api: Mapping[str, Any]) -> None:

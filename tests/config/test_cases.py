@@ -59,7 +59,7 @@ def holds(config: BackendConfig, fact: str) -> None:
     kind, _, rest = fact.partition(" ")
     if kind == "variables":
         name, _, value = rest.partition("=")
-        assert environment_of(config).variables[name] == value
+        assert environment_of(config, Path("/project")).variables[name] == value
     elif kind == "options":
         assert config.environment.apptainer is not None
         assert list(config.environment.apptainer.options) == rest.split("|")

@@ -42,7 +42,19 @@ VALUES = st.recursive(
 YAML_PIECES = st.lists(
     st.sampled_from(
         [*"{}[]:,-?!&*|>'\"%@`#~ \n\t", "\r", ": ", "- ", "\n  ", "---\n", "...", "<<: ", "!!int "]
-        + ["&a ", "*a", "!x", "%YAML 1.1\n", "%TAG ! x\n", "\\U99999999", "\\x", "0o7", "1e3", "é"]
+        + [
+            "&a ",
+            "*a",
+            "!x",
+            "%YAML 1.1\n",
+            "%YAML 1.3\n",
+            "%TAG ! x\n",
+            "\\U99999999",
+            "\\x",
+            "0o7",
+            "1e3",
+            "é",
+        ]
         + [f"{key}: " for key in KEYS]
         + ["\ufeff", "\u2028", "\x85", "\x00", ".inf", "=", "2001-12-14t21:59:43.10-05:00"]
     ),
@@ -84,6 +96,7 @@ def test_no_bytes_end_in_a_traceback(folder: Path, content: bytes, suffix: str) 
 @example("a:\n" + "".join(" " * n + "a:\n" for n in range(1, 400)))
 @example("Resources: !!int {Queue: q}")
 @example("!!str {a: b}")
+@example("%YAML 1.3\n---\na: b")
 def test_no_yaml_ends_in_a_traceback(folder: Path, text: str) -> None:
     read_anything(text.encode(), ".yaml", folder)
 
@@ -190,6 +203,8 @@ def test_duplicates_have_paths_and_the_first_value_stays(kind: str) -> None:
         ("*a", "alias"),
         ("a: &a {b: *a}", "alias"),
         ("[a]: b", "no text"),
+        ("%YAML 1.3\n---\na: b", "%YAML 1.3;"),
+        ("%YAML  1.0\n---\na: b", "%YAML 1.0;"),
         ("!x y", "tag"),
         ("\x00", "YAML"),
     ],

@@ -12,6 +12,8 @@ from snakemake_executor_plugin_mantik.config.environment import (
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Resources, ScriptLimits
 
+PROJECT = Path("/home/p")
+
 
 def config(**parts: Any) -> BackendConfig:
     return BackendConfig.model_validate(
@@ -25,8 +27,8 @@ def image(path: str, kind: str = "local") -> BackendConfig:
 
 def test_an_image_keeps_its_place_in_the_project() -> None:
     made = image("env/./train.sif")
-    assert environment_of(made).apptainer == Apptainer("env/train.sif", ("--nv",))
-    assert image_upload(made, Path("/home/p")) == (
+    assert environment_of(made, PROJECT).apptainer == Apptainer("env/train.sif", ("--nv",))
+    assert image_upload(made, PROJECT) == (
         Path("/home/p/env/train.sif"),
         "env/train.sif",
     )
@@ -34,22 +36,40 @@ def test_an_image_keeps_its_place_in_the_project() -> None:
 
 def test_a_remote_image_is_not_sent() -> None:
     made = image("/p/train.sif", "remote")
-    assert environment_of(made).apptainer == Apptainer("/p/train.sif", ("--nv",))
-    assert image_upload(made, Path("/home/p")) is None
-    assert image_upload(config(), Path("/home/p")) is None
+    assert environment_of(made, PROJECT).apptainer == Apptainer("/p/train.sif", ("--nv",))
+    assert image_upload(made, PROJECT) is None
+    assert image_upload(config(), PROJECT) is None
 
 
 @pytest.mark.parametrize("path", ["../shared/train.sif", "/abs/train.sif", "a/../../train.sif"])
 def test_an_image_of_another_folder_gets_a_place_of_ours(path: str) -> None:
-    upload = image_upload(image(path), Path("/home/p"))
+    upload = image_upload(image(path), PROJECT)
     assert upload is not None
-    assert upload[0] == Path("/home/p") / path
+    assert upload[0] == PROJECT / path
     assert upload[1].startswith(".mantik/images/")
     assert upload[1].endswith("/train.sif")
     assert ".." not in upload[1]
-    made = environment_of(image(path)).apptainer
+    made = environment_of(image(path), PROJECT).apptainer
     assert made is not None
     assert made.image == upload[1]
+
+
+@pytest.mark.parametrize("form", ["{project}/env/i.sif", "../p/env/i.sif", "{real}/env/i.sif"])
+def test_an_image_in_the_project_has_its_place_there_however_it_is_written(
+    tmp_path: Path, form: str
+) -> None:
+    real = tmp_path / "data" / "p"
+    (real / "env").mkdir(parents=True)
+    (tmp_path / "home").mkdir()
+    project = tmp_path / "home" / "p"
+    project.symlink_to(real)
+    (real / "env" / "i.sif").symlink_to("/elsewhere.sif")
+    made = image(form.format(project=project, real=real))
+    upload = image_upload(made, project)
+    assert upload is not None
+    assert upload[0].parent.resolve() == real / "env"
+    assert upload[1] == "env/i.sif"
+    assert environment_of(made, project).apptainer == Apptainer("env/i.sif", ("--nv",))
 
 
 def test_two_images_of_one_name_do_not_meet() -> None:
@@ -61,11 +81,13 @@ def test_two_images_of_one_name_do_not_meet() -> None:
 
 def test_srun_takes_the_cpus_that_the_job_has() -> None:
     plain = {"Queue": "q", "CPUsPerNode": 8}
-    assert environment_of(config()).variables == {}
-    assert environment_of(config(Resources=plain)).variables == {"SRUN_CPUS_PER_TASK": "8"}
-    assert environment_of(config(Resources=plain), 3).variables == {"SRUN_CPUS_PER_TASK": "3"}
+    assert environment_of(config(), PROJECT).variables == {}
+    assert environment_of(config(Resources=plain), PROJECT).variables == {"SRUN_CPUS_PER_TASK": "8"}
+    assert environment_of(config(Resources=plain), PROJECT, 3).variables == {
+        "SRUN_CPUS_PER_TASK": "3"
+    }
     own = config(Resources=plain, Environment={"Variables": {"SRUN_CPUS_PER_TASK": 2, "A": 1}})
-    assert environment_of(own, 3).variables == {"SRUN_CPUS_PER_TASK": "2", "A": "1"}
+    assert environment_of(own, PROJECT, 3).variables == {"SRUN_CPUS_PER_TASK": "2", "A": "1"}
 
 
 def test_resources_ask_for_one_task_per_node() -> None:
@@ -115,7 +137,8 @@ def test_hooks_and_modules_are_handed_on() -> None:
                 "PostRunCommandOnComputeNode": "three",
                 "PostRunCommandOnLoginNode": ["four\n"],
             }
-        )
+        ),
+        PROJECT,
     )
     assert (made.python, made.modules) == ("venv", ("a/1",))
     assert made.before_on_login == ("one",)

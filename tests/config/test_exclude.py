@@ -24,6 +24,14 @@ FILES = [
     "!bang",
     ".hidden",
     "a*b",
+    "1.log",
+    "run7/a-b",
+    "]x",
+    "[x]",
+    "^x",
+    "\\x",
+    "A:x",
+    "src/-",
 ]
 
 
@@ -81,6 +89,25 @@ def git_keeps(project: Path, patterns: list[str]) -> set[str]:
         ["notes .txt "],
         ["src[!a]cache"],
         ["[[d]*", "!cache?x"],
+        ["[z-a]"],
+        ["[z-a]*"],
+        ["[!z-a]*"],
+        ["[9-0].log", "[b-a]*", "[a-\\\\]*", "[Z-\\\\]*", "[a--b]*"],
+        ["[[:digit:]].log", "run[[:digit:]]/"],
+        ["[\\]]x"],
+        ["[^]]x"],
+        ["[]]x"],
+        ["[]-]x"],
+        ["[\\\\]x"],
+        ["[[:nothing:]]*"],
+        ["[[:digit]*"],
+        ["[[:]*"],
+        ["[![:alpha:][:digit:]]*"],
+        ["[A-[:digit:]]*"],
+        ["*", "![m/]*"],
+        ["src[/]cache"],
+        ["[d/]*"],
+        ["[.-0]*"],
     ],
 )
 def test_git_says_the_same(project: Path, patterns: list[str]) -> None:
@@ -94,6 +121,7 @@ def test_git_says_the_same(project: Path, patterns: list[str]) -> None:
 PIECES = [
     *("*", "**", "**/", "?", "/", "!", "data", "cache", "src", "deep", "x", ".csv", "p.png"),
     *("[a-d]", "[!a]", "[", "]", "\\", "keep", "a", " "),
+    *("[:digit:]", "[:alpha:]", "[:", ":]", "^", "-", "[z-a]", "[^", "[[", "]]", "1", "run"),
 ]
 PATTERN = st.lists(
     st.sampled_from(PIECES),
@@ -115,6 +143,24 @@ def test_git_says_the_same_of_any_patterns(project: Path, patterns: list[str]) -
     wanted = git_keeps(project, patterns)
     assert {name for name in exclude.walk(project) if not name.startswith(".git/")} == wanted
     assert {name for name in FILES if not exclude.matches(name)} == wanted
+
+
+SET_SIGNS = [*r"[]\^!-:/", *"axAz19", "[:digit:]", "[:alpha:]", "[:punct:]", "[:", ":]"]
+SET = st.lists(st.sampled_from(SET_SIGNS), max_size=6).map(lambda signs: f"[{''.join(signs)}]")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.tuples(st.sampled_from(["", "!", "src", "run", "*"]), SET, st.sampled_from("x*/")))
+def test_git_says_the_same_of_any_set(project: Path, parts: tuple[str, str, str]) -> None:
+    patterns = ["".join(parts)]
+    if patterns[0].startswith("!"):
+        patterns.insert(0, "*")
+    try:
+        read_patterns(patterns)
+    except ValueError:
+        return
+    wanted = git_keeps(project, patterns)
+    assert {name for name in FILES if not Exclude(patterns).matches(name)} == wanted
 
 
 def test_our_own_folders_stay_unless_taken_back(tmp_path: Path) -> None:
@@ -139,3 +185,19 @@ def test_excluded_folders_are_not_entered_and_links_to_folders_neither(tmp_path:
         assert list(Exclude(["shut/"]).walk(tmp_path)) == ["file", "link"]
     finally:
         (tmp_path / "shut").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("alnum", "alpha", "blank", "cntrl", "digit", "graph", "lower"),
+        *("print", "punct", "space", "upper", "xdigit", "Digit", ""),
+    ],
+)
+def test_classes_hold_the_characters_that_they_hold_in_git(tmp_path: Path, name: str) -> None:
+    for number in set(range(1, 128)) - {ord("/")}:
+        (tmp_path / f"x{chr(number)}").write_text("")
+    subprocess.run(["git", "init", "-q", "--template="], cwd=tmp_path, check=True)
+    for pattern in (f"x[[:{name}:]]", f"x[^[:{name}:]]", f"x[[:{name}:]-~]"):
+        wanted = git_keeps(tmp_path, [pattern])
+        assert set(Exclude([pattern]).walk(tmp_path)) == wanted

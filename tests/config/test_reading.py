@@ -2,7 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.config.reading import read_all, read_backend_config
+from snakemake_executor_plugin_mantik.config.reading import (
+    parse_backend_config,
+    read_all,
+    read_backend_config,
+)
 from snakemake_executor_plugin_mantik.errors import ConfigError
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: q}\n"
@@ -89,3 +93,40 @@ def test_json_and_yaml_mean_the_same(tmp_path: Path) -> None:
         '{"UnicoreApiUrl": "https://hpc.example.org/rest/core", "Resources": {"Queue": "q"}}'
     )
     assert read_backend_config(tmp_path / "a.yaml") == read_backend_config(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ("Resources: {Queue: !x q, Node: 3, Runtime: 5h}", "tag that means nothing here, !x"),
+        ("Resources: {Queue: q, Node: 3, ? [a] : {b: c}}", "key that is no text"),
+        ("Resources: {Queue: q, Node: 3, ? {a: b} : c}", "key that is no text"),
+    ],
+)
+def test_odd_yaml_is_told_with_all_other_mistakes(odd: str, told: str) -> None:
+    text = f"UnicoreApiUrl: https://u.org\n{odd}\nFoo: 1\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_backend_config(text.encode(), "yaml", shown="site.yaml")
+    found = {each.key: each.message for each in caught.value.mistakes}
+    assert set(found) == {"", "Resources.Node", "Foo"}
+    assert told in found[""]
+    assert "line 2, column" in found[""]
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        *((name, True) for name in (
+            "MANTIK_UNICORE_PASSWORD", "HF_TOKEN", "HF_TOKEN_READ", "TOKEN2", "github_token",
+            "MY_SECRETS", "SSH_PASSPHRASE", "DB_PASS", "AWS_CREDENTIALS", "WANDB_API_KEY",
+        )),
+        *((name, False) for name in (
+            "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "TOKEN_FILE", "BYPASS", "PASSES", "KEY",
+        )),
+    ],
+)  # fmt: skip
+def test_variables_that_by_their_names_are_secret(name: str, warned: bool) -> None:
+    text = f"{GOOD}\nEnvironment: {{Variables: {{{name}: y}}}}\n"
+    _, warnings = parse_backend_config(text.encode(), "yaml", shown="c")
+    told = [f"c: Environment.Variables.{name}: looks like a secret"] if warned else []
+    assert [warning.partition(", and everyone")[0] for warning in warnings] == told

@@ -117,7 +117,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "Snakefile",
         """
         rule all:
-            input: "a", "b", "c", "d"
+            input: "a", "b", "c", "d", "e"
 
         rule a:
             output: "a"
@@ -138,6 +138,11 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
             output: "d"
             resources: gpu="many"
             shell: "touch {output}"
+
+        rule e:
+            output: "e"
+            resources: mantiksite="hpc1"
+            shell: "touch {output}"
         """,
     )
 
@@ -147,8 +152,9 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         said,
         "nothing was sent: these resources cannot be had:",
         "there is no site 'hcp1' (did you mean hpc1?); the known ones are hpc1",
+        "there is no resource mantiksite (did you mean mantik_site?)",
     )
-    for rule in "abcd":
+    for rule in "abcde":
         assert said.count(f"\n  rule {rule}") == 1, said
     assert ".." not in said.split("cannot be had:")[1], said
 
@@ -158,6 +164,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
     [
         ("runtime=60 * 24 * 30", "runtime of 2592000s is asked, queue batch allows 1 to 86400s"),
         ("mem_mb=10**9", "memory of"),
+        ("cpus_per_task=4000", "CPUs per node of 4000 is asked, queue batch allows 1 to"),
         ("slurm_partition='nowhere'", "there is no queue 'nowhere'; the site has batch, devel"),
     ],
 )

@@ -170,6 +170,31 @@ def test_apptainer_gets_its_words(trial: Trial) -> None:
     assert not (trial.workspace / "bad").exists()
 
 
+def test_of_tildes_only_the_home_directory_in_front_is_expanded(trial: Trial) -> None:
+    trial.program("apptainer", STAND_IN)
+    trial.write("x.sif")
+    words = {
+        "~/x:/y": "/h o/x:/y",
+        "~/$A/'b c'*": "/h o/a/b c*",
+        "~": "/h o",
+        "~/": "/h o/",
+        "'~/x'": "~/x",
+        r"\~/x": "~/x",
+        "~'/x'": "~/x",
+        "~root/x": "~root/x",
+        "~+": "~+",
+        "A=~/x": "A=~/x",
+        "--bind=~/x:/y": "--bind=~/x:/y",
+        "/x:~/y": "/x:~/y",
+    }
+    environment = Environment(
+        apptainer=Apptainer("x.sif", tuple(words)), variables={"A": "a", "HOME": "/h o"}
+    )
+    log = trial.run(trial.spec("true", environment=environment)).log
+    seen = [line.removeprefix("word: ") for line in log.splitlines() if line.startswith("word: ")]
+    assert seen[1 : len(words) + 1] == list(words.values())
+
+
 def test_apptainer_finds_the_workspace(trial: Trial) -> None:
     trial.program("apptainer", STAND_IN)
     trial.write("x.sif")

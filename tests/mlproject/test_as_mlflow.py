@@ -90,6 +90,16 @@ def test_what_mlflow_runs_runs_the_same(tmp_path: Path, text: str) -> None:
     assert agree(tmp_path, text)
 
 
+@pytest.mark.parametrize("command", ["x '{a}'", 'x "{a}"', "x \\{a}", "x `y {a}`"])
+def test_mlflow_accepts_placeholders_inside_of_quotes(tmp_path: Path, command: str) -> None:
+    """A difference that docs/mlproject.md names."""
+    (tmp_path / "MLproject").write_text(
+        f"entry_points:\n  main:\n    parameters: {{a: string}}\n    command: |\n      {command}\n"
+    )
+    assert theirs(tmp_path) is not None
+    assert ours(tmp_path) is None
+
+
 _TYPES = st.sampled_from(["string", "float", "int", "path", "uri", "{default: 1}", "{type: float}"])
 _NAMES = st.sampled_from(["a", "b", "alpha", "learning-rate"])
 _POINTS = st.builds(

@@ -145,8 +145,11 @@ def test_what_placeholders_can_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("{input!r}", "cannot be converted"),
         ("a\0b", "NUL"),
         ("\ud800", "half a character"),
-        (None, "has to be a text, a number or a function, found NoneType"),
+        (None, "has to be a text, a number, a bool or a function, found NoneType"),
         ({}, "found dict"),
+        ([1, 2], "found list: join its items into a text"),
+        ((1,), "found tuple"),
+        (object(), "found object"),
         (lambda: 1, "has to take wildcards first"),
         (lambda wildcards, log: 1, "has to take wildcards first"),
     ],
@@ -168,6 +171,7 @@ def test_values_that_are_none_are_told_at_once(tmp_path: Path, value: object, to
         ("{threads:x y}", "cannot be written so"),
         ("{wildcards.a:999}{input.dta}", "no input.dta"),
         (lambda wildcards: None, "found NoneType"),
+        (lambda wildcards: ["a", "b"], "found list"),
     ],
 )
 def test_values_that_are_none_for_a_job(tmp_path: Path, value: object, told: str) -> None:
@@ -196,6 +200,18 @@ def test_types(tmp_path: Path, kind: str, good: list[object], bad: list[object])
         late = make(tmp_path, {"v": "{wildcards.x}"}, v=kind)
         with pytest.raises(ConfigError, match="has to be"):
             late.check(Wildcards(fromdict={"x": str(value)}))
+
+
+@pytest.mark.parametrize("value", [[1, 2], ["1"], (), {"a": 1}, {1}, b"1", None, object()])
+def test_objects_are_no_values_of_any_type(tmp_path: Path, value: object) -> None:
+    for kind in ("int", "float", "string", "path", "anything"):
+        with pytest.raises(ConfigError, match="has to be a text, a number, a bool or a function"):
+            make(tmp_path, {"rows": value}, rows=kind)
+        late = make(tmp_path, {"rows": lambda wildcards: value}, rows=kind)
+        with pytest.raises(ConfigError, match="has to be a text"):
+            late.check(Wildcards())
+    with pytest.raises(ConfigError, match="has to be a text"):
+        make(tmp_path, {}, {"rows": value})
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,10 @@ SECRET = "s3cr3t-VALUE"
 
 class Ring:
     def __init__(self, entries: Mapping[tuple[str, str], str] | None = None) -> None:
-        self.entries = entries or {}
+        self.entries = dict(entries or {})
+
+    def set_password(self, service_name: str, username: str, password: str) -> None:
+        self.entries[service_name, username] = password
 
     def get_password(self, service_name: str, username: str) -> str | None:
         return self.entries.get((service_name, username))

@@ -56,7 +56,7 @@ def submission(config: BackendConfig, workspace: str) -> Submission:
         name="render",
         command=COMMAND,
         resources=replace(merge(resources_of(config), {}, 1), account="sandbox"),
-        environment=environment_of(config),
+        environment=environment_of(config, Path("/project")),
         limits=script_limits(config),
     )
     return submission_of(spec)

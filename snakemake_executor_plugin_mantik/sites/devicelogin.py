@@ -1,0 +1,141 @@
+"""Logging in in a browser: OAuth's device authorization grant (RFC 8628)."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import httpx
+
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential
+from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
+from snakemake_executor_plugin_mantik.sites.authentication import Refreshed
+
+INTERVAL_S: Final = 5.0
+"""Seconds between two questions where the issuer names none, and what `slow_down` adds."""
+LONGEST_S: Final = 900.0
+"""Seconds that a person has, where the issuer names none."""
+_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
+
+
+class DeviceLogin(Refreshed):
+    """A login that a person confirms in a browser; from then on its refresh token serves.
+
+    `login` has to be called where a person is: when a run starts.
+    """
+
+    remedy = "Start again, and log in again"
+
+    def __init__(
+        self,
+        device_url: str,
+        token_url: str,
+        client_id: str,
+        client_secret: str | None = None,
+        *,
+        client: Callable[[], httpx.Client],
+        terminal: Callable[[], bool] = sys.stderr.isatty,
+    ) -> None:
+        """Prepare; nothing is sent before `login`.
+
+        Args:
+            device_url: the issuer's device authorization endpoint.
+            token_url: its token endpoint.
+            client_id: of a client that may use this grant.
+            client_secret: of the client, if it has one.
+            client: makes the HTTP client.
+            terminal: whether a person can be asked.
+
+        Raises:
+            CredentialError: if others could read what is sent.
+        """
+        super().__init__(token_url, client_id, "", client_secret, client=client)
+        if not is_confidential(device_url):
+            raise CredentialError("the device URL has to be an https:// address")
+        self._device_url = device_url
+        self._keep_token: Callable[[str], None] = lambda _: None
+        self._terminal = terminal
+
+    def remember(self, refresh_token: str, keep: Callable[[str], None]) -> None:
+        """Try the refresh token of an earlier login first, if there is one; `keep` the newest."""
+        self._form["refresh_token"] = refresh_token
+        self._keep_token = keep
+
+    def login(self) -> None:
+        """See to it that there is a token: of the earlier login, or of one that a person makes now.
+
+        Raises:
+            CredentialError: nobody is there to log in, or it was denied, or took too long.
+            SiteUnreachable: the issuer does not answer.
+        """
+        if self._token:
+            return
+        if self._form["refresh_token"]:
+            try:
+                self._renew()
+            except CredentialError:
+                self._form["refresh_token"] = ""  # it has ended: log in again
+            else:
+                return
+        if not self._terminal():
+            raise CredentialError(
+                "somebody has to log in in a browser, and there is no terminal to ask at",
+                where=self._device_url,
+                do="Start it once at a terminal, or set REFRESH_TOKEN",
+            )
+        who = {k: v for k, v in self._form.items() if k in ("client_id", "client_secret")}
+        begun = self._post(self._device_url, {**who, "scope": "openid offline_access"})
+        try:
+            code, shown = str(begun["device_code"]), str(begun["user_code"])
+            page = str(begun.get("verification_uri_complete") or begun["verification_uri"])
+        except KeyError as error:
+            raise SiteUnreachable(
+                f"the answer has no {error}", where=self._device_url, do="Check DEVICE_URL"
+            ) from None
+        lasts = float(begun.get("expires_in") or LONGEST_S)
+        words = (
+            f"To log in, open {page} and confirm the code {shown} (within {lasts / 60:.0f} min)."
+        )
+        print(printable(words), file=sys.stderr, flush=True)  # noqa: T201 - a person is waiting
+        form = {**who, "grant_type": _GRANT, "device_code": code}
+        self._adopt(self._wait(form, float(begun.get("interval") or INTERVAL_S), lasts))
+
+    def _wait(self, form: Mapping[str, str], interval_s: float, lasts_s: float) -> dict[str, Any]:
+        """The answer that brings the token, once the person has confirmed."""
+        end = time.monotonic() + lasts_s
+        while time.monotonic() < end:
+            time.sleep(interval_s)
+            answer = self._post(self._url, form)
+            match answer.get("error"):
+                case None:
+                    return answer
+                case "authorization_pending":
+                    pass
+                case "slow_down":
+                    interval_s += INTERVAL_S
+                case "expired_token":
+                    break
+                case error:
+                    raise CredentialError(
+                        f"the login was refused ({error})", where=self._url, do=self.remedy
+                    )
+        raise CredentialError("nobody logged in in time", where=self._url, do=self.remedy)
+
+    def _post(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
+        """An answer of the issuer, refusals (400) among them."""
+        try:
+            with self._client() as client:
+                response = client.post(url, data=dict(form))
+            answer = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            # Not chained: the request in the HTTP error holds the secrets.
+            what = f"no answer from the issuer of tokens: {type(error).__name__}"
+            raise SiteUnreachable(what, where=url, do="Check the URLs and the network") from None
+        if not isinstance(answer, dict) or (not response.is_success and "error" not in answer):
+            raise SiteUnreachable(f"it answered with status {response.status_code}", where=url)
+        return answer
+
+    def _keep(self, answer: Mapping[str, Any]) -> None:
+        super()._keep(answer)
+        if answer.get("refresh_token"):
+            self._keep_token(self._form["refresh_token"])

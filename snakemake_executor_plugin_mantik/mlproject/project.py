@@ -45,13 +45,10 @@ def load(path: str | os.PathLike[str], *, exclude: tuple[str, ...] | list[str] =
     if _is_file(folder):
         folder, shown = folder.parent, os.path.dirname(shown) or "."
     try:
-        found = read_project(folder, shown)
+        found = read_project(folder, shown, _warn)
     except MantikError as error:
         raise error.with_traceback(None) from None  # our own lines would say nothing
-    project = Project(folder, found, shown, exclude, caller.f_globals.get("workflow"))
-    for warning in found.warnings:
-        _warn(warning)
-    return project
+    return Project(folder, found, shown, exclude, caller.f_globals.get("workflow"))
 
 
 def _is_file(path: Path) -> bool:

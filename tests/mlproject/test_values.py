@@ -168,6 +168,7 @@ def test_values_that_are_none_are_told_at_once(tmp_path: Path, value: object, to
         ("{wildcards.b}", "the job has no wildcards.b (did you mean wildcards.a?)"),
         ("{input[7]}", "the job has no input[7]"),
         ("x{input.all}", "names 2 files"),
+        ("{input.append}", "no file of the job"),
         ("{threads:x y}", "cannot be written so"),
         ("{wildcards.a:999}{input.dta}", "no input.dta"),
         (lambda wildcards: None, "found NoneType"),

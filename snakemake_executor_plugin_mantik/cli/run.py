@@ -5,7 +5,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,6 +15,8 @@ import typer
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, close
+from snakemake_executor_plugin_mantik.mlproject.values import value_of
 
 RUNS: Final = Path(".snakemake", "mantik", "run")
 """Below the working directory: a directory with a Snakefile for each thing that was run."""
@@ -28,12 +31,14 @@ _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
 _BRACES: Final = "Snakemake takes braces in a file's name for wildcards: rename {path!r}"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+_UNDECLARED: Final = "correct the name, or give it with --extra to have it appended to the command"
+
 _TEMPLATE: Final = """\
 # Made by `smk-mantik run`, for this command line alone.
 from snakemake_executor_plugin_mantik import mlproject
 from snakemake_executor_plugin_mantik.mlproject.collect import collecting
 
-project = mlproject.load({project!r})
+project = mlproject.load({project!r}, warn=False)
 params = project.entry_point({entry!r}, {extra!r}, **{arguments!r})
 
 
@@ -121,7 +126,7 @@ def run(
     """
     arguments = snakemake or []
     snakefile = prepared(
-        project, entry_point, _pairs("-P", parameter), _pairs("--extra", extra),
+        project, entry_point, parameter or [], extra or [],
         site=site, inputs=inputs or [], outputs=outputs or [], here=_is_local(arguments),
     )  # fmt: skip
     if importlib.util.find_spec("snakemake") is None:
@@ -142,8 +147,8 @@ def run(
 def prepared(
     project: Path,
     entry_point: str,
-    parameters: Mapping[str, str],
-    extra: Mapping[str, str],
+    parameters: Sequence[str],
+    extra: Sequence[str],
     *,
     site: str,
     inputs: Sequence[str],
@@ -155,7 +160,7 @@ def prepared(
     Args:
         project: a folder, or its MLproject file, relative to the current directory.
         entry_point: its name, or a script of the project.
-        parameters: values of its parameters; `{input}` and the like stand for files.
+        parameters: values of its parameters as NAME=VALUE; `{input}` and the like stand for files.
         extra: further ones, for the end of the command.
         site: a backend config, as [NAME=]FILE; empty: not known here.
         inputs: paths as [NAME=]PATH.
@@ -163,41 +168,61 @@ def prepared(
         here: whether it runs on this machine, where a project may lie anywhere.
 
     Raises:
-        UserError: with what is wrong.
+        UserError: with all that is wrong.
     """
     from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, load
 
-    configs = read_all([site], Path()) if site else {}
-    config = next(iter(configs.values()), None)
-    values = {name: _template(value) for name, value in parameters.items()}
-    more = {name: _template(value) for name, value in extra.items()}
-    loaded = load(project.absolute())
-    loaded.entry_point(entry_point, more, **values)
+    wrong = _Wrong()
+    given, more = wrong.pairs("-P", parameters), wrong.pairs("--extra", extra)
+    read, made = wrong.files("--input", inputs), wrong.files("--output", outputs)
+    with wrong.gathered():
+        _check_files(read, made)
+    configs: dict[str, LoadedConfig] = {}
+    with wrong.gathered():
+        configs = read_all([site], Path()) if site else {}
+    try:
+        loaded = load(project.absolute())
+        point = loaded.entry(entry_point)
+    except ConfigError as error:
+        raise ConfigError([*wrong.mistakes, *error.mistakes], do=error.do) from None
+    wrong.names(loaded.shown, point, given, more)
     folder = loaded.relative_folder()
     if not here and (mistake := folder_mistake(folder)):
-        raise UserError(
-            mistake, where=f"entry point {entry_point}", do="Start it in a folder above the project"
-        )
-    made, read = _files("--output", outputs), _files("--input", inputs)
-    _check_files(read, made)
-    point = loaded.entry_points.get(entry_point)
-    declared = point.parameters if point is not None else {}
-    paths = [v for name, v in parameters.items() if name in declared and _is_path(declared, name)]
-    given = [path for path in paths if _is_input(path, read.all)]
-    _check_files(Files(given), made)
-    found = [*read.plain, *given]
-    found += [] if read.all else _large(folder, config, made.all)
+        wrong.tell(f"entry point {entry_point}", "", f"{mistake}: start it in a folder above")
+    declared = point.parameters
+    paths = [v for name, v in given.items() if name in declared and _is_path(declared, name)]
+    files = [path for path in paths if _is_input(path, read.all)]
+    with wrong.gathered():
+        _check_files(Files(files), made)
+    found = [*read.plain, *files]
+    if not read.all:
+        with wrong.gathered():
+            found += _large(folder, next(iter(configs.values()), None), made.all)
+    found = list(dict.fromkeys(found))
     rule = "run_" + re.sub(r"\W", "_", entry_point, flags=re.ASCII)
-    identity = [str(folder), entry_point, sorted(parameters.items()), sorted(extra.items())]
+    identity = [str(folder), entry_point, sorted(given.items()), sorted(more.items())]
     name = f"{rule[4:]}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:8]}"
     out = f"{RESULTS}/{name}"
+    values = {name: _template(value) for name, value in given.items()}
+    others = {name: _template(value) for name, value in more.items()}
+    things = {
+        "input": _Listed(Files(found, read.named)),
+        "output": _Listed(made if made.all else Files([out])),
+        "threads": 1,
+    }
+    wrong.values({"-P": values, "--extra": others}, things)
+    with wrong.gathered():
+        params = loaded.entry_point(entry_point, others, **values)
+        if not wrong.mistakes:
+            params["command"].given.command(None, **things)
+    wrong.end()
     text = _TEMPLATE.format(
         project=str(loaded.folder),
         entry=entry_point,
-        extra=more,
+        extra=others,
         arguments=values,
         rule=rule,
-        inputs=list(dict.fromkeys(found)),
+        inputs=found,
         named_inputs=read.named,
         outputs=_output_lines(made) if made.all else f"directory({out!r}),",
         params="params" if made.all else f"collecting(params, {out!r})",
@@ -219,25 +244,105 @@ def _written(text: str, name: str) -> Path:
     return snakefile
 
 
-def _pairs(option: str, given: Iterable[str] | None) -> dict[str, str]:
-    """NAME=VALUE pairs.
+class _Wrong:
+    """Gathers what is wrong with a command line."""
 
-    Raises:
-        UserError: one is none, or a name comes twice.
-    """
-    found: dict[str, str] = {}
-    mistakes = []
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            mistakes.append(Mistake(option, "", f"has to be NAME=VALUE, found {text!r}"))
-        elif name in found:
-            mistakes.append(Mistake(option, name, "is given twice"))
-        else:
-            found[name] = value
-    if mistakes:
-        raise ConfigError(mistakes)
-    return found
+    def __init__(self) -> None:
+        self.mistakes: list[Mistake] = []
+
+    def tell(self, place: str, key: str, message: str) -> None:
+        self.mistakes.append(Mistake(place, key, message))
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keep the mistakes that end what is in the block."""
+        try:
+            yield
+        except ConfigError as error:
+            self.mistakes += error.mistakes
+
+    def end(self) -> None:
+        """Tell all of them.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        if self.mistakes:
+            raise ConfigError(list(dict.fromkeys(self.mistakes)))
+
+    def pairs(self, option: str, given: Iterable[str]) -> dict[str, str]:
+        """NAME=VALUE pairs."""
+        found: dict[str, str] = {}
+        for text in given:
+            name, equals, value = text.partition("=")
+            if not equals or not name:
+                self.tell(option, "", f"has to be NAME=VALUE, found {text!r}")
+            elif name in found:
+                self.tell(option, name, "is given twice")
+            else:
+                found[name] = value
+        return found
+
+    def files(self, option: str, given: Iterable[str]) -> Files:
+        """Paths, and paths by name."""
+        files = Files()
+        for text in given:
+            name, equals, path = text.partition("=")
+            if not equals or not _NAME.fullmatch(name) or os.path.lexists(text):
+                files.plain.append(text)
+            elif name in files.named:
+                self.tell(option, name, "is given twice")
+            else:
+                files.named[name] = path
+        return files
+
+    def names(
+        self, shown: str, point: EntryPoint, given: dict[str, str], more: dict[str, str]
+    ) -> None:
+        """Take out the parameters that are given with the wrong option."""
+        for name in [] if point.script else [n for n in given if n not in point.parameters]:
+            del given[name]
+            told = f"is no parameter of {point.name}{close(name, point.parameters)}: {_UNDECLARED}"
+            self.tell(shown, f"{point.name}.{name}", told)
+        for name in [n for n in more if n in point.parameters]:
+            given.setdefault(name, more.pop(name))
+            told = "is a parameter of the entry point: give it with -P"
+            self.tell("--extra", name, told)
+
+    def values(
+        self, options: Mapping[str, Mapping[str, str]], things: Mapping[str, object]
+    ) -> None:
+        """See to it that the files that values name are some of the job's."""
+        for option, values in options.items():
+            for name, text in values.items():
+                try:
+                    value = value_of(text)
+                except ValueError:
+                    continue  # the entry point tells it
+                try:
+                    value.resolve(things, str)
+                except ValueError as error:
+                    self.tell(option, name, f"{error}")
+
+
+class _Listed:
+    """Files as Snakemake hands them to a function in `params:`."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files.all)
+
+    def __getitem__(self, key: int | str) -> str:
+        return self._files.named[key] if isinstance(key, str) else self._files.all[key]
+
+    def __getattr__(self, name: str) -> object:
+        if name in self._files.named:
+            return self._files.named[name]
+        if name == "keys":  # what a message proposes
+            return self._files.named.keys
+        raise AttributeError(name)
 
 
 def _template(value: str) -> str:
@@ -250,19 +355,6 @@ def _template(value: str) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
-
-
-def _files(option: str, given: Iterable[str]) -> Files:
-    files = Files()
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not equals or not _NAME.fullmatch(name) or os.path.lexists(text):
-            files.plain.append(text)
-        elif name in files.named:
-            raise ConfigError([Mistake(option, name, "is given twice")])
-        else:
-            files.named[name] = path
-    return files
 
 
 def _check_files(read: Files, made: Files) -> None:

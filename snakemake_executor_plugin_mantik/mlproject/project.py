@@ -24,7 +24,9 @@ RULE: Final = str(Path(__file__).with_name("rule.smk"))
 """The bundled rule `mlproject`, for `module … : snakefile: mlproject.RULE`."""
 
 
-def load(path: str | os.PathLike[str], *, exclude: tuple[str, ...] | list[str] = ()) -> "Project":
+def load(
+    path: str | os.PathLike[str], *, exclude: tuple[str, ...] | list[str] = (), warn: bool = True
+) -> "Project":
     """Read a project, whose MLproject file is checked at once.
 
     Args:
@@ -32,6 +34,7 @@ def load(path: str | os.PathLike[str], *, exclude: tuple[str, ...] | list[str] =
             is the Snakefile.
         exclude: patterns as in `.gitignore`, relative to the project's folder: files that are none
             of its sources, so that a job need not run again when they change.
+        warn: whether to tell what the MLproject file says and likely does not mean.
 
     Raises:
         ConfigError: with all mistakes of the MLproject file.
@@ -45,13 +48,10 @@ def load(path: str | os.PathLike[str], *, exclude: tuple[str, ...] | list[str] =
     if _is_file(folder):
         folder, shown = folder.parent, os.path.dirname(shown) or "."
     try:
-        found = read_project(folder, shown)
+        found = read_project(folder, shown, _warn if warn else None)
     except MantikError as error:
         raise error.with_traceback(None) from None  # our own lines would say nothing
-    project = Project(folder, found, shown, exclude, caller.f_globals.get("workflow"))
-    for warning in found.warnings:
-        _warn(warning)
-    return project
+    return Project(folder, found, shown, exclude, caller.f_globals.get("workflow"))
 
 
 def _is_file(path: Path) -> bool:
@@ -117,7 +117,7 @@ class Project:
                 be told before there is a job.
         """
         try:
-            entry = self._entry(name)
+            entry = self.entry(name)
             given = Given(self, entry, arguments, extra or {})
         except MantikError as error:
             raise error.with_traceback(None) from None  # our own lines would say nothing
@@ -134,7 +134,12 @@ class Project:
             PARAMETER: Function(given.call, given.asks),
         }
 
-    def _entry(self, name: str) -> EntryPoint:
+    def entry(self, name: str) -> EntryPoint:
+        """An entry point of the MLproject file, or the one that a script is.
+
+        Raises:
+            ConfigError: it is neither.
+        """
         if name in self.entry_points:
             return self.entry_points[name]
         script = script_entry(name)

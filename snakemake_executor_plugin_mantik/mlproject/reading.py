@@ -7,7 +7,7 @@ warning.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -55,12 +55,15 @@ class ProjectFile:
     warnings: tuple[str, ...] = ()
 
 
-def read_project(folder: Path, shown: str | None = None) -> ProjectFile:
+def read_project(
+    folder: Path, shown: str | None = None, warn: Callable[[str], None] | None = None
+) -> ProjectFile:
     """Read the MLproject file of a folder.
 
     Args:
         folder: the project's folder.
         shown: how messages call the folder; by default `folder`.
+        warn: gets each warning, also those of a file that has mistakes.
 
     Raises:
         ConfigError: with all mistakes of the file.
@@ -86,6 +89,9 @@ def read_project(folder: Path, shown: str | None = None) -> ProjectFile:
         found = reader.read(content)
     except RecursionError:
         raise ConfigError([Mistake(file, "", "is nested too deep")]) from None
+    if warn is not None:
+        for warning in reader.warnings:
+            warn(warning)
     if reader.mistakes:
         raise ConfigError(reader.mistakes, do="Mend the MLproject file")
     return ProjectFile(path, *found, tuple(reader.warnings))
@@ -152,6 +158,7 @@ class _Reader:
             where = f"{key}.{name}"
             kind: Any = "string"
             default: Any = None
+            default_node = each
             if isinstance(each, yaml.MappingNode):
                 entries = self._mapping(each, where)
                 for unknown in entries.keys() - {"type", "default"}:
@@ -160,7 +167,8 @@ class _Reader:
                 if "type" in entries:
                     kind = self._value(entries["type"], f"{where}.type")
                 if "default" in entries:
-                    default = self._value(entries["default"], f"{where}.default")
+                    default_node = entries["default"]
+                    default = self._value(default_node, f"{where}.default")
             else:
                 kind = self._value(each, where)
                 if not isinstance(kind, str):
@@ -171,6 +179,10 @@ class _Reader:
                 self._warn(each, where, f"has the type {kind!r}, which nobody checks{_types(kind)}")
             text = None if default is None else str(default)
             found[name] = Parameter(name, str(kind), text)
+            # A path of another machine is of the right type: rules may give another one.
+            wrong = "" if text is None or kind == "path" else found[name].mistake(text)
+            if wrong:
+                self._tell(default_node, f"{where}.default", wrong)
         return found
 
     def _environment(self, entries: Mapping[str, Any]) -> str:
@@ -239,7 +251,9 @@ class _Reader:
             self.mistakes.append(mistake)
 
     def _warn(self, node: Any, key: str, message: str) -> None:
-        self.warnings.append(f"{self._file}: {key}: {message} (line {node.start_mark.line + 1})")
+        text = f"{self._file}: {key}: {message} (line {node.start_mark.line + 1})"
+        if text not in self.warnings:
+            self.warnings.append(text)
 
 
 class _UnreadableError(ValueError):

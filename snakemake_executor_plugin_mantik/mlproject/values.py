@@ -237,7 +237,11 @@ def _formatted(found: Any, part: _Field) -> str:
 
 
 def _files(found: Any) -> list[str]:
-    return [str(found)] if isinstance(found, (str, Path)) else [str(each) for each in found]
+    if isinstance(found, (str, Path)):
+        return [str(found)]
+    if callable(found):
+        raise ValueError("names a method of the list, and no file of the job")  # noqa: TRY004
+    return [str(each) for each in found]
 
 
 def _in_text(part: _Field, found: Any, relative: Callable[[str], str]) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def definition(folder: Path, name: str = "main", **options: list[str]) -> str:
+def definition(folder: Path, name: str = "main", **options: Any) -> str:
     project = mlproject.load(folder, **options)
     return project.definition(project.entry_points[name])
 

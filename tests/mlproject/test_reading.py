@@ -1,6 +1,7 @@
 """MLproject files: what is read, and how each mistake is told."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from snakemake_executor_plugin_mantik import mlproject
 from snakemake_executor_plugin_mantik.errors import ConfigError
 from snakemake_executor_plugin_mantik.mlproject.entry import Parameter
 from snakemake_executor_plugin_mantik.mlproject.reading import MAX_BYTES, ProjectFile, read_project
@@ -189,6 +191,36 @@ def test_what_is_likely_not_meant(tmp_path: Path) -> None:
         "proj/MLproject: entry_points.main.parameters.a: has the type 'flaot', which nobody checks"
         " (did you mean float?) (line 8)",
     )
+
+
+def test_defaults_of_the_wrong_type(tmp_path: Path) -> None:
+    text = (
+        "entry_points:\n  main:\n    parameters:\n      a: {type: float, default: auto}\n"
+        "      b:\n        type: int\n        default: 1.5\n"
+        "      c: {type: uri, default: here}\n      d: {type: long, default: yes}\n"
+        "      e: {type: path, default: s3://bucket/key}\n      f: {type: double, default: 1e3}\n"
+        "      g: {type: int, default: null}\n      h: {type: thing, default: [1]}\n"
+        "    command: x\n"
+    )
+    where = "proj/MLproject: entry_points.main.parameters"
+    assert mistakes(tmp_path, text) == [
+        f"{where}.a.default: has to be a number, found 'auto' (line 4)",
+        f"{where}.b.default: has to be a whole number, found '1.5' (line 7)",
+        f"{where}.c.default: has to be a URI such as s3://bucket/key, found 'here' (line 8)",
+        f"{where}.d.default: has to be a whole number, found 'True' (line 9)",
+    ]
+
+
+def test_warnings_of_a_file_with_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "MLproject").write_text("entry_point: {}\nentry_points: {main: {comand: x}}\n")
+    monkeypatch.delitem(sys.modules, "snakemake.logging", raising=False)
+    with pytest.raises(ConfigError, match="has no command"):
+        mlproject.load(tmp_path)
+    told = capsys.readouterr().err
+    assert told.count("did you mean entry_points?") == 1
+    assert told.count("did you mean command?") == 1
 
 
 def test_texts_that_grow_without_end(tmp_path: Path) -> None:

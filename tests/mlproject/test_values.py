@@ -168,6 +168,7 @@ def test_values_that_are_none_are_told_at_once(tmp_path: Path, value: object, to
         ("{wildcards.b}", "the job has no wildcards.b (did you mean wildcards.a?)"),
         ("{input[7]}", "the job has no input[7]"),
         ("x{input.all}", "names 2 files"),
+        ("{input.append}", "no file of the job"),
         ("{threads:x y}", "cannot be written so"),
         ("{wildcards.a:999}{input.dta}", "no input.dta"),
         (lambda wildcards: None, "found NoneType"),
@@ -232,6 +233,27 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         words("gone.csv")
     with pytest.raises(ConfigError, match="names something that is not on this machine"):
         words("s3://bucket/x.csv")
+
+
+def test_what_paths_are_relative_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/mlproject.md says: a literal to the working directory, a default to the project."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    (tmp_path / "x.csv").write_text("of the working directory")
+    (tmp_path / "p/x.csv").write_text("of the project")
+    (tmp_path / "p/own.csv").touch()
+    point = EntryPoint("main", "cat {data}", {"data": Parameter("data", "path", "x.csv")})
+    project = Project(tmp_path / "p", ProjectFile(entry_points={"main": point}), "proj")
+
+    def seen(arguments: Mapping[str, object]) -> list[str]:
+        command = Given(project, point, arguments, {}).command(**job())
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+        return [command.split()[-1], done.stdout]
+
+    assert seen({"data": "x.csv"}) == ["../x.csv", "of the working directory"]
+    assert seen({}) == ["x.csv", "of the project"]
+    with pytest.raises(ConfigError, match="in the working directory"):
+        seen({"data": "own.csv"})
 
 
 def test_a_project_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

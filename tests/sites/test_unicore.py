@@ -113,8 +113,16 @@ def test_facts(unicorex: UnicoreX, workspace: str) -> None:
     async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
         assert facts.server == "UNICORE/X 11.0.0"
         assert facts.user == "root"
-        assert facts.queues["batch"] == QueueLimits((1, 360_000), (1, 8), (1, 65_536), (0, 4))
-        assert facts.queues["develop"] == QueueLimits((1, 7_200), (1, 1), None, None)
+        assert facts.queues["batch"] == QueueLimits(
+            runtime_s=(1, 360_000),
+            nodes=(1, 8),
+            cpus_per_node=(1, 64),
+            memory_mib_per_node=(1, 65_536),
+            gpus_per_node=(0, 4),
+        )
+        assert facts.queues["develop"] == QueueLimits(
+            runtime_s=(1, 7_200), nodes=(1, 1), cpus_per_node=(1, 8)
+        )
 
     run(unicore_site(unicorex, workspace), scenario)
 

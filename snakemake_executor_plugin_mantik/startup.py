@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik import rendering
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
 from snakemake_executor_plugin_mantik.engine.core import Engine
@@ -21,6 +20,9 @@ from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserEr
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
+from snakemake_executor_plugin_mantik.rules import resources
+from snakemake_executor_plugin_mantik.rules.refusal import refuse
+from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import (
@@ -64,9 +66,9 @@ class Run:
         Raises:
             UserError: the job cannot be run.
         """
-        rendering.refuse([job], self.settings.deployment)
+        refuse([job], self.settings.deployment)
         forced = self.settings.forces(job)
-        request = rendering.request(job, sites=self.configs, secrets=secrets, forced=forced)
+        request = request_of(job, sites=self.configs, secrets=secrets, forced=forced)
         self.requested.add(request.number)
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
@@ -118,7 +120,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    rendering.refuse(jobs, settings.deployment)
+    refuse(jobs, settings.deployment)
     _check_projects(jobs, configs)
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
@@ -187,7 +189,7 @@ def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> Non
             given.check(job.wildcards)
         except ConfigError as error:
             mistakes |= dict.fromkeys(error.mistakes)
-        site = rendering.site_of(rendering.given_resources(job), configs)
+        site = resources.site_of(resources.given_resources(job), configs)
         folder = str(given.project.relative_folder())
         if folder != "." and exclude[site].matches(folder, is_dir=True):
             told = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
@@ -255,11 +257,11 @@ def _check_jobs(
     for job in jobs:
         where = f"rule {job.rule.name}"
         try:
-            given, later = rendering.determined(rendering.given_resources(job))
-            rendering.refuse_misspelt(later)
-            if rendering.SITE_RESOURCE in later:
+            given, later = resources.determined(resources.given_resources(job))
+            resources.refuse_misspelt(later)
+            if resources.SITE_RESOURCE in later:
                 continue
-            site = rendering.site_of(given, planners)
+            site = resources.site_of(given, planners)
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
             planners[site].resources(given, job.threads)

@@ -3,7 +3,7 @@
 import pytest
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.rendering import site_of
+from snakemake_executor_plugin_mantik.rules.resources import site_of
 
 
 def test_the_site_is_taken_out_of_the_resources() -> None:

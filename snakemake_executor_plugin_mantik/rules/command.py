@@ -1,0 +1,66 @@
+"""The command of a `shell:` rule, as it runs on another machine.
+
+Snakemake runs a shell command through `snakemake.shell` in its own process; here the same command
+is rendered for another machine. It differs from `job.shellcmd` (all of this was tried): rules of a
+module see their module's globals, `{resources.tmpdir}` is the node's, and the shell's prefix,
+suffix and name belong to the command. A value that is still to be determined is refused.
+"""
+
+from snakemake.common.tbdstring import TBDString
+from snakemake.iocontainers import ResourceList
+from snakemake.resources import Resources
+from snakemake.shell import shell
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.rules import Job
+
+NODE_TMPDIR = "$TMPDIR"
+"""Stands in a command for the node's directory for temporary files."""
+
+_RULE_NAMES = frozenset(
+    {"input", "output", "params", "wildcards", "threads", "resources", "log", "rule", "jobid"}
+)
+"""Names in a command that mean the job's own things and no global of the workflow."""
+
+
+def command(job: Job, tmpdir: str = NODE_TMPDIR, iteration: int | None = None) -> str:
+    """The text that the shell gets after `-c`, the same as Snakemake's own for a local job.
+
+    Args:
+        job: the Snakemake job.
+        tmpdir: its directory for temporary files.
+        iteration: which run of a command that is measured it is, from 0.
+
+    Raises:
+        UserError: a value in the command is not determined before the job runs.
+    """
+    rule = job.rule
+    names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
+    resources = ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
+    names |= {"resources": resources, "bench_iteration": iteration}
+    text: str = job.format_wildcards(rule.shellcmd, **names)
+    if str(TBDString()) in text and str(TBDString()) not in rule.shellcmd:
+        raise UserError(
+            "a value in the shell command is still to be determined (<TBD>)",
+            where=f"rule {rule.name}",
+            do="Make the parameter or resource independent of what is only known inside the job",
+        )
+    # Snakemake keeps prefix and suffix in private fields only; there is no other way to them.
+    prefix = shell._get_process_prefix(executable_of(job))
+    return " ".join((prefix, text, shell._process_suffix)).strip()
+
+
+def executable_of(job: Job) -> str | None:
+    """The path of the rule's own shell on this machine, or of the workflow's; None for bash."""
+    chosen: str | None = job.resources.get("shell_exec") or shell.get_executable()
+    return chosen
+
+
+def tmpdir_of(job: Job) -> str:
+    """The rule's own temporary directory, or the placeholder for the node's."""
+    declared = job.rule.resources.get("tmpdir")
+    raw = getattr(declared, "raw", declared)
+    if raw is None or raw == Resources.DEFAULTS["bare"]["tmpdir"]:
+        return NODE_TMPDIR
+    expanded = job.rule.expand_resources(job.wildcards_dict, job.input, job.attempt)
+    return str(expanded.tmpdir)

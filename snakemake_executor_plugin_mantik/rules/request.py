@@ -1,0 +1,109 @@
+"""From a Snakemake job to a JobRequest: all that the engine has to know of it."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from snakemake.io import is_flagged
+
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.measuring import measured_path
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.command import (
+    NODE_TMPDIR,
+    command,
+    executable_of,
+    tmpdir_of,
+)
+from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+"""What Snakemake sets to the number of threads around a shell command (snakemake/shell.py)."""
+
+
+def request(
+    job: Job, *, sites: Mapping[str, object], secrets: Mapping[str, str], forced: bool
+) -> JobRequest:
+    """What the engine is asked for a job of a `shell:` rule.
+
+    Args:
+        job: the Snakemake job; `refusal.obstacle` has found nothing in its way.
+        sites: the known sites; the first one serves where the rule names none.
+        secrets: values of the workflow's `envvars:`.
+        forced: whether the user asked to run it whatever an earlier run finished.
+
+    Raises:
+        UserError: a value is not determined, or an unknown site is named.
+    """
+    rule = job.rule
+    resources = given_resources(job)
+    site = site_of(resources, sites)
+    tmpdir = tmpdir_of(job)
+    wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
+    outputs = tuple(_outputs(job))
+    identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
+    identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    benchmark = None
+    if job.benchmark is not None:
+        runs = tuple(command(job, tmpdir, i) for i in range(job.benchmark_repeats))
+        benchmark = Benchmark(measured_path(identified), runs)
+        outputs += (OutputFile(benchmark.path),)
+    variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
+    if tmpdir != NODE_TMPDIR:
+        variables["TMPDIR"] = tmpdir
+    details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
+    return JobRequest(
+        number=job.jobid,
+        job=identified,
+        rule=rule.name,
+        name=f"{rule.name} {details}" if details else rule.name,
+        site=site,
+        command=benchmark.commands[0] if benchmark else command(job, tmpdir),
+        benchmark=benchmark,
+        shell=os.path.basename(executable_of(job) or "bash"),
+        resources=resources,
+        threads=job.threads,
+        variables=variables,
+        inputs=tuple(dict.fromkeys(map(plain, job.input))),
+        outputs=outputs,
+        umask=_umask(),
+        secrets=dict(secrets),
+        parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
+        forced=forced,
+    )
+
+
+@cache
+def _umask() -> int:
+    """The file mode mask of this process. It can only be read by setting it: once is enough."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _outputs(job: Job) -> Iterable[OutputFile]:
+    for path in job.output:
+        yield OutputFile(
+            path=plain(path),
+            kind="touched" if is_flagged(path, "touch") else "output",
+            directory=is_flagged(path, "directory"),
+            keep=is_flagged(path, "update"),
+        )
+    for path in job.log:
+        yield OutputFile(path=plain(path), kind="log")
+
+
+def plain(path: Any) -> str:
+    """A path as archives and listings have it: without `./` and `//`."""
+    return os.path.normpath(str(path))

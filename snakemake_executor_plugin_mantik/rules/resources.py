@@ -1,0 +1,91 @@
+"""The resources that a rule asks for, and the site that they name."""
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from snakemake.common.tbdstring import TBDString
+from snakemake.resources import Resources
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.rules import Job
+
+SITE_RESOURCE = "mantik_site"
+_PLAIN_SITE = "mantiksite"
+
+
+def given_resources(job: Job) -> dict[str, object]:
+    """The resources that somebody asked for, Snakemake's built-in defaults left out.
+
+    `--default-resources` with any value adds `mem` and `disk` to every rule, with values that
+    would override the backend config's; such a value counts as not given.
+    """
+    given = {
+        name: value
+        for name, value in job.resources.items()
+        if not name.startswith("_") and name not in ("tmpdir", "shell_exec")
+    }
+    for size, default in Resources.DEFAULTS["full"].items():
+        if _expression(job.rule.resources.get(f"{size}_mb")) == default:
+            for name in (size, f"{size}_mb", f"{size}_mib"):
+                given.pop(name, None)
+    return given
+
+
+def determined(resources: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
+    """The resources that are known, and the names of those that follow from files to be made yet.
+
+    A function of `input` (`input.size_mb`) gives Snakemake's placeholder until its files are there.
+    """
+    later = frozenset(name for name, value in resources.items() if isinstance(value, TBDString))
+    return {name: value for name, value in resources.items() if name not in later}, later
+
+
+def _expression(resource: Any) -> object:
+    """The expression that a resource was declared with, if it came from an option or a default.
+
+    Snakemake does not keep it for sizes, but the function that it makes of the expression does.
+    """
+    evaluator = getattr(resource, "_evaluator", None)
+    if evaluator is None:
+        return None
+    return inspect.getclosurevars(inspect.unwrap(evaluator)).nonlocals.get("value")
+
+
+def site_of(resources: dict[str, object], sites: Mapping[str, object]) -> str:
+    """The site that a rule's resources name, taken out of them; else the first one.
+
+    Raises:
+        UserError: there is no such site, or a resource is likely meant for this one.
+    """
+    refuse_misspelt(resources)
+    wanted = resources.pop(SITE_RESOURCE, None)
+    if wanted is None:
+        return next(iter(sites))
+    if wanted in sites:
+        return str(wanted)
+    by_lower = {name.lower(): name for name in sites}
+    close = difflib.get_close_matches(str(wanted).lower(), by_lower, n=1)
+    likely = f" (did you mean {by_lower[close[0]]}?)" if close else ""
+    raise UserError(
+        f"there is no site {wanted!r}{likely}; the known ones are {', '.join(sites)}",
+        where=f"the resource {SITE_RESOURCE}",
+        do="Correct the name or give its file with --mantik-backend-config",
+    )
+
+
+def refuse_misspelt(names: Iterable[str]) -> None:
+    """See to it that no resource is `mantik_site` misspelt: the job would run at another site.
+
+    Raises:
+        UserError: one is.
+    """
+    for name in names:
+        plain = name.lower().replace("_", "").replace("-", "")
+        if name != SITE_RESOURCE and difflib.get_close_matches(plain, [_PLAIN_SITE], cutoff=0.85):
+            raise UserError(
+                f"there is no resource {name} (did you mean {SITE_RESOURCE}?)",
+                where=f"the resource {name}",
+                do=f"Choose the site with {SITE_RESOURCE}, or give the resource another name",
+            )

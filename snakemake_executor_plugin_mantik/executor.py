@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.interruption import Interruption
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.engine.request import Outcome
+    from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
     from snakemake_executor_plugin_mantik.startup import Run
 
 Job = Any
@@ -37,8 +37,8 @@ class Executor(RemoteExecutor):
         Raises:
             ApiError: with all mistakes of the configuration, the credentials or the workflow.
         """
-        self._finished: dict[int, Outcome] = {}
-        self._uncommitted: dict[int, Outcome] = {}
+        self._finished: dict[JobNumber, Outcome] = {}
+        self._uncommitted: dict[JobNumber, Outcome] = {}
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice, self.logger.info)
         if any(not job.is_local for job in self.dag.needrun_jobs()):

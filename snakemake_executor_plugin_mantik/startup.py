@@ -15,12 +15,13 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_a
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import resources
+from snakemake_executor_plugin_mantik.rules.payload import Context
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
@@ -46,7 +47,7 @@ class Run:
 
     Attributes:
         engine: runs the jobs.
-        configs: the sites' configs by name.
+        context: what the requests of all jobs have in common.
         tracker: makes MLflow runs of MLproject jobs.
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
@@ -54,11 +55,11 @@ class Run:
     """
 
     engine: Engine
-    configs: Mapping[str, LoadedConfig]
+    context: Context
     tracker: Tracker
     settings: Any
-    requested: set[int] = field(default_factory=set)
-    measured: dict[int, Path] = field(default_factory=dict)
+    requested: set[JobNumber] = field(default_factory=set)
+    measured: dict[JobNumber, Path] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -68,7 +69,7 @@ class Run:
         """
         refuse([job], self.settings.deployment)
         forced = self.settings.forces(job)
-        request = request_of(job, sites=self.configs, secrets=secrets, forced=forced)
+        request = request_of(job, self.context, secrets=secrets, forced=forced)
         self.requested.add(request.number)
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
@@ -155,7 +156,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, configs, tracker, settings)
+    return Run(engine, Context(configs, workdir), tracker, settings)
 
 
 def _tracker(

@@ -1,3 +1,8 @@
 """Fixtures that several rooms' tests share."""
 
-pytest_plugins = ["tests.support.sandbox", "tests.support.unicorex", "tests.support.benches"]
+pytest_plugins = [
+    "tests.support.sandbox",
+    "tests.support.unicorex",
+    "tests.support.benches",
+    "tests.support.places",
+]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteNotFound, UserError, printable
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES
@@ -70,8 +70,8 @@ class Engine:
         self._work: dict[str, SiteWork] = {}
         self._opening: dict[str, asyncio.Task[SiteWork]] = {}
         self._watching: list[asyncio.Task[None]] = []
-        self._jobs: dict[int, asyncio.Task[None]] = {}
-        self._requests: dict[int, JobRequest] = {}
+        self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
+        self._requests: dict[JobNumber, JobRequest] = {}
         self._ending = False
         self._outcomes: deque[Outcome] = deque()
         self._loop = asyncio.new_event_loop()

@@ -8,6 +8,24 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 
+JobNumber = int | str
+"""Snakemake's id of a job in a run: a number, of a group a UUID."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file that a job needs beside its inputs.
+
+    Attributes:
+        path: where it belongs in the workspace.
+        local: where it is on this machine, if it is a file here.
+        content: what it holds, if it is none.
+    """
+
+    path: str
+    local: Path | None = None
+    content: bytes | None = None
+
 
 @dataclass(frozen=True)
 class JobRequest:
@@ -25,6 +43,7 @@ class JobRequest:
         threads: the rule's threads.
         variables: environment variables that Snakemake sets around a command.
         inputs: paths relative to the workflow's directory.
+        uploads: further files that the job needs.
         outputs: outputs and logs.
         benchmark: how the command is measured, if it is; the first of its commands is `command`.
         umask: file mode mask of this process: what the job makes gets the modes that it would get
@@ -36,7 +55,7 @@ class JobRequest:
         subject: what an observer wants to know of it; nothing to the engine.
     """
 
-    number: int
+    number: JobNumber
     job: str
     rule: str
     name: str
@@ -48,6 +67,7 @@ class JobRequest:
     variables: Mapping[str, str]
     inputs: tuple[str, ...]
     outputs: tuple[OutputFile, ...]
+    uploads: tuple[Upload, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -59,7 +79,7 @@ class JobRequest:
         """What must be the same for the result of one try to be the result of another.
 
         Args:
-            inputs: checksum of each input file.
+            inputs: checksum of each input file and upload.
             environment: the site's environment as text.
         """
         parts = [
@@ -84,7 +104,7 @@ class Outcome:
         site_job: the site's id of the job, empty if it has none.
     """
 
-    number: int
+    number: JobNumber
     try_id: str
     succeeded: bool
     message: str = ""

@@ -153,6 +153,11 @@ class SiteWork:
             files += await self.local.look(path)
         if (image := self.planner.image) is not None:
             files += await self.local.look(image[1], local=image[0])
+        for upload in request.uploads:
+            if upload.content is not None:
+                files.append(LocalFile.holding(upload.path, upload.content))
+            else:
+                files += await self.local.look(upload.path, local=upload.local)
         return files
 
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:

@@ -5,6 +5,7 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/tries/<bucket>/<try>            claim: a file, or a directory when the try is revoked
     .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
     .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
+    .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
     .mantik/bundles/<bundle>.tar.gz         files on their way up
     .mantik/bundles/<bundle>.done           says that a bundle has been unpacked
 
@@ -12,6 +13,7 @@ One listing of a bucket of `tries` tells of all its tries: claimed, alive (a cla
 ended and with which exit code. A bucket whose tries are all done goes with two requests.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ OURS = ".mantik"
 TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
+FILES = f"{OURS}/files"
 
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 
@@ -78,6 +81,11 @@ def bundle_path(bundle: str) -> str:
 def bundle_done(bundle: str) -> str:
     """The path of the empty file that says that `bundle` has been unpacked."""
     return f"{BUNDLES}/{bundle}.done"
+
+
+def file_path(content: bytes, name: str) -> str:
+    """The path of a file that is made here for a job; the same content has the same path."""
+    return f"{FILES}/{hashlib.sha256(content).hexdigest()[:16]}/{name}"
 
 
 def marker_name(name: str) -> tuple[str, int] | None:

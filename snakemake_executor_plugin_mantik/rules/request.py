@@ -13,12 +13,8 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.command import (
-    NODE_TMPDIR,
-    command,
-    executable_of,
-    tmpdir_of,
-)
+from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
+from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
 _THREAD_VARIABLES = (
@@ -32,14 +28,12 @@ _THREAD_VARIABLES = (
 """What Snakemake sets to the number of threads around a shell command (snakemake/shell.py)."""
 
 
-def request(
-    job: Job, *, sites: Mapping[str, object], secrets: Mapping[str, str], forced: bool
-) -> JobRequest:
-    """What the engine is asked for a job of a `shell:` rule.
+def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: bool) -> JobRequest:
+    """What the engine is asked for a job.
 
     Args:
         job: the Snakemake job; `refusal.obstacle` has found nothing in its way.
-        sites: the known sites; the first one serves where the rule names none.
+        context: of the run.
         secrets: values of the workflow's `envvars:`.
         forced: whether the user asked to run it whatever an earlier run finished.
 
@@ -48,7 +42,7 @@ def request(
     """
     rule = job.rule
     resources = given_resources(job)
-    site = site_of(resources, sites)
+    site = site_of(resources, context.sites)
     tmpdir = tmpdir_of(job)
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     outputs = tuple(_outputs(job))
@@ -56,9 +50,11 @@ def request(
     identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     benchmark = None
     if job.benchmark is not None:
-        runs = tuple(command(job, tmpdir, i) for i in range(job.benchmark_repeats))
-        benchmark = Benchmark(measured_path(identified), runs)
+        runs = [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
+        benchmark = Benchmark(measured_path(identified), tuple(run.command for run in runs))
         outputs += (OutputFile(benchmark.path),)
+    else:
+        runs = [payload_of(job, context, tmpdir)]
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
@@ -69,13 +65,14 @@ def request(
         rule=rule.name,
         name=f"{rule.name} {details}" if details else rule.name,
         site=site,
-        command=benchmark.commands[0] if benchmark else command(job, tmpdir),
+        command=runs[0].command,
         benchmark=benchmark,
-        shell=os.path.basename(executable_of(job) or "bash"),
+        shell=runs[0].shell,
         resources=resources,
         threads=job.threads,
         variables=variables,
-        inputs=tuple(dict.fromkeys(map(plain, job.input))),
+        inputs=tuple(dict.fromkeys([*map(plain, job.input), *runs[0].inputs])),
+        uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
         umask=_umask(),
         secrets=dict(secrets),

@@ -44,6 +44,11 @@ def _write(files: Sequence[LocalFile], target: IO[bytes]) -> None:
 
 
 def _add(tar: tarfile.TarFile, file: LocalFile) -> None:
+    if file.content is not None:
+        member = tarfile.TarInfo(file.path)
+        member.mode, member.size = 0o700, file.size
+        tar.addfile(member, io.BytesIO(file.content))
+        return
     status = file.local.stat()
     member = tarfile.TarInfo(file.path)
     member.mode = status.st_mode & 0o777 | 0o600

@@ -27,6 +27,7 @@ class LocalFile:
         sha256: checksum of its content; empty for a directory.
         directory: whether it is a directory.
         source: whether it goes up as one of the working directory's sources.
+        content: what it holds, if there is no such file here; `local` is then its path.
     """
 
     path: str
@@ -36,6 +37,13 @@ class LocalFile:
     sha256: str = ""
     directory: bool = False
     source: bool = False
+    content: bytes | None = None
+
+    @classmethod
+    def holding(cls, path: str, content: bytes) -> "LocalFile":
+        """A file at `path` of the workspace that no file of this machine is the origin of."""
+        digest = hashlib.sha256(content).hexdigest()
+        return cls(path, Path(path), len(content), 0, digest, content=content)
 
     @property
     def record(self) -> FileRecord:

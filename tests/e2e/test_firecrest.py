@@ -12,9 +12,9 @@ from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
-from tests.e2e.conftest import PATIENT
 from tests.support.firecrestv1 import FirecrestV1
 from tests.support.forwarder import Forwarder
+from tests.support.places import PATIENT
 from tests.support.workflows import Project, place_in, tells, until
 
 GOOD = """

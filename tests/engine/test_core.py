@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.errors import JournalError, MantikError, UserError
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, history
@@ -66,11 +66,11 @@ def make(world: World, workdir: Path) -> Engine:
     )
 
 
-def outcomes(engine: Engine, *requests: JobRequest) -> dict[int, Outcome]:
+def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
     """Run jobs to their outcomes."""
     for job in requests:
         engine.submit(job)
-    found: dict[int, Outcome] = {}
+    found: dict[JobNumber, Outcome] = {}
 
     def all_here() -> bool:
         found.update({o.number: o for o in engine.collect()})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Reason
 from tests.support.controller import Controller, Killed, request
@@ -111,7 +111,9 @@ def requests_of(schedule: Schedule, workdir: Path) -> Jobs:
     return jobs
 
 
-async def play(controller: Controller, schedule: Schedule, jobs: Jobs, done: set[int]) -> None:
+async def play(
+    controller: Controller, schedule: Schedule, jobs: Jobs, done: set[JobNumber]
+) -> None:
     """What Snakemake does: start what can start, report, retry what failed."""
 
     async def one(job: JobRequest, needs: list[int]) -> None:
@@ -136,7 +138,7 @@ def run_schedule(schedule: Schedule, workdir: Path) -> tuple[World, int]:
     """Play a schedule to its end; the world, and how often the controller was killed."""
     world = World(schedule.fate, schedule.duration, place=schedule.place)
     jobs = requests_of(schedule, workdir)
-    done: set[int] = set()
+    done: set[JobNumber] = set()
     killed = 0
     with ExitStack() as graves:
         while True:

@@ -71,6 +71,17 @@ def test_times_and_modes_go_along_but_no_owners(local: LocalFiles, work: Path) -
     assert secret.mode == 0o600, "it has to be replaced later"
 
 
+def test_file_that_is_none_of_this_machine() -> None:
+    file = LocalFile.holding(f".mantik/files/1/{NASTY}", b"exit 0\n")
+    with tarfile.open(fileobj=io.BytesIO(pack([file]))) as tar:
+        (member,) = tar.getmembers()
+        content = tar.extractfile(member)
+        assert (member.name, member.mode) == (file.path, 0o700)
+        assert content is not None
+        assert content.read() == b"exit 0\n"
+    assert file.record.size == 7
+
+
 @pytest.mark.parametrize("change", ["longer", "touched", "gone"])
 def test_file_that_changed_since_it_was_looked_at(
     local: LocalFiles, work: Path, change: str

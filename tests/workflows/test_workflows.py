@@ -1,0 +1,55 @@
+"""What a Snakefile can say gives the same at a site as here: each workflow beside this file.
+
+A workflow is a directory with a `Snakefile` and what it reads. Optional are `options`, words for
+the `snakemake` command, one a line; and `needs`, programs that it calls, one a line. It runs with
+Snakemake's local executor and through a site of each API; exit code and all files are compared.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.workflows import UNTRACKED, Place, Project, tree
+
+HERE = Path(__file__).parent
+WORKFLOWS = sorted(path.parent.name for path in HERE.glob("*/Snakefile"))
+ABOUT = ("options", "needs")
+"""Files that say something about a workflow and do not belong to it."""
+
+
+def lines(name: str, about: str) -> list[str]:
+    """The lines of a file about a workflow; none if there is no such file."""
+    path = HERE / name / about
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def lay_out(name: str, directory: Path) -> None:
+    """Copy a workflow to where it is to run."""
+    shutil.copytree(
+        HERE / name,
+        directory,
+        symlinks=True,
+        dirs_exist_ok=True,
+        ignore=lambda folder, names: [n for n in names if n in ABOUT and folder.endswith(name)],
+    )
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_same_as_locally(name: str, project: Project, firecrest_place: Place) -> None:
+    lacking = [program for program in lines(name, "needs") if shutil.which(program) is None]
+    if lacking:
+        pytest.skip(f"there is no {', '.join(lacking)} on this machine")
+    options = lines(name, "options")
+    twin = Project(project.directory.with_name("twin"), project.place, UNTRACKED)
+    other = Project(project.directory.with_name("other"), firecrest_place, UNTRACKED)
+    project.extra.update(UNTRACKED)
+    for each in (twin, project, other):
+        lay_out(name, each.directory)
+    expected = twin.run(*options, local=True)
+    files = tree(twin.directory)
+    for remote in (project, other):
+        ran = remote.run(*options)
+        assert ran.code == expected.code, f"{expected.output}\n---- at the site:\n{ran.output}"
+        assert tree(remote.directory) == files, ran.output
+        assert "Traceback" not in ran.output

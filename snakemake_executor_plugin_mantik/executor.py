@@ -53,6 +53,8 @@ class Executor(RemoteExecutor):
         except MantikError as error:
             with self.lock:
                 self.wait = False
+            # Else the waiting thread may meet an interpreter that shuts down, and complain of it.
+            self.wait_thread.join(5 * CHECK_S)
             # Of a WorkflowError Snakemake would show the lines of our code that it came from.
             raise ApiError(str(error)) from None
         return self._run

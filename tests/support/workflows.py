@@ -75,6 +75,7 @@ class Ran:
         assert self.code == 1, self.output
         assert "Traceback" not in self.output, self.output
         assert 'File "' not in self.output, self.output
+        assert "cannot schedule new futures" not in self.output, self.output
         return self.output
 
 

@@ -1,11 +1,14 @@
 """What a Snakefile can say gives the same at a site as here: each workflow beside this file.
 
 A workflow is a directory with a `Snakefile` and what it reads. Optional are `options`, words for
-the `snakemake` command, one a line; and `needs`, programs that it calls, one a line. It runs with
-Snakemake's local executor and through a site of each API; exit code and all files are compared.
+the `snakemake` command, one a line, where an empty line begins another run; `environment`, variables
+as NAME=VALUE, one a line; and `needs`, programs that it calls, one a line. It runs with Snakemake's
+local executor and through a site of each API; exit code and all files are compared after each run.
 """
 
 import shutil
+from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from tests.support.workflows import UNTRACKED, Place, Project, tree
 
 HERE = Path(__file__).parent
 WORKFLOWS = sorted(path.parent.name for path in HERE.glob("*/Snakefile"))
-ABOUT = ("options", "needs")
+ABOUT = ("options", "environment", "needs")
 """Files that say something about a workflow and do not belong to it."""
 
 
@@ -40,18 +43,24 @@ def test_same_as_locally(name: str, project: Project, firecrest_place: Place) ->
     lacking = [program for program in lines(name, "needs") if shutil.which(program) is None]
     if lacking:
         pytest.skip(f"there is no {', '.join(lacking)} on this machine")
-    options = lines(name, "options")
-    twin = Project(project.directory.with_name("twin"), project.place, UNTRACKED)
-    other = Project(project.directory.with_name("other"), firecrest_place, UNTRACKED)
-    project.extra.update(UNTRACKED)
+    twin = Project(project.directory.with_name("twin"), project.place)
+    other = Project(project.directory.with_name("other"), firecrest_place)
     for each in (twin, project, other):
         lay_out(name, each.directory)
-    # At the same time: a run at a site is mostly waiting.
-    runs = [(remote, remote.start(*options)) for remote in (project, other)]
-    expected = twin.run(*options, local=True)
-    files = tree(twin.directory)
-    for remote, running in runs:
-        ran = running.end()
-        assert ran.code == expected.code, f"{expected.output}\n---- at the site:\n{ran.output}"
-        assert tree(remote.directory) == files, ran.output
-        assert "Traceback" not in ran.output
+        each.extra |= UNTRACKED
+        each.extra |= dict(line.split("=", 1) for line in lines(name, "environment"))
+    groups = groupby(lines(name, "options"), key=bool)
+    with closing(twin), closing(other):
+        for options in [list(words) for given, words in groups if given] or [[]]:
+            # At the same time: a run at a site is mostly waiting.
+            started = [(remote, remote.start(*options)) for remote in (project, other)]
+            before = tree(twin.directory)
+            expected = twin.run(*options, local=True)
+            files = tree(twin.directory)
+            assert files != before, f"nothing was made, nothing is compared: {expected.output}"
+            for remote, running in started:
+                ran = running.end()
+                told = f"{expected.output}\n---- at the site:\n{ran.output}"
+                assert ran.code == expected.code, told
+                assert tree(remote.directory) == files, told
+                assert "Traceback" not in ran.output, told

@@ -156,7 +156,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, Context(configs, workdir), tracker, settings)
+    return Run(engine, Context(configs, workdir, engine.workspace), tracker, settings)
 
 
 def _tracker(
@@ -304,9 +304,8 @@ def _products(dag: Any) -> frozenset[str]:
     """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
     paths: set[str] = set()
     for job in dag.jobs:
-        paths.update(map(str, [*job.input, *job.output, *job.log]))
-        if job.benchmark is not None:
-            paths.add(str(job.benchmark))
+        benchmark = [job.benchmark] if job.benchmark is not None else []
+        paths.update(map(os.path.relpath, [*job.input, *job.output, *job.log, *benchmark]))
     return frozenset(paths)
 
 

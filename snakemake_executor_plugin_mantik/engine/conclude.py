@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteError
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
+from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Reason
@@ -255,12 +256,12 @@ class Concluder:
     def _log_files(self, request: JobRequest) -> Iterator[tuple[str, bytes]]:
         """The rule's own log files that came back, and their ends."""
         for output in request.outputs:
-            path = self._workdir / output.path
+            path = local_path(output.path, self._workdir)
             if output.kind == "log" and not output.directory and path.is_file():
                 with suppress(OSError), path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - LOG_END_BYTES))
                     if end := file.read():
-                        yield output.path, end
+                        yield shown(output.path), end
 
     def _shown(self, path: Path) -> Path | None:
         """A log's path as the user reads it; None if there is none."""

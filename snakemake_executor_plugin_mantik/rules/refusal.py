@@ -72,6 +72,5 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing was sent): "
             + "; ".join(f"rule {name} {reason}" for name, reason in sorted(found.items())),
-            do="Rewrite these rules with shell: and with files in the working directory, or name"
-            " them in localrules: to run them here",
+            do="Rewrite these rules with shell:, or name them in localrules: to run them here",
         )

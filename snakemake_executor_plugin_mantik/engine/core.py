@@ -110,6 +110,14 @@ class Engine:
         work = self._work[site]
         work.planner.fits(work.planner.resources(resources, threads), work.facts)
 
+    def workspace(self, site: str) -> str:
+        """The absolute path of the workspace at a site, which is opened if it is not yet.
+
+        Raises:
+            MantikError: the site cannot be used.
+        """
+        return self._call(self._site(site)).result().facts.workspace
+
     def submit(self, request: JobRequest) -> None:
         """Take over a job; its outcome comes out of `collect` some time."""
         self._loop.call_soon_threadsafe(self._start, request)

@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import (
     OutputEntry,
     read_marker,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import shown
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
@@ -119,7 +120,8 @@ class Fetcher:
             )
         if marker.missing_outputs:
             raise OutputMissing(
-                "the command ended with 0 but did not make " + ", ".join(marker.missing_outputs),
+                "the command ended with 0 but did not make "
+                + ", ".join(map(shown, marker.missing_outputs)),
                 where=f"{record.name} at {record.site}",
                 do="Correct the paths that it writes to, relative to the working directory",
             )

@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     UserError,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -148,7 +149,9 @@ class SiteWork:
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
         files = []
-        kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
+        kept = [
+            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
+        ]
         for path in dict.fromkeys([*request.inputs, *kept]):
             files += await self.local.look(path)
         if (image := self.planner.image) is not None:

@@ -6,14 +6,16 @@ text around that text: it composes, and the job script knows nothing of it.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of
+from snakemake_executor_plugin_mantik.rules.places import places_of
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,12 @@ class Context:
     Attributes:
         sites: the known sites' configs by name; the first one serves where a rule names none.
         workdir: the workflow's working directory.
+        workspace: tells the absolute path of the workspace at a site; opens the site if need be.
     """
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
+    workspace: Callable[[str], str] = lambda _: WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,5 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
     Raises:
         UserError: a value in it is not determined before the job runs.
     """
-    del context
     shell = os.path.basename(executable_of(job) or "bash")
-    return Payload(command(job, tmpdir, iteration), shell)
+    return Payload(command(job, places_of(job, context), tmpdir, iteration), shell)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from snakemake.settings.types import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.request import plain
 
 _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
     (lambda job: job.rule.is_script, "has a script: directive"),
@@ -41,19 +41,17 @@ def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
     for method in deployment:
         if deployed.get(method):
             return f"has its own environment with --software-deployment-method {method}"
-    return _outside(job)
-
-
-def _outside(job: Job) -> str | None:
-    """What of a job is not in the working directory and so not at a site."""
     given = given_of(job.rule.params)
     if given is not None and (mistake := folder_mistake(given.project.relative_folder())):
         return mistake
+    return _ours(job)
+
+
+def _ours(job: Job) -> str | None:
+    """What of a job is where our own files are at a site."""
     for path in [*job.input, *job.output, *job.log]:
-        if os.path.isabs(path) or plain(path).split("/")[0] == "..":
-            return f"uses {path}, which is outside of the working directory or absolute"
-        if ".." in str(path).split("/"):
-            return f"uses {path}: at a site a path may not go up and down again, write it plainly"
+        if os.path.relpath(path).split("/")[0] == OURS:
+            return f"uses {path}: {OURS} is the executor's own directory at a site"
     return None
 
 
@@ -74,6 +72,5 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing was sent): "
             + "; ".join(f"rule {name} {reason}" for name, reason in sorted(found.items())),
-            do="Rewrite these rules with shell: and with files in the working directory, or name"
-            " them in localrules: to run them here",
+            do="Rewrite these rules with shell:, or name them in localrules: to run them here",
         )

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
 
 from snakemake.io import is_flagged
 
@@ -15,6 +14,7 @@ from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
+from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
 _THREAD_VARIABLES = (
@@ -45,7 +45,8 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     site = site_of(resources, context.sites)
     tmpdir = tmpdir_of(job)
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-    outputs = tuple(_outputs(job))
+    places = places_of(job, context)
+    outputs = tuple(_outputs(job, places))
     identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
     identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     benchmark = None
@@ -71,7 +72,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         resources=resources,
         threads=job.threads,
         variables=variables,
-        inputs=tuple(dict.fromkeys([*map(plain, job.input), *runs[0].inputs])),
+        inputs=tuple(dict.fromkeys([*_inputs(job, places), *runs[0].inputs])),
         uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
         umask=_umask(),
@@ -89,18 +90,21 @@ def _umask() -> int:
     return mask
 
 
-def _outputs(job: Job) -> Iterable[OutputFile]:
+def _inputs(job: Job, places: Places) -> Iterable[str]:
+    for path in job.input:
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield place
+
+
+def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
     for path in job.output:
-        yield OutputFile(
-            path=plain(path),
-            kind="touched" if is_flagged(path, "touch") else "output",
-            directory=is_flagged(path, "directory"),
-            keep=is_flagged(path, "update"),
-        )
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(
+                path=place,
+                kind="touched" if is_flagged(path, "touch") else "output",
+                directory=is_flagged(path, "directory"),
+                keep=is_flagged(path, "update"),
+            )
     for path in job.log:
-        yield OutputFile(path=plain(path), kind="log")
-
-
-def plain(path: Any) -> str:
-    """A path as archives and listings have it: without `./` and `//`."""
-    return os.path.normpath(str(path))
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(path=place, kind="log")

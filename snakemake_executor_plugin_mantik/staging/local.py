@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 
 _CHUNK = 1 << 20
@@ -69,13 +70,13 @@ class LocalFiles:
 
         Args:
             path: where it belongs in the workspace.
-            local: where it is, if not at `path` below the workflow's directory.
+            local: where it is, if not where `path` itself tells (`jobs.paths.local_path`).
             source: whether it goes up as a source.
 
         Raises:
             UserError: there is no such file, or it cannot be read.
         """
-        root = local or self._workdir / path
+        root = local or local_path(path, self._workdir)
         try:
             found = await asyncio.to_thread(_walk, root, path, self._ledger.links(path))
             for at, _, _ in found:
@@ -118,7 +119,7 @@ class LocalFiles:
 
     def touched(self, path: str, size: int, sha256: str) -> None:
         """Note that a file whose content is known was touched, so that it is not read again."""
-        local = self._workdir / path
+        local = local_path(path, self._workdir)
         try:
             status = local.stat()
         except OSError:

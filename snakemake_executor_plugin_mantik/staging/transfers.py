@@ -17,6 +17,7 @@ from typing import IO
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -103,12 +104,12 @@ class Landing:
     """Where the outputs of one try are put together before they take their places."""
 
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
-        """Prepare for `outputs`, the paths that the rule declares, relative to `workdir`."""
+        """Prepare for `outputs`, the paths in the workspace that the rule declares."""
         self._workdir = workdir
         self._made: set[Path] = set()
         # Numbered, since a name of our own added to a long one would be too long.
         self._roots = {
-            path: (workdir / path).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
+            path: local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
             for number, path in enumerate(outputs)
         }
 
@@ -203,7 +204,7 @@ class Landing:
         for root, temporary in self._roots.items():
             if not os.path.lexists(temporary):
                 continue
-            final = self._workdir / root
+            final = local_path(root, self._workdir)
             if final.is_dir() and not final.is_symlink():
                 shutil.rmtree(final)
             temporary.rename(final)

@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import resources
+from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
@@ -105,11 +106,9 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         MantikError: with everything that is wrong; nothing has been submitted.
     """
     workdir = Path.cwd()
-    if workflow.remote_execution_settings.immediate_submit:
-        raise UserError(
-            "--immediate-submit does not go with the mantik executor",
-            do="Leave it out: jobs are submitted when their inputs are there",
-        )
+    options = options_of(workflow)
+    for told in unused(workflow):
+        logger.warning(told)
     _check_shared(workflow.storage_settings.shared_fs_usage)
     configs = _configs(workflow.executor_settings.backend_config, workdir)
     for config in configs.values():
@@ -157,7 +156,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, Context(configs, workdir, engine.workspace), tracker, settings)
+    return Run(engine, Context(configs, workdir, engine.workspace, options), tracker, settings)
 
 
 _SHARED = ("input-output", "persistence", "storage-local-copies")

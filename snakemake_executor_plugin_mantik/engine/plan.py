@@ -83,6 +83,7 @@ class Planner:
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
+            incomplete=request.incomplete,
             limits=script_limits(self.config),
         )
 

@@ -52,6 +52,7 @@ class JobRequest:
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
+        incomplete: whether the outputs of a job that failed come back.
         subject: what an observer wants to know of it; nothing to the engine.
     """
 
@@ -73,6 +74,7 @@ class JobRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
+    incomplete: bool = False
     subject: object = None
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:

@@ -165,6 +165,7 @@ class JobSpec:
         secrets: names of the variables that the file of secrets sets.
         benchmark: how the command is measured, if it is; `command` is then the first run's.
         umask: file mode mask that the command runs with; None for the site's own.
+        incomplete: whether the outputs of a command that failed come back.
         limits: sizes and times.
     """
 
@@ -183,4 +184,5 @@ class JobSpec:
     secrets: tuple[str, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    incomplete: bool = False
     limits: ScriptLimits = ScriptLimits()

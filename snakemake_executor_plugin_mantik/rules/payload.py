@@ -7,14 +7,15 @@ text around that text: it composes, and the job script knows nothing of it.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules import Job, sourcefiles
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of
+from snakemake_executor_plugin_mantik.rules.options import Options
 from snakemake_executor_plugin_mantik.rules.places import places_of
 
 
@@ -26,11 +27,13 @@ class Context:
         sites: the known sites' configs by name; the first one serves where a rule names none.
         workdir: the workflow's working directory.
         workspace: tells the absolute path of the workspace at a site; opens the site if need be.
+        options: what options of the `snakemake` command ask of each job.
     """
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
     workspace: Callable[[str], str] = lambda _: WORKSPACE
+    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True)
@@ -63,4 +66,10 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         UserError: a value in it is not determined before the job runs.
     """
     shell = os.path.basename(executable_of(job) or "bash")
-    return Payload(command(job, places_of(job, context), tmpdir, iteration), shell)
+    places = places_of(job, context)
+    text = command(job, places, tmpdir, iteration)
+    text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)
+    if context.options.precommand:
+        # As between Snakemake's own precommand and command: a failure ends the job.
+        text = f"{{ {context.options.precommand}\n}} || exit\n{text}"
+    return Payload(text, shell, uploads)

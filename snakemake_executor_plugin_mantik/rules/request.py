@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_o
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -60,11 +61,14 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
     details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
+    name = f"{rule.name} {details}" if details else rule.name
+    if context.options.jobname is not None:
+        name = job.format_wildcards(context.options.jobname)
     return JobRequest(
         number=job.jobid,
         job=identified,
         rule=rule.name,
-        name=f"{rule.name} {details}" if details else rule.name,
+        name=name,
         site=site,
         command=runs[0].command,
         benchmark=benchmark,
@@ -77,8 +81,9 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         outputs=outputs,
         umask=_umask(),
         secrets=dict(secrets),
-        parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
+        parameters=steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params))),
         forced=forced,
+        incomplete=context.options.keep_incomplete,
     )
 
 
@@ -92,7 +97,9 @@ def _umask() -> int:
 
 def _inputs(job: Job, places: Places) -> Iterable[str]:
     for path in job.input:
-        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+        if stays_in_storage(path) or is_source_file(path):
+            continue
+        if (place := places.place(path)) is not None:
             yield place
 
 

@@ -1,8 +1,8 @@
 """What a Snakefile can say gives the same at a site as here: each workflow beside this file.
 
 A workflow is a directory with a `Snakefile` and what it reads. Optional are `options`, words for
-the `snakemake` command, one a line, where an empty line begins another run; `environment`, variables
-as NAME=VALUE, one a line; and `needs`, programs that it calls, one a line. It runs with Snakemake's
+the `snakemake` command, one a line, where an empty line begins another run; `environment`, lines
+NAME=VALUE for variables; and `needs`, programs that it calls, one a line. It runs with Snakemake's
 local executor and through a site of each API; exit code and all files are compared after each run.
 """
 

@@ -1,1 +1,1 @@
-echo "${snakemake_wildcards[name]} $0" | sed "s, .*/[^.]*., ," > "${snakemake_output[0]}"
+echo "${snakemake_wildcards[name]}" > "${snakemake_output[0]}"

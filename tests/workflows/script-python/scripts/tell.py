@@ -29,7 +29,7 @@ if __name__ == "__main__":
         say(snakemake.input.named, snakemake.input["named"], snakemake.input[-1])
         say(snakemake.input.several[0], snakemake.input.get("none", "default"))
         say([type(each).__name__ for each in snakemake.input[:2]])
-        say(snakemake.params.table["path"].parent, snakemake.params.array.sum())
+        say(snakemake.params.table["path"].parent)
         say(snakemake.params.sort, snakemake.params.get("index"), snakemake.params[0])
         say(snakemake.params.inputs.named, snakemake.params.inputs[1])
         say(snakemake.threads, snakemake.rule, snakemake.bench_iteration, snakemake.config)

@@ -74,7 +74,7 @@ def render(spec: JobSpec) -> str:
     """
     paths, environment = spec.paths, spec.environment
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
-    return _template().render(
+    return template("script.sh.j2").render(
         title=" ".join(spec.name.split())[:200],
         workspace=_quoted(spec.workspace, "the workspace"),
         try_id=shlex.quote(paths.try_id),
@@ -242,7 +242,8 @@ def _in_double_quotes(text: str, *, keep: bool = False) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A template of this room."""
     # Bash is full of the usual delimiters: `${#array[@]}` would begin a comment.
     environment = jinja2.Environment(  # noqa: S701 - bash, not HTML; values are quoted for bash
         variable_start_string="@{",
@@ -256,4 +257,4 @@ def _template() -> jinja2.Template:
         keep_trailing_newline=True,
         loader=jinja2.PackageLoader(__package__, "."),
     )
-    return environment.get_template("script.sh.j2")
+    return environment.get_template(name)

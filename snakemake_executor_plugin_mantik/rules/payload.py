@@ -1,6 +1,7 @@
 """What runs for one Snakemake job at a site: a text for a shell, and the files that it needs.
 
-Each kind of rule makes its text in a module of its own (`command` for `shell:`). What a directive
+Each kind of rule makes its text in a module of its own: `command` for `shell:`, `scripts` for
+`script:` and `notebook:`. What a directive
 of the rule puts around the command, whatever the kind (its environment, its shadow directory), is
 text around that text: it composes, and the job script knows nothing of it.
 """
@@ -13,7 +14,8 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.command import command, executable_of
+from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
+from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,16 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         iteration: which run of a command that is measured it is, from 0.
 
     Raises:
-        UserError: a value in it is not determined before the job runs.
+        UserError: a value in it is not determined before the job runs, or a script's files are
+            too large.
     """
-    del context
     shell = os.path.basename(executable_of(job) or "bash")
+    if job.rule.is_script or job.rule.is_notebook:
+        # It imports the parts of Snakemake that know languages and notebooks.
+        from snakemake_executor_plugin_mantik.rules.scripts import script
+
+        site = context.sites[site_of(given_resources(job), context.sites)].config.site
+        limits = site.source_file_limit_bytes, site.sources_limit_bytes
+        text, uploads = script(job, tmpdir, iteration, *limits)
+        return Payload(in_shell(job, text), shell, uploads)
     return Payload(command(job, tmpdir, iteration), shell)

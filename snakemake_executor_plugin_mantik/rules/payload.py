@@ -1,6 +1,7 @@
 """What runs for one Snakemake job at a site: a text for a shell, and the files that it needs.
 
-Each kind of rule makes its text in a module of its own (`command` for `shell:`). What a directive
+Each kind of rule makes its text in a module of its own: `command` for `shell:`, `nested` for what
+needs a Snakemake at the site. What a directive
 of the rule puts around the command, whatever the kind (its environment, its shadow directory), is
 text around that text: it composes, and the job script knows nothing of it.
 """
@@ -12,8 +13,9 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules import Job, nested
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of
+from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,14 @@ class Payload:
         shell: base name of the shell.
         uploads: files that are made for it, or lie outside of the workflow's directory.
         inputs: further files of the workflow's directory.
+        measures: whether it writes the job's benchmark file itself.
     """
 
     command: str
     shell: str = "bash"
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
+    measures: bool = False
 
 
 def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:
@@ -56,8 +60,14 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         iteration: which run of a command that is measured it is, from 0.
 
     Raises:
-        UserError: a value in it is not determined before the job runs.
+        UserError: a value in it is not determined before the job runs, or a file of it is not to
+            be had.
     """
-    del context
+    if nested.directive(job) is not None:
+        site = site_of(given_resources(job), context.sites)
+        text, uploads, inputs = nested.command(
+            job, context.workdir, site, context.sites[site].config
+        )
+        return Payload(text, uploads=uploads, inputs=inputs, measures=True)
     shell = os.path.basename(executable_of(job) or "bash")
     return Payload(command(job, tmpdir, iteration), shell)

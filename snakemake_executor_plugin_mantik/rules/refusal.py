@@ -11,12 +11,6 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.request import plain
 
 _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
-    (lambda job: job.rule.is_script, "has a script: directive"),
-    (lambda job: job.rule.is_notebook, "has a notebook: directive"),
-    (lambda job: job.rule.is_wrapper, "has a wrapper: directive"),
-    (lambda job: job.rule.is_cwl, "has a cwl: directive"),
-    (lambda job: job.rule.is_template_engine, "has a template_engine: directive"),
-    (lambda job: job.rule.shellcmd is None, "has a run: directive"),
     (lambda job: job.rule.shadow_depth is not None, "has a shadow: directive"),
     (lambda job: job.is_pipe, "writes to a pipe()"),
     (lambda job: job.is_service, "is a service()"),

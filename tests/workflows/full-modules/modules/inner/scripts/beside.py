@@ -1,0 +1,1 @@
+def mark(text): return f"<{text}>"

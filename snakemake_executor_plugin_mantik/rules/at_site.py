@@ -2,7 +2,7 @@
 
 It reads from its standard input what `rules/nested.py` wrote (JSON, one line), looks for a fitting
 Snakemake, and becomes it. It imports nothing of this package, and is written for any Python from
-3.6 on: the first Python that a node has may be an old one.
+3.6 on (so annotations are texts): the first Python that a node has may be an old one.
 
 Four things of Snakemake are changed in its process, because a site has not all that is here:
 
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 UNFIT = 78
 """Exit code where no Snakemake fits (EX_CONFIG of sysexits.h)."""
@@ -93,27 +93,26 @@ def main() -> None:
 
 def _become(python: str, text: str) -> None:
     """Start this file once more, with another Python."""
-    handed = tempfile.TemporaryFile()
-    handed.write(text.encode())
-    handed.seek(0)
-    os.dup2(handed.fileno(), 0)
+    with tempfile.TemporaryFile() as handed:
+        handed.write(text.encode())
+        handed.seek(0)
+        os.dup2(handed.fileno(), 0)
     sys.stdout.flush()
-    os.execv(python, [python, os.path.abspath(__file__)])
+    os.execv(python, [python, os.path.abspath(__file__)])  # noqa: S606 - it takes this one's place
 
 
-def _unfit(order: Dict[str, Any], found: Dict[str, str]) -> None:
+def _unfit(order: "dict[str, Any]", found: "dict[str, str]") -> None:
     seen = ", ".join(
-        "{} has {}".format(python, "Snakemake " + version if version else "none")
+        f"{python} has {'Snakemake ' + version if version else 'none'}"
         for python, version in found.items()
     )
-    told = "{} {} or a newer {}.x is needed; {}.".format(
-        LACK, order["snakemake"], order["snakemake"].split(".")[0], seen
-    )
-    sys.stderr.write("{} {}\n".format(told, order["do"]))
+    wanted = order["snakemake"]
+    needed = f"{wanted} or a newer {wanted.split('.')[0]}.x is needed"
+    sys.stderr.write(f"{LACK} {needed}; {seen}. {order['do']}\n")
     sys.exit(UNFIT)
 
 
-def run(order: Dict[str, Any]) -> None:
+def run(order: "dict[str, Any]") -> None:
     """Run the job with the Snakemake of this Python, and exit with its code."""
     for package in order["packages"]:
         _require(package, order)
@@ -122,36 +121,30 @@ def run(order: Dict[str, Any]) -> None:
     os.makedirs(os.path.join(".snakemake", "incomplete"), exist_ok=True)
     sys.path[0] = os.getcwd()  # as `python -m snakemake` has it
     sys.argv = ["snakemake", *order["arguments"]]
-    cache = None
-    if order["cache"]:
-        cache = tempfile.mkdtemp(prefix="mantik-sources-")
-        _fill(cache, order["cache"])
-        sys.argv += ["--runtime-source-cache-path", cache]
+    cache = tempfile.mkdtemp(prefix="mantik-sources-")
+    sys.argv[1:1] = ["--runtime-source-cache-path", cache]
     # First of all: its modules import each other, and only this order works.
     from snakemake.cli import main as snakemake
 
-    _adapt(order)
     try:
+        _fill(cache, order["cache"])
+        _adapt(order)
         snakemake(sys.argv[1:])
     finally:
         sys.stdout.flush()
-        if cache is not None:
-            shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(cache, ignore_errors=True)
 
 
-def _require(package: str, order: Dict[str, Any]) -> None:
+def _require(package: str, order: "dict[str, Any]") -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        sys.stderr.write(
-            "{} its Python, {}, has no package {}, which the Snakefile imports. {}\n".format(
-                LACK, sys.executable, package, order["do"]
-            )
-        )
+        needed = f"its Python, {sys.executable}, has no {package}, which the Snakefile imports"
+        sys.stderr.write(f"{LACK} {needed}. {order['do']}\n")
         sys.exit(UNFIT)
 
 
-def _fill(cache: str, entries: Dict[str, str]) -> None:
+def _fill(cache: str, entries: "dict[str, str]") -> None:
     """Copy sources to where Snakemake's cache would have put them."""
     for entry, path in entries.items():
         target = os.path.join(cache, entry)
@@ -159,7 +152,7 @@ def _fill(cache: str, entries: Dict[str, str]) -> None:
         shutil.copyfile(path, target)
 
 
-def _adapt(order: Dict[str, Any]) -> None:
+def _adapt(order: "dict[str, Any]") -> None:
     """Change in Snakemake what the docstring of this module says."""
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
@@ -183,14 +176,14 @@ def _adapt(order: Dict[str, Any]) -> None:
             raise WorkflowError(difference, rule=self.rule)
         await prepare(self)
 
-    DAG.__init__, Job.prepare = only_asked, compared
-    if order["checkpointed"]:
-        Checkpoints.__init__ = with_made
-    if order["cache"]:
-        HostingProviderFile.is_persistently_cacheable = lambda self: False
+    def never(self: Any) -> bool:  # noqa: ARG001
+        return False
+
+    DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
+    HostingProviderFile.is_persistently_cacheable = never
 
 
-def differing(there: List[str], here: List[str]) -> Optional[str]:
+def differing(there: "list[str]", here: "list[str]") -> "str | None":
     """What is wrong where a job has other inputs at the site than it has here; else None."""
     if there == here:
         return None
@@ -202,9 +195,9 @@ def differing(there: List[str], here: List[str]) -> Optional[str]:
     elif more:
         what = "hold also " + ", ".join(more[:5]) + (", …" if len(more) > 5 else "")
     return (
-        "the job's inputs at the site {}. They follow from something that is not the same there: a"
-        " Snakefile that looks for files while it is read (glob_wildcards, os.listdir) sees those of"
-        " the site. Take the list from a file instead, a sample sheet or a config".format(what)
+        f"the job's inputs at the site {what}. They follow from something that is not the same"
+        " there: a Snakefile that looks for files while it is read (glob_wildcards, os.listdir)"
+        " sees those of the site. Take the list from a file instead, a sample sheet or a config"
     )
 
 

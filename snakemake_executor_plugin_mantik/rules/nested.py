@@ -9,7 +9,6 @@ The mode is `subprocess`: such a Snakemake deletes no temp() file, stores nothin
 metadata, loads no profile and says nothing but errors.
 """
 
-import importlib.resources
 import json
 import os
 import shlex
@@ -212,10 +211,11 @@ def _configfiles(workflow: Any, found: Surroundings) -> list[str]:
 
     A `configfile:` outside of the working directory has another path at the site.
     """
-    declared = [found.place(path) for path in workflow.configfiles]
     given = [found.place(path) for path in workflow.overwrite_configfiles]
+    declared = [found.place(path) for path in workflow.configfiles]
+    declared = [path for path in declared if path not in given]
     elsewhere = any(path.startswith(ELSEWHERE) for path in declared)
-    return list(dict.fromkeys([*declared, *given])) if elsewhere else given
+    return [*declared, *given] if elsewhere else given
 
 
 def _pinned(job: Job) -> Iterator[str]:

@@ -50,6 +50,11 @@ class Payload:
     measures: bool = False
 
 
+def full(job: Job) -> str | None:
+    """The directive for which a job needs a Snakemake at its site; None for a thin job."""
+    return nested.directive(job)
+
+
 def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:
     """What runs for `job`, a single job that nothing stands in the way of.
 
@@ -63,7 +68,7 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         UserError: a value in it is not determined before the job runs, or a file of it is not to
             be had.
     """
-    if nested.directive(job) is not None:
+    if full(job) is not None:
         site = site_of(given_resources(job), context.sites)
         text, uploads, inputs = nested.command(
             job, context.workdir, site, context.sites[site].config

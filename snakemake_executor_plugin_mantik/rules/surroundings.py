@@ -81,7 +81,7 @@ class Surroundings:
         try:
             local = Path(cache.get_path(source))
             return self._add_cached(source.get_cache_path(), local)
-        except Exception as error:  # noqa: BLE001 - of git, of any of the schemes' libraries
+        except Exception as error:  # of git, of any scheme's library
             raise UserError(
                 f"it cannot be fetched ({error})", where=str(source),
                 do="See whether it is there and can be reached from this machine",

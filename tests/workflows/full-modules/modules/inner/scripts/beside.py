@@ -1,1 +1,2 @@
-def mark(text): return f"<{text}>"
+def mark(text):
+    return f"<{text}>"

@@ -8,7 +8,7 @@ Four things of Snakemake are changed in its process, because a site has not all 
 
 - Rules that were not asked for are left out also where a workflow has checkpoints: their inputs
   are not at the site. What checkpoints have made is known from here.
-- The job's inputs must be those that it has here. A Snakefile that looks for files while it is read
+- The job's files must be those that it has here. A Snakefile that looks for files while it is read
   (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
 - Sources that are not files of the workspace come from a cache that is filled before.
 - What Snakemake does once, it does here or there: flags of outputs are left to this side.
@@ -171,9 +171,10 @@ def _adapt(order: "dict[str, Any]") -> None:
         self._created_output.update(order["checkpointed"])
 
     async def compared(self: Any) -> None:
-        difference = differing(list(map(str, self.input)), order["inputs"])
-        if difference:
-            raise WorkflowError(difference, rule=self.rule)
+        for kind in ("input", "output"):
+            difference = differing(kind, list(map(str, getattr(self, kind))), order[kind])
+            if difference:
+                raise WorkflowError(difference, rule=self.rule)
         await prepare(self)
 
     def never(self: Any) -> bool:  # noqa: ARG001
@@ -183,19 +184,19 @@ def _adapt(order: "dict[str, Any]") -> None:
     HostingProviderFile.is_persistently_cacheable = never
 
 
-def differing(there: "list[str]", here: "list[str]") -> "str | None":
-    """What is wrong where a job has other inputs at the site than it has here; else None."""
+def differing(kind: str, there: "list[str]", here: "list[str]") -> str:
+    """What is wrong where a job has other files at the site than it has here; empty for nothing."""
     if there == here:
-        return None
+        return ""
     lacking = [path for path in here if path not in there]
     more = [path for path in there if path not in here]
-    what = "are in another order"
+    what = "is in another order"
     if lacking:
-        what = "lack " + ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")
+        what = "lacks " + ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")
     elif more:
-        what = "hold also " + ", ".join(more[:5]) + (", …" if len(more) > 5 else "")
+        what = "has also " + ", ".join(more[:5]) + (", …" if len(more) > 5 else "")
     return (
-        f"the job's inputs at the site {what}. They follow from something that is not the same"
+        f"the job's {kind} at the site {what}. It follows from something that is not the same"
         " there: a Snakefile that looks for files while it is read (glob_wildcards, os.listdir)"
         " sees those of the site. Take the list from a file instead, a sample sheet or a config"
     )

@@ -11,6 +11,7 @@ metadata, loads no profile and says nothing but errors.
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,8 @@ _KINDS: Final = (
     ("is_template_engine", "template_engine:"),
     ("is_run", "run:"),
 )
+
+_PLAIN: Final = re.compile(r"[\w./+-]+")
 
 _END: Final = "MANTIK_JOB"
 
@@ -99,7 +102,8 @@ def command(
         "packages": [PACKAGE] if _imports_us(workflow) else [],
         "do": f"{way_out(site)}.",
         "rules": [rule.name],
-        "inputs": [str(path) for path in job.input],
+        "input": [str(path) for path in job.input],
+        "output": [str(path) for path in job.output],
         "checkpointed": made,
         "cache": found.cached,
         "arguments": list(_arguments(job, found)),
@@ -215,7 +219,8 @@ def _configfiles(workflow: Any, found: Surroundings) -> list[str]:
     declared = [found.place(path) for path in workflow.configfiles]
     declared = [path for path in declared if path not in given]
     elsewhere = any(path.startswith(ELSEWHERE) for path in declared)
-    return [*declared, *given] if elsewhere else given
+    # The same order as here, so that keys come in the same order, too.
+    return [*given, *declared, *given] if elsewhere else given
 
 
 def _pinned(job: Job) -> Iterator[str]:
@@ -236,8 +241,11 @@ def _pinned(job: Job) -> Iterator[str]:
 
 
 def _target(job: Job) -> list[str]:
-    """The job as a target: by its rule and wildcards, whose values Snakemake splits at commas."""
+    """The job as a target: its rule and wildcards, or where these are no plain text a file of it.
+
+    Snakemake takes a comma for the end of a wildcard's value, and quotes around one away.
+    """
     wildcards = [f"{name}={value}" for name, value in job.wildcards_dict.items()]
-    if job.output and any("," in wildcard for wildcard in wildcards):
+    if job.output and not all(map(_PLAIN.fullmatch, job.wildcards_dict.values())):
         return ["--", str(job.output[0])]
     return ["--target-jobs", f"{job.rule.name}:{','.join(wildcards)}"]

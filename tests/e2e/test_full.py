@@ -76,13 +76,11 @@ def test_names_wildcards_secrets_and_environment(project: Project) -> None:
                     print(os.environ["SECRET_WORD"], config.get("text"), config["deep"], file=file)
         """,
     )
-    twin = project.twin()
-    options = ("--config", "text=a b'c\"$d", "deep={'z': [1, 2]}")
-    project.run(*options).ok()
-    twin.run(*options, local=True).ok()
+    # Snakemake's local executor fails with these values: its shell sees the quotes.
+    project.run("--config", "text=a b'c\"$d", "deep={'z': [1, 2]}").ok()
     for word in ("a,b", "c d='e'", "ü#%$HOME", "line"):
-        assert project.read(f"out/{word}.txt") == twin.read(f"out/{word}.txt")
-        assert "swordfish $HOME a b'c\"$d" in project.read(f"out/{word}.txt")
+        said = f"{word} {word}\nswordfish $HOME a b'c\"$d {{'z': ['1', '2']}}\n"
+        assert project.read(f"out/{word}.txt") == said
     lying = [p for p in project.workspace.rglob("*") if p.is_file()]
     assert not [
         path for path in lying if b"swordfish" in path.read_bytes() and "out" not in str(path)
@@ -201,7 +199,7 @@ def test_inputs_that_are_others_at_the_site_are_no_silent_success(project: Proje
     )
     ran = project.run()
     assert ran.code == 1
-    tells(ran.output, "lack cut/a.txt, cut/b.txt", "sample sheet")
+    tells(ran.output, "lacks cut/a.txt, cut/b.txt", "sample sheet")
     assert not project.exists("sum.txt")
 
 

@@ -134,6 +134,8 @@ class Executor(RemoteExecutor):
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
+        if self._run is not None:
+            self._run.ended(outcome)
         info.external_jobid = outcome.site_job or None
         if outcome.succeeded and (trouble := self._benchmark(info.job) or await self._store(info)):
             self.report_job_error(info, msg=trouble)

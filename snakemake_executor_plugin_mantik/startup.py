@@ -4,25 +4,33 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.errors import (
+    ConfigError,
+    Mistake,
+    UserError,
+    WorkflowNotRunnable,
+)
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import resources
+from snakemake_executor_plugin_mantik.rules import deployment, resources
+from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.options import options_of, unused
-from snakemake_executor_plugin_mantik.rules.payload import Context
+from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
@@ -53,14 +61,20 @@ class Run:
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
         measured: where the measurements of the jobs with a benchmark file will be, by number.
+        lacks: remembers where there is no Snakemake for full jobs.
+        tell: writes a line to the user's log.
     """
 
     engine: Engine
     context: Context
     tracker: Tracker
     settings: Any
+    lacks: Lacks
+    tell: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, Path] = field(default_factory=dict)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _full: dict[JobNumber, str] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -68,15 +82,33 @@ class Run:
         Raises:
             UserError: the job cannot be run.
         """
-        refuse([job], self.settings.deployment)
+        refuse([job], self.settings.deployed_here)
+        if not self.settings.conda_here:
+            deployment.keep_unasked(job)
         forced = self.settings.forces(job)
         request = request_of(job, self.context, secrets=secrets, forced=forced)
         self.requested.add(request.number)
+        if directive := full(job):
+            self._full[request.number] = request.site
+            self._tell_full(request.rule, directive, request.site)
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
         call = call_of(job.params) if self.settings.tracked else None
         return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
+
+    def _tell_full(self, rule: str, directive: str, site: str) -> None:
+        if (rule, site) not in self._told:
+            self._told.add((rule, site))
+            self.tell(f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}.")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Learn from how a full job ended whether its site has a Snakemake."""
+        site = self._full.pop(outcome.number, None)
+        if site is not None and outcome.succeeded:
+            self.lacks.forget(site)
+        elif site is not None and outcome.log is not None:
+            self.lacks.note(site, outcome.log)
 
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
@@ -86,7 +118,8 @@ class Run:
 
 @dataclass(frozen=True)
 class _Settings:
-    deployment: tuple[Any, ...]
+    deployed_here: tuple[Any, ...]
+    conda_here: bool
     tracked: bool
     force_all: bool
     forced: frozenset[str]
@@ -114,15 +147,26 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
+    here = frozenset(workflow.deployment_settings.deployment_method)
+    wanted = deployment.methods_of(workflow.executor_settings.software_deployment)
+    context = Context(configs, workdir, wanted, options=options)
     settings = _Settings(
-        tuple(workflow.deployment_settings.deployment_method),
+        tuple(here - wanted),
+        DeploymentMethod.CONDA in here,
         workflow.executor_settings.track != "none",
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    refuse(jobs, settings.deployment)
+    refuse(jobs, settings.deployed_here)
+    _check_environments(jobs, context, _products(dag))
+    for remark in deployment.remarks(jobs, context):
+        logger.info(remark)
     _check_projects(jobs, configs)
+    state = Path(workflow.persistence.path) / STATE
+    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
+    lacks = Lacks(state, environments)
+    lacks.refuse(jobs)
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
@@ -134,7 +178,6 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     }
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    state = Path(workflow.persistence.path) / STATE
     journal = Journal(state)
     try:
         for name in used:
@@ -156,7 +199,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, Context(configs, workdir, engine.workspace, options), tracker, settings)
+    context = replace(context, workspace=engine.workspace)
+    return Run(engine, context, tracker, settings, lacks, logger.info)
 
 
 _SHARED = ("input-output", "persistence", "storage-local-copies")
@@ -192,6 +236,25 @@ def _tracker(
     return Tracker(
         workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
     )
+
+
+def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
+    """See to it that the rules' own environments can be had, as far as that shows here.
+
+    Raises:
+        WorkflowNotRunnable: with each rule whose cannot.
+    """
+    found = {
+        job.rule.name: mistake
+        for job in jobs
+        if (mistake := deployment.mistake_of(job, context, products)) is not None
+    }
+    if found:
+        raise WorkflowNotRunnable(
+            "not every rule can have its environment (nothing was sent): "
+            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
+            do="Correct conda: or container: of these rules",
+        )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:

@@ -213,9 +213,8 @@ class Engine:
             observer=self._observer,
         )  # fmt: skip
         sources = await asyncio.to_thread(self._source_choice, name)
-        files = [
-            file for path in sources.paths for file in await work.local.look(path, source=True)
-        ]
+        wanted: list[tuple[str, Path | None]] = [(path, None) for path in sources.paths]
+        files = await work.local.look_at(wanted, source=True)
         await work.stager.send_sources(files)
         self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))

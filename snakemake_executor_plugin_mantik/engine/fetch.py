@@ -144,11 +144,7 @@ class Fetcher:
         return Fetched(marker, files)
 
     async def _collect(self, record: TryRecord, marker: Marker, landing: Landing) -> None:
-        for entry in marker.files:
-            if entry.type == "d":
-                landing.directory(entry)
-        for entry, content in marker.small_outputs():
-            landing.write(entry, content)
+        await asyncio.to_thread(_begin, landing, marker)
         archived = [e for e in marker.files if e.place == "archive" and e.type == "f"]
         if archived:
             await self._archive(record, marker, landing, archived)
@@ -210,3 +206,12 @@ class Fetcher:
             return await self._patience(lambda: read(self._site, record.paths.log))
         except SiteNotFound:
             return b""
+
+
+def _begin(landing: Landing, marker: Marker) -> None:
+    """Make the directories, and put down what came with the marker."""
+    for entry in marker.files:
+        if entry.type == "d":
+            landing.directory(entry)
+    for entry, content in marker.small_outputs():
+        landing.write(entry, content)

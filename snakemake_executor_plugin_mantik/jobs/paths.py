@@ -7,6 +7,9 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
     .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
     .mantik/outside/<absolute path>         files from outside of the working directory
+    .mantik/conda/<content>/<attempt>       conda environments of rules
+    .mantik/images/<source>/                container images that lie nowhere in the workflow
+    .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bundle>.tar.gz         files on their way up
     .mantik/bundles/<bundle>.done           says that a bundle has been unpacked
 
@@ -25,6 +28,9 @@ WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
 FILES = f"{OURS}/files"
 OUTSIDE = f"{OURS}/outside"
+CONDA = f"{OURS}/conda"
+IMAGES = f"{OURS}/images"
+SHADOWS = f"{OURS}/shadow"
 
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 

@@ -53,6 +53,10 @@ class Mirrored:
     params: Any
     text: Callable[[str], str]
 
+    def value(self, value: Any) -> Any:
+        """A value of any kind, the paths in its texts mapped."""
+        return _each(value, self.text)
+
 
 def mirrored(job: Job, places: Places) -> Mirrored:
     """What a job's things are called at its site.

@@ -1,6 +1,5 @@
 """From a Snakemake job to a JobRequest: all that the engine has to know of it."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
+from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
@@ -48,15 +48,16 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     places = places_of(job, context)
     outputs = tuple(_outputs(job, places))
-    identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
-    identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    identified = identity(job)
+    measured = job.benchmark is not None
+    runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
     benchmark = None
-    if job.benchmark is not None:
-        runs = [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
+    if measured and runs[0].measures:
+        outputs += (OutputFile(plain(job.benchmark)),)
+    elif measured:
+        runs += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
         benchmark = Benchmark(measured_path(identified), tuple(run.command for run in runs))
         outputs += (OutputFile(benchmark.path),)
-    else:
-        runs = [payload_of(job, context, tmpdir)]
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
@@ -80,6 +81,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
         umask=_umask(),
+        own_environment=runs[0].own_environment,
         secrets=dict(secrets),
         parameters=steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params))),
         forced=forced,

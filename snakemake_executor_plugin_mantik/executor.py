@@ -46,8 +46,10 @@ class Executor(RemoteExecutor):
 
     def _start(self) -> "Run":
         # Imported here: Snakemake imports this module for every one of its commands.
+        from snakemake_executor_plugin_mantik import retry
         from snakemake_executor_plugin_mantik.startup import start
 
+        retry.executor_runs()
         try:
             self._run = start(self.workflow, self.dag, self.logger)
         except MantikError as error:
@@ -95,10 +97,13 @@ class Executor(RemoteExecutor):
 
     def _refuse(self, job: Job, message: str) -> None:
         from snakemake_executor_plugin_mantik.engine.request import Outcome
+        from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
         if self._run is not None:
             self._run.requested.discard(job.jobid)
-        self._finished[job.jobid] = Outcome(job.jobid, "", False, f"{message}\n")
+        self._finished[job.jobid] = Outcome(
+            job.jobid, "", False, f"{message}\n", reason=Reason.REJECTED
+        )
 
     async def check_active_jobs(
         self, active_jobs: list[SubmittedJobInfo]
@@ -154,7 +159,27 @@ class Executor(RemoteExecutor):
     def handle_job_error(self, job: Job) -> None:
         """Snakemake knows of the failure: commit."""
         super().handle_job_error(job)
+        self._veto(job)
         self._commit(job)
+
+    def _veto(self, job: Job) -> None:
+        """See to it that a job is not tried again for a reason that its rule does not name."""
+        outcome = self._uncommitted.get(job.jobid)
+        if outcome is None or job.attempt > job.restart_times:
+            return
+        from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+        from snakemake_executor_plugin_mantik.rules.resources import RETRY_RESOURCE, retried
+
+        # A success that Snakemake did not take: an output is not as the rule wants it.
+        reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
+        members = job.jobs if job.is_group() else (job,)
+        if not any(reason in retried(member) for member in members):
+            self.logger.info(
+                f"{job.name}: not tried again, since it failed for {reason.words}, which"
+                f" {RETRY_RESOURCE} does not name."
+            )
+            # There is no other way to tell Snakemake that a job is not worth another try.
+            job.attempt = job.restart_times + 1
 
     def _commit(self, job: Job) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)

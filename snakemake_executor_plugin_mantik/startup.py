@@ -260,6 +260,7 @@ def _check_jobs(
         try:
             given, later = resources.determined(resources.given_resources(job))
             resources.refuse_misspelt(later)
+            resources.retry_reasons(given.get(resources.RETRY_RESOURCE))
             if resources.SITE_RESOURCE in later:
                 continue
             site = resources.site_of(given, planners)

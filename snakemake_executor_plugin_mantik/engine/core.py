@@ -20,6 +20,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobReques
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteNotFound, UserError, printable
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -233,17 +234,20 @@ class Engine:
             work = await self._site(request.site)
             outcome = await work.run(request)
         except MantikError as error:
-            outcome = Outcome(request.number, "", False, f"{error}\n")
+            outcome = Outcome(request.number, "", False, f"{error}\n", reason=Reason.REJECTED)
         except asyncio.CancelledError:
             if self._ending:
                 raise
             # Every job has an outcome, or Snakemake would wait for ever.
-            outcome = Outcome(request.number, "", False, f"{request.name}: it was given up.\n")
+            outcome = Outcome(
+                request.number, "", False, f"{request.name}: it was given up.\n",
+                reason=Reason.CANCELLED,
+            )  # fmt: skip
         except Exception:  # noqa: BLE001 - ours: told with all that is known, and the job reported
             outcome = Outcome(
                 request.number, "", False,
                 f"This is a mistake in the executor itself; please report it with"
-                f" {self._journal.path}.\n{traceback.format_exc()}\n",
+                f" {self._journal.path}.\n{traceback.format_exc()}\n", reason=Reason.UNKNOWN,
             )  # fmt: skip
         self._outcomes.append(outcome)
 

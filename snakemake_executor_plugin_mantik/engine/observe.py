@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 
@@ -43,6 +44,7 @@ class Ended:
         exit_code: of the command, where it is known.
         log: the job's log, where it is here.
         waited, ran: seconds, where they are known.
+        reason: why it failed; None if it did not, or another try follows without a word.
     """
 
     how: How
@@ -51,6 +53,7 @@ class Ended:
     log: Path | None = None
     waited: float | None = None
     ran: float | None = None
+    reason: Reason | None = None
 
 
 class Observer(Protocol):

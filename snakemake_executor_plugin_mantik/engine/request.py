@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 
 JobNumber = int | str
@@ -102,6 +103,7 @@ class Outcome:
         message: for a failure: what happened, where, and what to do now.
         log: the job's log, where it is here.
         site_job: the site's id of the job, empty if it has none.
+        reason: why it failed.
     """
 
     number: JobNumber
@@ -110,3 +112,4 @@ class Outcome:
     message: str = ""
     log: Path | None = None
     site_job: str = ""
+    reason: Reason = Reason.SUCCESS

@@ -22,11 +22,13 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.witness import Witness
 from snakemake_executor_plugin_mantik.errors import (
     MantikError,
     SiteRejected,
     UserError,
 )
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -98,6 +100,7 @@ class SiteWork:
             submitter=self._submitter,
             fetcher=fetcher,
             ender=self.ender,
+            witness=Witness(site, settings),
             observer=self._observer,
             workdir=workdir,
             logs=state / "logs",
@@ -239,7 +242,7 @@ class SiteWork:
             self._unsendable(life, error)
 
     def _unsendable(self, life: Life, error: MantikError) -> None:
-        self._observer.ended(life.record, Ended("failed", error.what))
+        self._observer.ended(life.record, Ended("failed", error.what, reason=Reason.REJECTED))
         self._journal.abandoned(life.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:

@@ -9,6 +9,20 @@ is then asked of the site again. Readers (`smk-mantik jobs`) may look at any tim
 
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
 from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal, history
-from snakemake_executor_plugin_mantik.journal.records import FileRecord, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal.records import (
+    FileRecord,
+    TryRecord,
+    TryState,
+    job_name,
+)
 
-__all__ = ["BUCKET_SIZE", "FileLedger", "FileRecord", "Journal", "TryRecord", "TryState", "history"]
+__all__ = [
+    "BUCKET_SIZE",
+    "FileLedger",
+    "FileRecord",
+    "Journal",
+    "TryRecord",
+    "TryState",
+    "history",
+    "job_name",
+]

@@ -11,6 +11,7 @@ from snakemake.io import is_flagged
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
@@ -58,12 +59,11 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
-    details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
     return JobRequest(
         number=job.jobid,
         job=identified,
         rule=rule.name,
-        name=f"{rule.name} {details}" if details else rule.name,
+        name=job_name(rule.name, wildcards),
         site=site,
         command=runs[0].command,
         benchmark=benchmark,

@@ -15,12 +15,12 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
     UserError,
 )
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site
 from snakemake_executor_plugin_mantik.sites.base import (
     Phase,
     QueueLimits,
-    Reason,
     SiteFacts,
     Submission,
 )

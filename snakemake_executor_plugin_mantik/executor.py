@@ -160,7 +160,7 @@ class Executor(RemoteExecutor):
         """Snakemake knows of the failure: commit."""
         super().handle_job_error(job)
         self._veto(job)
-        self._commit(job)
+        self._commit(job, failed=True)
 
     def _veto(self, job: Job) -> None:
         """See to it that a job is not tried again for a reason that its rule does not name."""
@@ -181,10 +181,10 @@ class Executor(RemoteExecutor):
             # There is no other way to tell Snakemake that a job is not worth another try.
             job.attempt = job.restart_times + 1
 
-    def _commit(self, job: Job) -> None:
+    def _commit(self, job: Job, *, failed: bool = False) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
-            self._run.engine.commit(outcome)
+            self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
             if (measured := self._run.measured.pop(job.jobid, None)) is not None:
                 measured.unlink(missing_ok=True)
 

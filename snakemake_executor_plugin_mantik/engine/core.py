@@ -122,9 +122,14 @@ class Engine:
             outcomes.append(self._outcomes.popleft())
         return outcomes
 
-    def commit(self, outcome: Outcome) -> None:
-        """Snakemake has taken an outcome; returns when that is in the journal."""
-        self._call(self._commit(outcome)).result()
+    def commit(self, outcome: Outcome, *, taken: bool = True) -> None:
+        """Snakemake knows an outcome; returns when that is in the journal.
+
+        Args:
+            outcome: of a job.
+            taken: whether its outputs are as the rule wants them, if it succeeded.
+        """
+        self._call(self._commit(outcome, taken)).result()
 
     def cycles(self, site: str) -> int:
         """How often the jobs of an opened site have been looked at so far."""
@@ -251,11 +256,11 @@ class Engine:
             )  # fmt: skip
         self._outcomes.append(outcome)
 
-    async def _commit(self, outcome: Outcome) -> None:
+    async def _commit(self, outcome: Outcome, taken: bool) -> None:
         request = self._requests.pop(outcome.number)
         self._jobs.pop(outcome.number, None)
         if outcome.try_id:
-            await (await self._site(request.site)).commit(outcome, request)
+            await (await self._site(request.site)).commit(outcome, request, taken=taken)
 
     async def _cancel(self, wait_s: float) -> list[TryRecord]:
         self._ending = True

@@ -249,8 +249,13 @@ class SiteWork:
         """Whether a try is certain never to run from now on."""
         return await self._patience(lambda: claims.revoke(self.site, record))
 
-    async def commit(self, outcome: Outcome, request: JobRequest) -> None:
-        """Snakemake has taken the outcome: nothing of the try is needed any more."""
+    async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
+        """Snakemake knows the outcome: nothing of the try is needed any more.
+
+        With `taken=False` the outputs of a success are not what the rule wants.
+        """
+        if outcome.try_id and not taken:
+            self._journal.spoiled(outcome.try_id)
         for output in request.outputs:
             known = self._journal.files.remote_file(self.site.name, output.path)
             if known is not None and outcome.succeeded:

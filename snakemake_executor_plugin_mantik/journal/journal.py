@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
 from snakemake_executor_plugin_mantik.journal.records import TryRecord, TryState
@@ -174,6 +175,13 @@ class Journal:
         self._advance(
             try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
             reason=reason, finished=time.time(),
+        )  # fmt: skip
+
+    def spoiled(self, try_id: str) -> None:
+        """What the try made is not what its rule wants: it failed, after all."""
+        self._advance(
+            try_id, TryState.ENDED, outcome="failed: Snakemake did not take its outputs",
+            reason=Reason.OUTPUTS,
         )  # fmt: skip
 
     def done(self, try_id: str) -> None:

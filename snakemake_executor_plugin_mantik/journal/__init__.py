@@ -7,6 +7,7 @@ controller knows each try that may exist at a site. What comes after it may be f
 is then asked of the site again. Readers (`smk-mantik jobs`) may look at any time.
 """
 
+from snakemake_executor_plugin_mantik.journal.database import Copy
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
 from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal, history
 from snakemake_executor_plugin_mantik.journal.records import (
@@ -18,6 +19,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
 
 __all__ = [
     "BUCKET_SIZE",
+    "Copy",
     "FileLedger",
     "FileRecord",
     "Journal",

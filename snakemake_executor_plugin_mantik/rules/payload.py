@@ -38,12 +38,14 @@ class Payload:
         shell: base name of the shell.
         uploads: files that are made for it, or lie outside of the workflow's directory.
         inputs: further files of the workflow's directory.
+        full: whether it runs a Snakemake at the site.
     """
 
     command: str
     shell: str = "bash"
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
+    full: bool = False
 
 
 def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:

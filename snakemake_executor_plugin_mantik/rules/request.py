@@ -78,6 +78,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         secrets=dict(secrets),
         parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
         forced=forced,
+        full=any(run.full for run in runs),
     )
 
 

@@ -114,6 +114,9 @@ def _parsed(cli: Any, arguments: Sequence[str]) -> tuple[Any, Any]:
         raise
     except Exception as error:  # noqa: BLE001 - of many kinds: what Snakemake's main tells as well
         raise UserError(f"Snakemake does not take these arguments: {error}") from None
+    if args.report_after_run:
+        args.report = args.reporter = None
+        args.report_after_run = False
     for name in _OTHER_WORK:
         if getattr(args, name, None):
             raise UserError(

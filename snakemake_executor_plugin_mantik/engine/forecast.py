@@ -188,13 +188,14 @@ class Forecaster:
         """
         found: dict[str, tuple[str, int]] = {}
         look: list[tuple[str, Path | None]] = []
+        near = self._neighbours[request.site]
         kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
         for path in dict.fromkeys([*request.inputs, *kept]):
             maker = self._maker(path)
             if maker is None:
                 look.append((path, None))
             else:
-                found[path] = ("made_there" if maker == request.site else "later", 0)
+                found[path] = ("made_there" if maker in near else "later", 0)
         if (image := self._planners[request.site].image) is not None:
             look.append((image[1], image[0]))
         for upload in request.uploads:

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
 
@@ -130,7 +131,10 @@ class Copy(Tables):
         self.db.row_factory = sqlite3.Row
         try:
             if self.path.exists():
-                with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as journal:
+                # Where nobody works with it, SQLite is not to leave files beside it.
+                quiet = not self.path.with_name(f"{FILE}-wal").exists()
+                source = f"file:{quote(str(self.path))}?mode=ro{'&immutable=1' * quiet}"
+                with closing(sqlite3.connect(source, uri=True)) as journal:
                     journal.backup(self.db)
             self._prepare()
         except sqlite3.DatabaseError as error:

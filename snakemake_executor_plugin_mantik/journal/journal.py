@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -248,7 +249,9 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
             "no job has been sent from here yet", where=str(path), do="Run snakemake first"
         )
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
+        ) as db:
             db.row_factory = sqlite3.Row
             return read_tries(db, "WHERE name = ?" if name else "", (name,) if name else ())
     except sqlite3.DatabaseError as error:

@@ -1,6 +1,7 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class Executor(RemoteExecutor):
         """
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
+        self._named: dict[JobNumber, str] = {}
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice, self.logger.info)
         if any(not job.is_local for job in self.dag.needrun_jobs()):
@@ -111,6 +113,8 @@ class Executor(RemoteExecutor):
         """Yield the jobs that are still active and report the others; every job is one of both."""
         self.next_seconds_between_status_checks = CHECK_S
         if self._run is not None:
+            self._named |= self._run.states.news()
+            self._register(active_jobs)
             self._finished |= {o.number: o for o in self._run.engine.collect()}
         for info in active_jobs:
             outcome = self._finished.pop(info.job.jobid, None) if self._run is not None else None
@@ -119,9 +123,20 @@ class Executor(RemoteExecutor):
             else:
                 self._report(info, outcome)
 
+    def _register(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """Let Snakemake's metadata have the ids that jobs got at their sites, from now on."""
+        for info in active_jobs:
+            if (ids := self._named.pop(info.job.jobid, None)) is not None:
+                info.external_jobid = ids
+                with suppress(OSError):  # told when the job was registered without it
+                    info.job.register(external_jobid=ids)
+
     def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
         info.external_jobid = outcome.site_job or None
+        info.aux = {"site": outcome.site} if outcome.site else {}
+        if not outcome.succeeded:
+            info.aux["reason"] = str(outcome.reason)
         if outcome.succeeded and (trouble := self._benchmark(info.job)):
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
@@ -149,6 +164,7 @@ class Executor(RemoteExecutor):
         """Tell what happened; the base class would point to a cluster's log instead."""
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
+        kwargs |= job_info.aux or {}
         job_info.job.log_error(msg, **kwargs)
 
     def handle_job_success(self, job: Job) -> None:

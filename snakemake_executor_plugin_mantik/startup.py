@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
 from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake, UserError
@@ -34,6 +35,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
     require_all,
 )
 from snakemake_executor_plugin_mantik.staging import sources
+from snakemake_executor_plugin_mantik.statelog import StateLog
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
@@ -85,6 +87,7 @@ class Run:
     Attributes:
         engine: runs the jobs.
         checked: what was found out before it started.
+        states: tells the log of each job's states.
         tracker: makes MLflow runs of MLproject jobs.
         requested: numbers of the jobs that the engine was asked for.
         measured: where the measurements of the jobs with a benchmark file will be, by number.
@@ -92,6 +95,7 @@ class Run:
 
     engine: Engine
     checked: Checked
+    states: StateLog
     tracker: Tracker
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, Path] = field(default_factory=dict)
@@ -192,8 +196,14 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     tracker = _tracker(configs, credentials, workdir, logger)
     if checked.settings.tracked:
         tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
+    states = StateLog(logger.info, workdir)
     engine = Engine(
-        sites, journal=journal, workdir=workdir, state=state, tell=logger.info, observer=tracker
+        sites,
+        journal=journal,
+        workdir=workdir,
+        state=state,
+        tell=logger.info,
+        observer=Several(states, tracker),
     )
     try:
         engine.open(used, partial(sources_of, checked, products(dag), logger))
@@ -202,7 +212,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, checked, tracker)
+    return Run(engine, checked, states, tracker)
 
 
 def facts(checked: Checked) -> dict[str, SiteFacts]:

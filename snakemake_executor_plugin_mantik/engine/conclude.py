@@ -235,7 +235,6 @@ class Concluder:
             life.record, Ended("finished", exit_code=0, log=log, waited=waited, ran=ran)
         )
         self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
-        self._tell(messages.finished(request.name, request.site, waited, ran, self._shown(path)))
         return Outcome(request.number, life.record.id, True, log=log, site_job=life.joined_ids)
 
     def _failed(

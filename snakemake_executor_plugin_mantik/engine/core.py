@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -254,7 +255,7 @@ class Engine:
                 f"This is a mistake in the executor itself; please report it with"
                 f" {self._journal.path}.\n{traceback.format_exc()}\n", reason=Reason.UNKNOWN,
             )  # fmt: skip
-        self._outcomes.append(outcome)
+        self._outcomes.append(replace(outcome, site=request.site))
 
     async def _commit(self, outcome: Outcome, taken: bool) -> None:
         request = self._requests.pop(outcome.number)

@@ -102,6 +102,11 @@ def submitted(name: str, site: str, site_job: str, queue: str | None) -> str:
     return f"{name}: submitted to {site}, queue {queue or 'default'}, as {site_job}."
 
 
+def started(name: str, site: str) -> str:
+    """A job has been seen to run."""
+    return f"{name}: runs at {site}."
+
+
 def finished(name: str, site: str, waited: float, ran: float, log: Path | None) -> str:
     """A job has succeeded."""
     times = f"waited {duration(waited)}, ran {duration(ran)}"

@@ -101,6 +101,45 @@ class Observer(Protocol):
         ...
 
 
+class Several:
+    """Several observers as one; what the first adds that adds something is added."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    async def prepare(
+        self, request: JobRequest, record: TryRecord, workspace: str
+    ) -> Addition | None:
+        """What the first adds that adds something; all are asked."""
+        added = [await each.prepare(request, record, workspace) for each in self._observers]
+        return next((addition for addition in added if addition is not None), None)
+
+    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.submitting(record, spec)
+
+    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.submitted(record, site_job, queue)
+
+    def started(self, record: TryRecord) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.started(record)
+
+    def ended(self, record: TryRecord, end: Ended) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.ended(record, end)
+
+    def leftover(self, record_id: str) -> str | None:
+        """Of the first that has one."""
+        found = (each.leftover(record_id) for each in self._observers)
+        return next((leftover for leftover in found if leftover is not None), None)
+
+
 class Nobody:
     """The observer that does nothing."""
 

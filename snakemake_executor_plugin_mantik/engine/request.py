@@ -106,6 +106,7 @@ class Outcome:
         log: the job's log, where it is here.
         site_job: the site's id of the job, empty if it has none.
         reason: why it failed.
+        site: where it ran or was to run; empty if it did not get that far.
     """
 
     number: JobNumber
@@ -115,3 +116,4 @@ class Outcome:
     log: Path | None = None
     site_job: str = ""
     reason: Reason = Reason.SUCCESS
+    site: str = ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.engine import claims, messages
+from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import choose
 from snakemake_executor_plugin_mantik.engine.conclude import Concluder
 from snakemake_executor_plugin_mantik.engine.end import Ender
@@ -173,8 +173,6 @@ class SiteWork:
             # What a run that was killed had fetched of it already.
             Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
         if choice.adopted is not None:
-            if choice.adopted.state is not TryState.PLANNED:
-                self._tell(f"{request.name}: taken up again at {request.site}, not run twice.")
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
@@ -232,9 +230,7 @@ class SiteWork:
         if site_job:
             # Earlier ids stay: any of them may be the one that runs.
             life.ids.append(site_job)
-            queue = spec.resources.queue
-            self._observer.submitted(life.record, site_job, queue or "")
-            self._tell(messages.submitted(request.name, request.site, site_job, queue))
+            self._observer.submitted(life.record, site_job, spec.resources.queue or "")
 
     def _unsent(self, life: Life, error: MantikError) -> None:
         """A try that could not be sent and never was is over; the next run makes another one."""

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import resources
+from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
 from snakemake_executor_plugin_mantik.rules.payload import Context
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
@@ -170,7 +171,8 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
-    return Checked(workdir, configs, planners, jobs, _check_jobs(jobs, planners), settings)
+    used = _check_jobs(jobs, planners)
+    return Checked(workdir, configs, planners, jobs, used, settings)
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:
@@ -361,6 +363,7 @@ def _check_jobs(
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
             planners[site].resources(given, job.threads)
+            check_launcher(job, planners[site].config)
             if engine is not None:
                 engine.facts_fit(site, given, job.threads)
         except UserError as error:

@@ -83,6 +83,7 @@ class Planner:
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
+            launches=request.launches,
             limits=script_limits(self.config),
         )
 

@@ -53,6 +53,7 @@ class JobRequest:
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
+        launches: whether the command starts its tasks itself (MPI).
         full: whether the command runs a Snakemake at the site.
         subject: what an observer wants to know of it; nothing to the engine.
     """
@@ -75,6 +76,7 @@ class JobRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
+    launches: bool = False
     full: bool = False
     subject: object = None
 

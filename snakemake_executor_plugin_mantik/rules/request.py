@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
+from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
@@ -78,6 +79,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         secrets=dict(secrets),
         parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
         forced=forced,
+        launches=launches(job),
         full=any(run.full for run in runs),
     )
 

@@ -15,7 +15,7 @@ from snakemake import __version__
 from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable, printable
 from snakemake_executor_plugin_mantik.rules import Job, resources
 from snakemake_executor_plugin_mantik.rules.at_site import LACK
-from snakemake_executor_plugin_mantik.rules.payload import full
+from snakemake_executor_plugin_mantik.rules.payload import needs_snakemake
 
 NAME = "lacks.json"
 """The file's name in our own directory."""
@@ -49,7 +49,7 @@ class Lacks:
         """
         rules: dict[str, dict[str, None]] = {}
         for job in jobs:
-            if full(job) is None:
+            if needs_snakemake(job) is None:
                 continue
             try:
                 given, _ = resources.determined(resources.given_resources(job))

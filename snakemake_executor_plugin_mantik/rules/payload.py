@@ -48,7 +48,7 @@ class Payload:
         inputs: further files of the workflow's directory.
         own_environment: whether it makes its environment itself, so that the backend config's
             image is not used.
-        measures: whether it writes the job's benchmark file itself.
+        full: whether it runs a Snakemake at the site, which writes the benchmark file as well.
     """
 
     command: str
@@ -56,8 +56,7 @@ class Payload:
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
     own_environment: bool = False
-
-    measures: bool = False
+    full: bool = False
 
     def around(
         self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
@@ -69,11 +68,11 @@ class Payload:
             (*self.uploads, *uploads),
             (*self.inputs, *inputs),
             self.own_environment,
-            self.measures,
+            self.full,
         )
 
 
-def full(job: Job) -> str | None:
+def needs_snakemake(job: Job) -> str | None:
     """The directive for which a job needs a Snakemake at its site; None for a thin job."""
     return nested.directive(job)
 
@@ -91,13 +90,13 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         UserError: a value in it is not determined before the job runs, a script's files are too
             large, or a file of it or of its environment is not to be had.
     """
-    if full(job) is not None:
+    if needs_snakemake(job) is not None:
         # The Snakemake there makes the job's environment and shadow directory as well.
         site = site_of(given_resources(job), context.sites)
         text, uploads, inputs = nested.command(
             job, context.workdir, site, context.sites[site].config, context.deployment
         )
-        return Payload(text, uploads=uploads, inputs=inputs, measures=True)
+        return Payload(text, uploads=uploads, inputs=inputs, full=True)
     payload = _thin(job, context, tmpdir, iteration)
     return shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
 

@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
+
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
+from snakemake_executor_plugin_mantik.rules.deployment import deployed
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.shadow import shadowed
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,12 @@ class Context:
     Attributes:
         sites: the known sites' configs by name; the first one serves where a rule names none.
         workdir: the workflow's working directory.
+        deployment: what of the rules' own environments is deployed at the sites.
     """
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
+    deployment: frozenset[DeploymentMethod] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -40,12 +46,27 @@ class Payload:
         shell: base name of the shell.
         uploads: files that are made for it, or lie outside of the workflow's directory.
         inputs: further files of the workflow's directory.
+        own_environment: whether it makes its environment itself, so that the backend config's
+            image is not used.
     """
 
     command: str
     shell: str = "bash"
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
+    own_environment: bool = False
+
+    def around(
+        self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
+    ) -> "Payload":
+        """The payload that runs `command`, a text for bash which runs this one's in the end."""
+        return Payload(
+            command,
+            "bash",
+            (*self.uploads, *uploads),
+            (*self.inputs, *inputs),
+            self.own_environment,
+        )
 
 
 def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:
@@ -58,9 +79,15 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         iteration: which run of a command that is measured it is, from 0.
 
     Raises:
-        UserError: a value in it is not determined before the job runs, or a script's files are
-            too large.
+        UserError: a value in it is not determined before the job runs, a script's files are too
+            large, or a file of its environment cannot be read.
     """
+    payload = _bare(job, context, tmpdir, iteration)
+    return shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
+
+
+def _bare(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
+    """What its kind of rule runs, without its environment and shadow directory."""
     shell = os.path.basename(executable_of(job) or "bash")
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.

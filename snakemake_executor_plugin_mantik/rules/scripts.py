@@ -25,7 +25,7 @@ from snakemake.sourcecache import LocalSourceFile
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import WORK, file_path
-from snakemake_executor_plugin_mantik.jobs.script import template
+from snakemake_executor_plugin_mantik.jobs.templates import template
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.imports import snakemake_imports

@@ -234,7 +234,7 @@ def script(
         output=_said(_absolute(job.output[0])) if file.language == "rmarkdown" else "",
         log=_said(_absolute(log)) if log is not None else "",
     )
-    runner = [_runner()] if _runner().path in head else []
+    runner = [_runner()] if os.path.dirname(_runner().path) in head else []
     return text, (*runner, source, *beside)
 
 

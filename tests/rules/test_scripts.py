@@ -1,5 +1,6 @@
 """What runs for script: rules: put together here, run by a bash of this machine."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import pytest
 from snakemake import script as made
 from snakemake.common.tbdstring import TBDString
 from snakemake.io import AnnotatedString
-from snakemake.iocontainers import OutputFiles, Params, ResourceList
+from snakemake.iocontainers import Log, OutputFiles, Params, ResourceList
 from snakemake.sourcecache import LocalSourceFile
 
 from snakemake_executor_plugin_mantik.errors import UserError
@@ -398,3 +399,65 @@ def test_notebook_without_jupyter(site: Path) -> None:
     assert (
         "a.ipynb needs Jupyter, but on this node there is no papermill or jupyter-n" in ran.stderr
     )
+
+
+def test_notebook(site: Path) -> None:
+    # nbconvert comes with Jupyter, papermill is one more program that a site may have.
+    assert importlib.util.find_spec("nbconvert") is not None
+    source = cells(
+        "old preamble",
+        "from helper import said",
+        "open(snakemake.output[0], 'w').write(f'{said} {snakemake.params.text} {os.getcwd()}')",
+        "print(snakemake.scriptdir, logger.name, Snakemake.__name__, sys.stdin is None, pickle)",
+    )
+    source["cells"][0]["metadata"]["tags"] = ["snakemake-job-properties"]
+    write("note books/a.ipynb", json.dumps(source))
+    write("note books/helper.py", "said = 'helped'")
+    shutil.copytree("note books", site / "note books")
+    log = named(Log, notebook="logs/ü executed.ipynb")
+    (site / "logs").mkdir()
+    rule = ScriptRule("note books/a.ipynb", notebook=True, given={"log": log})
+    ran = rule.run(site, OWN_PYTHON)
+    assert ran.returncode == 0, ran.stderr
+    assert (site / "out.txt").read_text() == f'helped it\'s "quoted" $HOME ü {site}'
+    executed = json.loads((site / "logs/ü executed.ipynb").read_text())["cells"]
+    assert [cell["metadata"].get("tags") for cell in executed] == [
+        ["snakemake-job-properties"], None, None, None,
+    ]  # fmt: skip
+    assert executed[3]["outputs"][0]["text"][0].startswith(f"{site}/note books snakemake.logging")
+    assert left(site) == []
+    assert rule.text() == rule.text()
+
+    source["cells"][1]["source"] = "1 / 0"
+    write("b.ipynb", json.dumps(source))
+    ran = ScriptRule("b.ipynb", notebook=True).run(site, OWN_PYTHON)
+    assert ran.returncode == 1
+    assert "ZeroDivisionError" in ran.stderr
+
+
+def first_json(text: str) -> Any:
+    """The value that the first brace begins."""
+    return json.JSONDecoder().raw_decode(text, text.index("{"))[0]
+
+
+def test_papermill_runs_a_notebook_where_it_is(site: Path, tmp_path: Path) -> None:
+    write("a.ipynb", json.dumps(cells("1")))
+    stand_in(tmp_path / "bin", "papermill")
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    log = {"log": named(Log, notebook="a b.ipynb")}
+    assert ScriptRule("a.ipynb", True, log).run(site, environment).returncode == 0
+    record = (site / "record").read_text()
+    assert first_json(record)["cells"][1]["id"] == "c0"
+    assert record.startswith("<--log-level><ERROR>")
+    assert record.endswith(f"<SCRIPT><{site}/a b.ipynb>")
+
+
+def test_notebook_of_r(site: Path, tmp_path: Path) -> None:
+    write("n/a.ipynb", json.dumps(cells("1", language="R")))
+    stand_in(tmp_path / "bin", "papermill")
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    assert ScriptRule("n/a.ipynb", True).run(site, environment).returncode == 0
+    notebook = first_json((site / "record").read_text())
+    preamble = "".join(notebook["cells"][0]["source"])
+    assert f"scriptdir = '{site}/n'" in preamble
+    assert preamble.endswith(f"setwd('{site}')\n")

@@ -34,8 +34,8 @@ def named(kind: type[Namedlist], *items: object, **names: object) -> Any:
     made = kind(toclone=items)
     for name, value in names.items():
         begin = len(made)
-        made.extend(value if isinstance(value, list) else [value])
-        made._set_name(name, begin, end=len(made) if isinstance(value, list) else None)
+        made.extend(value if type(value) is list else [value])
+        made._set_name(name, begin, end=len(made) if type(value) is list else None)
     return made
 
 

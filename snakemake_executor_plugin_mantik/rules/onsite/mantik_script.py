@@ -52,6 +52,10 @@ def _guard(name: str) -> Callable[..., NoReturn]:
 class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Python 3.7
     """A list whose items, or ranges of them, may have names."""
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def __init__(self, toclone: Iterable[Any] = (), fromdict: dict[str, Any] | None = None) -> None:
         super().__init__(toclone)
         self._names: dict[str, tuple[int, int | None]] = {}

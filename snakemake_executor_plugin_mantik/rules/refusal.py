@@ -11,10 +11,6 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.identity import plain
 
 _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
-    (lambda job: job.rule.is_wrapper, "has a wrapper: directive"),
-    (lambda job: job.rule.is_cwl, "has a cwl: directive"),
-    (lambda job: job.rule.is_template_engine, "has a template_engine: directive"),
-    (lambda job: job.rule.is_run, "has a run: directive"),
     (lambda job: job.is_pipe, "writes to a pipe()"),
     (lambda job: job.is_service, "is a service()"),
 )
@@ -51,9 +47,7 @@ def _script(job: Job) -> str | None:
     # It imports the parts of Snakemake that know languages and notebooks.
     from snakemake_executor_plugin_mantik.rules.scripts import mistake, needs_snakemake
 
-    if imported := needs_snakemake(job):
-        return f"has a script that imports {', '.join(imported)}, which only Snakemake has"
-    return mistake(job)
+    return None if needs_snakemake(job) else mistake(job)
 
 
 def _outside(job: Job) -> str | None:

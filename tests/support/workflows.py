@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -56,6 +56,12 @@ def place_in(box: Sandbox, name: str) -> Place:
     own = site.home.name if isinstance(site, FirecrestSite) else "."
     config = box.config_path(name).read_text()
     return Place(name, config, box.environment(), directory / "scratch" / own, directory)
+
+
+def with_snakemake(place: Place) -> Place:
+    """The same site with the Python environment of the tests, which Snakemake is in."""
+    environment = f"Environment: {{Python: '{sys.prefix}'}}\n"
+    return replace(place, config=place.config + environment)
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,12 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     project.write("notebook.ipynb", NOTEBOOK)
     project.write("good.txt")
     project.write("profiles/x")
-    outputs = ["ran", "scripted", "noted", "shadowed", "grouped", "piped", "absolute", "around"]
+    outputs = ["scripted", "noted", "grouped", "piped", "absolute", "around"]
     project.write(
         "Snakefile",
         f"""
         rule all:
             input: {json.dumps(outputs)[1:-1]}
-
-        rule ran:
-            output: "ran"
-            run: open(output[0], "w").close()
 
         rule scripted:
             output: "scripted"
@@ -57,11 +53,6 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         rule noted:
             output: "noted"
             notebook: "notebook.ipynb"
-
-        rule shadowed:
-            output: "shadowed"
-            shadow: "minimal"
-            shell: "touch {{output}}"
 
         rule grouped:
             output: "grouped"
@@ -98,10 +89,8 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
 
     tells(said, "not every rule can run at a site yet (nothing was sent): ")
     for words in (
-        "rule ran has a run: directive",
         "rule scripted has script.pl, whose language Snakemake does not know: it takes .py",
         "rule noted has notebook.ipynb, whose language",
-        "rule shadowed has a shadow: directive",
         "rule grouped belongs to a group or pipe",
         "rule writer writes to a pipe()",
         "rule piped belongs to a group or pipe",

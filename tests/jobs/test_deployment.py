@@ -109,7 +109,7 @@ def test_many_jobs_at_once_make_it_once(node: Node) -> None:
 def test_a_killed_job_leaves_nothing_half_made(node: Node) -> None:
     text = conda(node.file("endless"))
     killed = node.start(text)
-    wait_until(lambda: (node.environments / "1/half").exists())
+    wait_until((node.environments / "1/half").exists)
     node.file("quick")
     others = [node.start(text) for _ in range(8)]
     os.killpg(killed.pid, signal.SIGKILL)
@@ -123,7 +123,7 @@ def test_a_killed_job_leaves_nothing_half_made(node: Node) -> None:
 def test_what_only_the_killed_shell_had_begun_goes_on(node: Node) -> None:
     text = conda(node.file("slow"))
     killed = node.start(text)
-    wait_until(lambda: (node.environments / "1/half").exists())
+    wait_until((node.environments / "1/half").exists)
     os.kill(killed.pid, signal.SIGKILL)
     assert node.run(text)[1] == f"slow from {node.environments}/1\n"
     assert len(node.made()) == 1
@@ -132,7 +132,7 @@ def test_what_only_the_killed_shell_had_begun_goes_on(node: Node) -> None:
 def test_a_job_that_is_ended_makes_room_at_once(node: Node) -> None:
     text = conda(node.file("endless"))
     told = node.start(text)
-    wait_until(lambda: (node.environments / "1/half").exists())
+    wait_until((node.environments / "1/half").exists)
     node.file("quick")
     other = node.start(with_conda(node.file("quick"), COMMAND, rule="b", times=Times(poll_s=0.05)))
     os.killpg(told.pid, signal.SIGTERM)
@@ -164,7 +164,7 @@ def test_a_slow_one_is_waited_for(node: Node) -> None:
     text = conda(node.file("x"))
     node.file("x\nslow")
     first = node.start(text.replace("--quiet", '--quiet "$(sleep 3.5)"'))
-    wait_until(lambda: (node.environments / "1.lock").exists())
+    wait_until((node.environments / "1.lock").exists)
     second = node.start(text)
     assert ended(first)[0] == ended(second)[0] == 0
     assert len(node.made()) == 1
@@ -173,7 +173,7 @@ def test_a_slow_one_is_waited_for(node: Node) -> None:
 def test_one_that_wakes_up_late_spoils_nothing(node: Node) -> None:
     text = conda(node.file("slow x"))
     sleeper = node.start(text)
-    wait_until(lambda: (node.environments / "1/half").exists())
+    wait_until((node.environments / "1/half").exists)
     os.killpg(sleeper.pid, signal.SIGSTOP)
     other = ended(node.start(text))
     assert other[:2] == (0, f"slow x from {node.environments}/2\n")

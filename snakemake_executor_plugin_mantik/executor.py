@@ -118,6 +118,8 @@ class Executor(RemoteExecutor):
 
     def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
+        if self._run is not None:
+            self._run.ended(outcome)
         info.external_jobid = outcome.site_job or None
         if outcome.succeeded and (trouble := self._benchmark(info.job)):
             self.report_job_error(info, msg=trouble)

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_a
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.errors import (
     ConfigError,
     Mistake,
@@ -28,7 +28,8 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import deployment, resources
-from snakemake_executor_plugin_mantik.rules.payload import Context
+from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
@@ -59,14 +60,20 @@ class Run:
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
         measured: where the measurements of the jobs with a benchmark file will be, by number.
+        lacks: remembers where there is no Snakemake for full jobs.
+        tell: writes a line to the user's log.
     """
 
     engine: Engine
     context: Context
     tracker: Tracker
     settings: Any
+    lacks: Lacks
+    tell: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, Path] = field(default_factory=dict)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _full: dict[JobNumber, str] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -80,11 +87,27 @@ class Run:
         forced = self.settings.forces(job)
         request = request_of(job, self.context, secrets=secrets, forced=forced)
         self.requested.add(request.number)
+        if directive := full(job):
+            self._full[request.number] = request.site
+            self._tell_full(request.rule, directive, request.site)
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
         call = call_of(job.params) if self.settings.tracked else None
         return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
+
+    def _tell_full(self, rule: str, directive: str, site: str) -> None:
+        if (rule, site) not in self._told:
+            self._told.add((rule, site))
+            self.tell(f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}.")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Learn from how a full job ended whether its site has a Snakemake."""
+        site = self._full.pop(outcome.number, None)
+        if site is not None and outcome.succeeded:
+            self.lacks.forget(site)
+        elif site is not None and outcome.log is not None:
+            self.lacks.note(site, outcome.log)
 
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
@@ -140,6 +163,10 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     for remark in deployment.remarks(jobs, context):
         logger.info(remark)
     _check_projects(jobs, configs)
+    state = Path(workflow.persistence.path) / STATE
+    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
+    lacks = Lacks(state, environments)
+    lacks.refuse(jobs)
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
@@ -151,7 +178,6 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     }
     used = _check_jobs(jobs, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    state = Path(workflow.persistence.path) / STATE
     journal = Journal(state)
     try:
         for name in used:
@@ -173,7 +199,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, context, tracker, settings)
+    return Run(engine, context, tracker, settings, lacks, logger.info)
 
 
 def _tracker(

@@ -46,13 +46,15 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     outputs = tuple(_outputs(job))
     identified = identity(job)
+    measured = job.benchmark is not None
+    runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
     benchmark = None
-    if job.benchmark is not None:
-        runs = [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
+    if measured and runs[0].measures:
+        outputs += (OutputFile(plain(job.benchmark)),)
+    elif measured:
+        runs += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
         benchmark = Benchmark(measured_path(identified), tuple(run.command for run in runs))
         outputs += (OutputFile(benchmark.path),)
-    else:
-        runs = [payload_of(job, context, tmpdir)]
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir

@@ -160,7 +160,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     refuse(jobs, settings.deployed_here)
     _check_environments(jobs, context, _products(dag))
-    for remark in deployment.remarks(jobs, context):
+    for remark in deployment.remarks(jobs, context, full):
         logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE

@@ -56,7 +56,6 @@ class Payload:
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
     own_environment: bool = False
-
     measures: bool = False
 
     def around(

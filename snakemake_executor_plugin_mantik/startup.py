@@ -210,7 +210,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     refuse(jobs, settings.deployed_here)
     _check_environments(jobs, context, products(dag))
-    for remark in deployment.remarks(jobs, context):
+    for remark in deployment.remarks(jobs, context, needs_snakemake):
         logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE

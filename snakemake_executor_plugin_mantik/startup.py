@@ -10,17 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
+
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.errors import (
+    ConfigError,
+    Mistake,
+    UserError,
+    WorkflowNotRunnable,
+)
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import resources
+from snakemake_executor_plugin_mantik.rules import deployment, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
@@ -74,7 +81,9 @@ class Run:
         Raises:
             UserError: the job cannot be run.
         """
-        refuse([job], self.settings.deployment)
+        refuse([job], self.settings.deployed_here)
+        if not self.settings.conda_here:
+            deployment.keep_unasked(job)
         forced = self.settings.forces(job)
         request = request_of(job, self.context, secrets=secrets, forced=forced)
         self.requested.add(request.number)
@@ -108,7 +117,8 @@ class Run:
 
 @dataclass(frozen=True)
 class _Settings:
-    deployment: tuple[Any, ...]
+    deployed_here: tuple[Any, ...]
+    conda_here: bool
     tracked: bool
     force_all: bool
     forced: frozenset[str]
@@ -137,14 +147,21 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
+    here = frozenset(workflow.deployment_settings.deployment_method)
+    wanted = deployment.methods_of(workflow.executor_settings.software_deployment)
+    context = Context(configs, workdir, wanted)
     settings = _Settings(
-        tuple(workflow.deployment_settings.deployment_method),
+        tuple(here - wanted),
+        DeploymentMethod.CONDA in here,
         workflow.executor_settings.track != "none",
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    refuse(jobs, settings.deployment)
+    refuse(jobs, settings.deployed_here)
+    _check_environments(jobs, context, _products(dag))
+    for remark in deployment.remarks(jobs, context):
+        logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE
     environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
@@ -182,7 +199,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, Context(configs, workdir), tracker, settings, lacks, logger.info)
+    return Run(engine, context, tracker, settings, lacks, logger.info)
 
 
 def _tracker(
@@ -198,6 +215,25 @@ def _tracker(
     return Tracker(
         workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
     )
+
+
+def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
+    """See to it that the rules' own environments can be had, as far as that shows here.
+
+    Raises:
+        WorkflowNotRunnable: with each rule whose cannot.
+    """
+    found = {
+        job.rule.name: mistake
+        for job in jobs
+        if (mistake := deployment.mistake_of(job, context, products)) is not None
+    }
+    if found:
+        raise WorkflowNotRunnable(
+            "not every rule can have its environment (nothing was sent): "
+            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
+            do="Correct conda: or container: of these rules",
+        )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli import bootstrap_at_site
 from snakemake_executor_plugin_mantik.cli.run import RUNS
 from snakemake_executor_plugin_mantik.config.reading import read_all
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
 
 STATE: Final = Path(".snakemake", "mantik")
 
@@ -118,8 +118,8 @@ class _Job:
 
         directory = RUNS / f"bootstrap-{self._name}"
         directory.mkdir(parents=True, exist_ok=True)
-        program = directory / "bootstrap_at_site.py"
-        program.write_bytes(Path(bootstrap_at_site.__file__).read_bytes())
+        program = directory / "bootstrap_job.py"
+        program.write_bytes(Path(bootstrap_job.__file__).read_bytes())
         report = directory / f"{what}.json"
         snakefile = directory / f"{what}.smk"
         quoted = " ".join(map(shlex.quote, words))
@@ -148,7 +148,7 @@ def fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]
 
     Args:
         specs: packages, as pip takes them.
-        there: what that machine said of itself (`bootstrap_at_site.py`).
+        there: what that machine said of itself (`rules/onsite/bootstrap_job.py`).
         folder: where they go.
 
     Raises:

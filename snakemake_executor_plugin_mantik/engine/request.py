@@ -48,6 +48,8 @@ class JobRequest:
         benchmark: how the command is measured, if it is; the first of its commands is `command`.
         umask: file mode mask of this process: what the job makes gets the modes that it would get
             here; None for the site's own.
+        own_environment: whether the command makes its environment itself: the image of the backend
+            config is not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
@@ -70,6 +72,7 @@ class JobRequest:
     uploads: tuple[Upload, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    own_environment: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False

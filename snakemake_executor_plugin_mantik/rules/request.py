@@ -1,11 +1,9 @@
 """From a Snakemake job to a JobRequest: all that the engine has to know of it."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
 
 from snakemake.io import is_flagged
 
@@ -14,6 +12,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
+from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
@@ -46,8 +45,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     tmpdir = tmpdir_of(job)
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     outputs = tuple(_outputs(job))
-    identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
-    identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    identified = identity(job)
     measured = job.benchmark is not None
     runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
     benchmark = None
@@ -77,6 +75,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
         umask=_umask(),
+        own_environment=runs[0].own_environment,
         secrets=dict(secrets),
         parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
         forced=forced,
@@ -101,8 +100,3 @@ def _outputs(job: Job) -> Iterable[OutputFile]:
         )
     for path in job.log:
         yield OutputFile(path=plain(path), kind="log")
-
-
-def plain(path: Any) -> str:
-    """A path as archives and listings have it: without `./` and `//`."""
-    return os.path.normpath(str(path))

@@ -55,10 +55,12 @@ def test_same_as_locally(name: str, project: Project, firecrest_place: Place) ->
     )
     for each in (twin, project, other):
         lay_out(name, each.directory)
+    # At the same time: a run at a site is mostly waiting.
+    runs = [(remote, remote.start(*options)) for remote in (project, other)]
     expected = twin.run(*options, local=True)
     files = tree(twin.directory)
-    for remote in (project, other):
-        ran = remote.run(*options)
+    for remote, running in runs:
+        ran = running.end()
         assert ran.code == expected.code, f"{expected.output}\n---- at the site:\n{ran.output}"
         assert tree(remote.directory) == files, ran.output
         assert "Traceback" not in ran.output

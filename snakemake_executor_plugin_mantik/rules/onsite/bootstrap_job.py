@@ -1,15 +1,16 @@
-"""Makes a virtual environment with Snakemake in a workspace. This file goes to the site as it is.
+"""Makes a virtual environment with Snakemake in a workspace.
 
 A job of `smk-mantik bootstrap` runs it there, with the Python of the backend config's environment:
 
-    bootstrap_at_site.py REPORT DIRECTORY SNAKEMAKE [--wheels FOLDER] [PACKAGE …]
-    bootstrap_at_site.py REPORT
+    bootstrap_job.py REPORT DIRECTORY SNAKEMAKE [--wheels FOLDER] [PACKAGE …]
+    bootstrap_job.py REPORT
 
 The second form only tells what Python that is. REPORT is written as JSON either way. The new
-environment sees all that the other one has, so that a `run:` still finds its packages. It imports
-nothing of this package and is written for any Python from 3.6 on (so annotations are texts), to say
-that one is too old.
+environment sees all that the other one has, so that a `run:` still finds its packages. It needs
+Python 3.7, to be able to say that one is too old.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -64,7 +65,7 @@ def make(directory: str) -> str:
     return python
 
 
-def install(python: str, packages: "list[str]", wheels: str) -> None:
+def install(python: str, packages: list[str], wheels: str) -> None:
     """Install packages: from a folder of wheels, or from the package index."""
     words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     if wheels:
@@ -99,7 +100,7 @@ def main() -> None:
         json.dump(told, file)
 
 
-def ensure(directory: str, wanted: str, packages: "list[str]", wheels: str) -> str:
+def ensure(directory: str, wanted: str, packages: list[str], wheels: str) -> str:
     """See to it that there is a Snakemake; in words, what was done."""
     if version_of(sys.executable, "snakemake") == wanted and not packages:
         return f"its environment has Snakemake {wanted} itself, nothing had to be made"

@@ -1,8 +1,8 @@
-"""Runs one job of a workflow with the Snakemake of a site. This file goes to the site as it is.
+"""Runs one job of a workflow with the Snakemake of a site.
 
 It reads from its standard input what `rules/nested.py` wrote (JSON, one line), looks for a fitting
-Snakemake, and becomes it. It imports nothing of this package, and is written for any Python from
-3.6 on (so annotations are texts): the first Python that a node has may be an old one.
+Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node has may be
+an old one.
 
 Four things of Snakemake are changed in its process, because a site has not all that is here:
 
@@ -11,9 +11,13 @@ Four things of Snakemake are changed in its process, because a site has not all 
 - The job's files must be those that it has here. A Snakefile that looks for files while it is read
   (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
 - Sources that are not files of the workspace come from a cache that is filled before.
-- What Snakemake does once, it does here or there: flags of outputs are left to this side.
+- Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
 """
 
+from __future__ import annotations
+
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -101,7 +105,7 @@ def _become(python: str, text: str) -> None:
     os.execv(python, [python, os.path.abspath(__file__)])  # noqa: S606 - it takes this one's place
 
 
-def _unfit(order: "dict[str, Any]", found: "dict[str, str]") -> None:
+def _unfit(order: dict[str, Any], found: dict[str, str]) -> None:
     seen = ", ".join(
         f"{python} has {'Snakemake ' + version if version else 'none'}"
         for python, version in found.items()
@@ -112,7 +116,7 @@ def _unfit(order: "dict[str, Any]", found: "dict[str, str]") -> None:
     sys.exit(UNFIT)
 
 
-def run(order: "dict[str, Any]") -> None:
+def run(order: dict[str, Any]) -> None:
     """Run the job with the Snakemake of this Python, and exit with its code."""
     for package in order["packages"]:
         _require(package, order)
@@ -135,7 +139,7 @@ def run(order: "dict[str, Any]") -> None:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def _require(package: str, order: "dict[str, Any]") -> None:
+def _require(package: str, order: dict[str, Any]) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
@@ -144,7 +148,7 @@ def _require(package: str, order: "dict[str, Any]") -> None:
         sys.exit(UNFIT)
 
 
-def _fill(cache: str, entries: "dict[str, str]") -> None:
+def _fill(cache: str, entries: dict[str, str]) -> None:
     """Copy sources to where Snakemake's cache would have put them."""
     for entry, path in entries.items():
         target = os.path.join(cache, entry)
@@ -152,10 +156,11 @@ def _fill(cache: str, entries: "dict[str, str]") -> None:
         shutil.copyfile(path, target)
 
 
-def _adapt(order: "dict[str, Any]") -> None:
+def _adapt(order: dict[str, Any]) -> None:
     """Change in Snakemake what the docstring of this module says."""
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
+    from snakemake.deployment import conda, singularity
     from snakemake.exceptions import WorkflowError
     from snakemake.jobs import Job
     from snakemake.sourcecache import HostingProviderFile
@@ -170,6 +175,17 @@ def _adapt(order: "dict[str, Any]") -> None:
         make_checkpoints(self)
         self._created_output.update(order["checkpointed"])
 
+    def alone(act: Any) -> Any:
+        """One job at a time makes an environment that several jobs may need."""
+
+        def locked(*args: Any, **more: Any) -> Any:
+            with open(os.path.join(".snakemake", "mantik.lock"), "w") as lock:
+                with contextlib.suppress(OSError):  # of a file system without locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                return act(*args, **more)
+
+        return locked
+
     async def compared(self: Any) -> None:
         for kind in ("input", "output"):
             difference = differing(kind, list(map(str, getattr(self, kind))), order[kind])
@@ -182,9 +198,13 @@ def _adapt(order: "dict[str, Any]") -> None:
 
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     HostingProviderFile.is_persistently_cacheable = never
+    conda.Env.create, singularity.Image.pull = (
+        alone(conda.Env.create),
+        alone(singularity.Image.pull),
+    )
 
 
-def differing(kind: str, there: "list[str]", here: "list[str]") -> str:
+def differing(kind: str, there: list[str], here: list[str]) -> str:
     """What is wrong where a job has other files at the site than it has here; empty for nothing."""
     if there == here:
         return ""

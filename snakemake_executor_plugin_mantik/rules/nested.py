@@ -202,7 +202,18 @@ def _arguments(job: Job, found: Surroundings) -> Iterator[str]:
     yield from _listed("--set-resources", list(_pinned(job)))
     yield from _listed("--configfiles", _configfiles(workflow, found))
     yield from _listed("--config", list(workflow.config_settings.config_args or ()))
+    yield from _storage(workflow)
     yield from _target(job)
+
+
+def _storage(workflow: Any) -> Iterator[str]:
+    """What a Snakefile's paths mean, where they lie in a storage: local copies of it are there."""
+    known = workflow.spawned_job_args_factory
+    yield from shlex.split(known.get_default_storage_provider_args())
+    for option in known.get_storage_provider_args():
+        yield from shlex.split(option)
+    if prefix := workflow.storage_settings.local_storage_prefix:
+        yield from ("--local-storage-prefix", str(prefix))
 
 
 def _words(value: str | None) -> list[str]:

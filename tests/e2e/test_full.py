@@ -15,6 +15,13 @@ def project(project: Project) -> Project:
     return Project(project.directory, with_snakemake(project.place), dict(UNTRACKED))
 
 
+def around(project: Project, before: str, after: str) -> Project:
+    """The project with commands around each job, on the compute node."""
+    hooks = f'PreRunCommandOnComputeNode: "{before}", PostRunCommandOnComputeNode: "{after}", '
+    config = project.place.config.replace("Environment: {", f"Environment: {{{hooks}")
+    return Project(project.directory, replace(project.place, config=config), dict(UNTRACKED))
+
+
 def test_failure_is_told_with_the_lines_of_the_snakefile(project: Project) -> None:
     project.write(
         "Snakefile",
@@ -95,11 +102,7 @@ def test_code_elsewhere(project: Project) -> None:
     home, base = project.directory.parent, project.directory.parent / "lab"
     hide = f"mv '{base}' '{home}/hidden'; mv '{project.directory}/inside' '{home}/inside'"
     show = f"mv '{home}/hidden' '{base}'; mv '{home}/inside' '{project.directory}/inside'"
-    config = project.place.config.replace(
-        "Environment: {", f'Environment: {{PreRunCommandOnComputeNode: "{hide}", '
-        f'PostRunCommandOnComputeNode: "{show}", ',
-    )  # fmt: skip
-    project = Project(project.directory, replace(project.place, config=config), dict(UNTRACKED))
+    project = around(project, hide, show)
     project.write("inside/absolute.smk", "ABSOLUTE = 'absolute inside'\n")
     texts = {
         "workflow/Snakefile": f"""\
@@ -135,6 +138,7 @@ def test_code_elsewhere(project: Project) -> None:
         "workflow/helper.py": "HELP = 'help'\n",
         "workflow/table.txt": "t1 t2\n",
         "scripts/do.py": """\
+            from snakemake.utils import simplify_path  # what only Snakemake has
             from near import NEAR
             with open(snakemake.output[0], "w") as file:
                 print(NEAR, snakemake.config, file=file)
@@ -255,3 +259,23 @@ def test_protected_and_temporary_files_are_so_here_alone(project: Project) -> No
     assert not (project.directory / "kept" / "temporary.txt").stat().st_mode & 0o222
     assert (project.workspace / "kept" / "temporary.txt").stat().st_mode & 0o200
     assert Path(project.directory, "touched").exists()
+
+
+def test_files_in_a_storage_that_the_node_does_not_reach(project: Project, tmp_path: Path) -> None:
+    pytest.importorskip("snakemake_storage_plugin_fs")
+    store, hidden = tmp_path / "store", tmp_path / "hidden"
+    store.mkdir()
+    (store / "in.txt").write_text("stored\n")
+    project = around(project, f"mv '{store}' '{hidden}'", f"mv '{hidden}' '{store}'")
+    project.write(
+        "Snakefile",
+        """\
+        rule out:
+            input: "in.txt"
+            output: "out.txt"
+            run:
+                shell("cat {input} > {output}")
+        """,
+    )
+    project.run("--default-storage-provider", "fs", "--default-storage-prefix", str(store)).ok()
+    assert (store / "out.txt").read_text() == "stored\n"

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from snakemake import __version__, wrapper
 from snakemake.io import is_callable, is_flagged
-from snakemake.sourcecache import SourceFile
+from snakemake.sourcecache import LocalGitFile, SourceFile
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
@@ -106,6 +106,13 @@ def command(
         "output": [str(path) for path in job.output],
         "checkpointed": made,
         "cache": found.cached,
+        "repositories": sorted(
+            {
+                os.path.abspath(source.repo_path)
+                for source in workflow.included
+                if isinstance(source, LocalGitFile)
+            }
+        ),
         "arguments": [*deployment, *_arguments(job, found)],
     }
     program = Path(full_job.__file__).read_bytes()

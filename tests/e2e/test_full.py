@@ -1,6 +1,7 @@
 """Full jobs, which run in a Snakemake of their own at the site: what a comparison does not show."""
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -279,3 +280,67 @@ def test_files_in_a_storage_that_the_node_does_not_reach(project: Project, tmp_p
     )
     project.run("--default-storage-provider", "fs", "--default-storage-prefix", str(store)).ok()
     assert (store / "out.txt").read_text() == "stored\n"
+
+
+def test_module_of_a_repository(project: Project, tmp_path: Path) -> None:
+    """What is no file of this machine travels, whatever its address: nodes reach nothing."""
+    repository = Project(tmp_path / "repository", project.place)
+    repository.write(
+        "workflow/Snakefile",
+        """\
+        rule first:
+            output: "first.txt"
+            params: text=workflow.source_path("../data/text.txt")
+            run:
+                shell("cat {params.text} > {output}")
+
+        rule second:
+            input: "first.txt"
+            output: "second.txt"
+            script: "scripts/do.py"
+        """,
+    )
+    repository.write("data/text.txt", "of the repository\n")
+    repository.write(
+        "workflow/scripts/do.py",
+        """\
+        from snakemake.utils import simplify_path  # what only Snakemake has
+        with open(snakemake.input[0]) as source, open(snakemake.output[0], "w") as file:
+            file.write(source.read().upper())
+        """,
+    )
+    git = ["git", "-C", str(repository.directory), "-c", "user.name=x", "-c", "user.email=x@y.z"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    hidden = tmp_path / "hidden"
+    project = around(
+        project,
+        f"mv '{repository.directory}' '{hidden}'", f"mv '{hidden}' '{repository.directory}'",
+    )  # fmt: skip
+    project.write(
+        "Snakefile",
+        f"""\
+        module other:
+            snakefile: "git+file://{repository.directory}/workflow/Snakefile@v1"
+
+        use rule * from other
+        """,
+    )
+    project.run("second.txt").ok()
+    assert project.read("second.txt") == "OF THE REPOSITORY"
+
+
+def test_time_limit_ends_what_a_full_job_runs(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """\
+        rule slow:
+            output: "out.txt"
+            resources: runtime="2s"
+            run:
+                shell("echo begun > begun.txt; sleep 300; touch {output}")
+        """,
+    )
+    ran = project.run()
+    assert ran.code == 1
+    tells(ran.output, "time limit")

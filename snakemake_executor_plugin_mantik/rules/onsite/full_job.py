@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -158,13 +159,14 @@ def _fill(cache: str, entries: dict[str, str]) -> None:
 
 def _adapt(order: dict[str, Any]) -> None:
     """Change in Snakemake what the docstring of this module says."""
+    from snakemake import sourcecache
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
     from snakemake.deployment import conda, singularity
     from snakemake.exceptions import WorkflowError
     from snakemake.jobs import Job
-    from snakemake.sourcecache import HostingProviderFile
 
+    split_git_path = sourcecache.split_git_path
     make_dag, make_checkpoints, prepare = DAG.__init__, Checkpoints.__init__, Job.prepare
     names = set(order["rules"])
 
@@ -186,6 +188,14 @@ def _adapt(order: dict[str, Any]) -> None:
 
         return locked
 
+    def split(path: str) -> Any:
+        """Snakemake looks for the repository on the disk; what is needed of it is in the cache."""
+        file, _, revision = re.sub("^git[+]file:/+", "/", path).rpartition("@")
+        for root in order["repositories"]:
+            if file.startswith(f"{root}/"):
+                return root, file[len(root) + 1 :], revision
+        return split_git_path(path)
+
     async def compared(self: Any) -> None:
         for kind in ("input", "output"):
             difference = differing(kind, list(map(str, getattr(self, kind))), order[kind])
@@ -197,7 +207,8 @@ def _adapt(order: dict[str, Any]) -> None:
         return False
 
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
-    HostingProviderFile.is_persistently_cacheable = never
+    sourcecache.HostingProviderFile.is_persistently_cacheable = never
+    sourcecache.split_git_path = split
     conda.Env.create, singularity.Image.pull = (
         alone(conda.Env.create),
         alone(singularity.Image.pull),

@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import deployment, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
-from snakemake_executor_plugin_mantik.rules.payload import Context, needs_snakemake
+from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
@@ -131,7 +131,7 @@ class Run:
         """
         request = self.checked.request(job, secrets)
         self.requested.add(request.number)
-        if directive := needs_snakemake(job):
+        if directive := full(job):
             self._full[request.number] = request.site
             self._tell_full(request.rule, directive, request.site)
         if request.benchmark is not None:
@@ -210,7 +210,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     refuse(jobs, settings.deployed_here)
     _check_environments(jobs, context, products(dag))
-    for remark in deployment.remarks(jobs, context, needs_snakemake):
+    for remark in deployment.remarks(jobs, context, full):
         logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE

@@ -14,8 +14,8 @@ from snakemake import __version__
 
 from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable, printable
 from snakemake_executor_plugin_mantik.rules import Job, resources
-from snakemake_executor_plugin_mantik.rules.at_site import LACK
-from snakemake_executor_plugin_mantik.rules.payload import needs_snakemake
+from snakemake_executor_plugin_mantik.rules.onsite.full_job import LACK
+from snakemake_executor_plugin_mantik.rules.payload import full
 
 NAME = "lacks.json"
 """The file's name in our own directory."""
@@ -49,7 +49,7 @@ class Lacks:
         """
         rules: dict[str, dict[str, None]] = {}
         for job in jobs:
-            if needs_snakemake(job) is None:
+            if full(job) is None:
                 continue
             try:
                 given, _ = resources.determined(resources.given_resources(job))

@@ -1,7 +1,7 @@
 """What runs for one Snakemake job at a site: a text for a shell, and the files that it needs.
 
 Each kind of rule makes its text in a module of its own: `command` for `shell:`, `scripts` for
-`script:` and `notebook:`, `nested` for what needs a Snakemake at the site. What a directive
+`script:` and `notebook:`, `nested` for what only a Snakemake at the site can run. What a directive
 of the rule puts around the command, whatever the kind (its environment, its shadow directory), is
 text around that text: it composes, and the job script knows nothing of it.
 """
@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job, nested
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
-from snakemake_executor_plugin_mantik.rules.deployment import deployed
+from snakemake_executor_plugin_mantik.rules.deployment import deployed, nested_options
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.shadow import shadowed
 
@@ -72,8 +72,14 @@ class Payload:
         )
 
 
-def needs_snakemake(job: Job) -> str | None:
-    """The directive for which a job needs a Snakemake at its site; None for a thin job."""
+def full(job: Job) -> str | None:
+    """Why a job needs a Snakemake at its site, in words that follow "has"; None for a thin job."""
+    if job.rule.is_script or job.rule.is_notebook:
+        # It imports the parts of Snakemake that know languages and notebooks.
+        from snakemake_executor_plugin_mantik.rules.scripts import needs_snakemake
+
+        imported = needs_snakemake(job)
+        return f"a script that imports {', '.join(imported)}" if imported else None
     return nested.directive(job)
 
 
@@ -90,12 +96,13 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         UserError: a value in it is not determined before the job runs, a script's files are too
             large, or a file of it or of its environment is not to be had.
     """
-    if needs_snakemake(job) is not None:
-        # The Snakemake there makes the job's environment and shadow directory as well.
+    if full(job) is not None:
+        # That Snakemake makes environment and shadow directory itself.
         site = site_of(given_resources(job), context.sites)
         text, uploads, inputs = nested.command(
-            job, context.workdir, site, context.sites[site].config, context.deployment
-        )
+            job, context.workdir, site, context.sites[site].config,
+            nested_options(context.deployment),
+        )  # fmt: skip
         return Payload(text, uploads=uploads, inputs=inputs, full=True)
     payload = _thin(job, context, tmpdir, iteration)
     return shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)

@@ -1,5 +1,6 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
@@ -85,6 +86,13 @@ class Executor(RemoteExecutor):
             self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))
         else:
             run.engine.submit(request)
+
+    def envvars(self) -> dict[str, str]:
+        """What jobs get of this process's environment: the workflow's own `envvars:`.
+
+        Snakemake's would add the credentials of storages, which are for this machine alone.
+        """
+        return {name: os.environ[name] for name in sorted(self.workflow.envvars)}
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""

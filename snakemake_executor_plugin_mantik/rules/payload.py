@@ -7,17 +7,19 @@ text around that text: it composes, and the job script knows nothing of it.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job, nested
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
 from snakemake_executor_plugin_mantik.rules.deployment import deployed, nested_options
+from snakemake_executor_plugin_mantik.rules.places import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.shadow import shadowed
 
@@ -30,11 +32,13 @@ class Context:
         sites: the known sites' configs by name; the first one serves where a rule names none.
         workdir: the workflow's working directory.
         deployment: what of the rules' own environments is deployed at the sites.
+        workspace: tells the absolute path of the workspace at a site; opens the site if need be.
     """
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
     deployment: frozenset[DeploymentMethod] = frozenset()
+    workspace: Callable[[str], str] = lambda _: WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -111,12 +115,13 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
 def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
     """What its kind of rule runs, without its environment and shadow directory."""
     shell = os.path.basename(executable_of(job) or "bash")
+    places = places_of(job, context)
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
         from snakemake_executor_plugin_mantik.rules.scripts import script
 
         site = context.sites[site_of(given_resources(job), context.sites)].config.site
         limits = site.source_file_limit_bytes, site.sources_limit_bytes
-        text, uploads = script(job, tmpdir, iteration, *limits)
+        text, uploads = script(job, places, tmpdir, iteration, limits)
         return Payload(in_shell(job, text), shell, uploads)
-    return Payload(command(job, tmpdir, iteration), shell)
+    return Payload(command(job, places, tmpdir, iteration), shell)

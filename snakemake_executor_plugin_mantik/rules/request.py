@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_o
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
+from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
 _THREAD_VARIABLES = (
@@ -46,7 +47,8 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     site = site_of(resources, context.sites)
     tmpdir = tmpdir_of(job)
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-    outputs = tuple(_outputs(job))
+    places = places_of(job, context)
+    outputs = tuple(_outputs(job, places))
     identified = identity(job)
     measured = job.benchmark is not None
     runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
@@ -72,7 +74,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         resources=resources,
         threads=job.threads,
         variables=variables,
-        inputs=tuple(dict.fromkeys([*map(plain, job.input), *runs[0].inputs])),
+        inputs=tuple(dict.fromkeys([*_inputs(job, places), *runs[0].inputs])),
         uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
         umask=_umask(),
@@ -93,13 +95,21 @@ def _umask() -> int:
     return mask
 
 
-def _outputs(job: Job) -> Iterable[OutputFile]:
+def _inputs(job: Job, places: Places) -> Iterable[str]:
+    for path in job.input:
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield place
+
+
+def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
     for path in job.output:
-        yield OutputFile(
-            path=plain(path),
-            kind="touched" if is_flagged(path, "touch") else "output",
-            directory=is_flagged(path, "directory"),
-            keep=is_flagged(path, "update"),
-        )
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(
+                path=place,
+                kind="touched" if is_flagged(path, "touch") else "output",
+                directory=is_flagged(path, "directory"),
+                keep=is_flagged(path, "update"),
+            )
     for path in job.log:
-        yield OutputFile(path=plain(path), kind="log")
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(path=place, kind="log")

@@ -33,6 +33,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import deployment, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
+from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
@@ -188,11 +189,9 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         UserError: with everything that is wrong.
     """
     workdir = Path.cwd()
-    if workflow.remote_execution_settings.immediate_submit:
-        raise UserError(
-            "--immediate-submit does not go with the mantik executor",
-            do="Leave it out: jobs are submitted when their inputs are there",
-        )
+    asked = options_of(workflow)
+    for told in unused(workflow):
+        logger.warning(told)
     _check_shared(workflow.storage_settings.shared_fs_usage)
     configs = _configs(options.backend_config, workdir)
     for config in configs.values():
@@ -200,7 +199,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
             logger.warning(f"{config.path}: {warning}")
     here = frozenset(workflow.deployment_settings.deployment_method)
     wanted = deployment.methods_of(options.software_deployment)
-    context = Context(configs, workdir, wanted)
+    context = Context(configs, workdir, wanted, options=asked)
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,

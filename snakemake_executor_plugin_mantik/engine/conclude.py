@@ -114,7 +114,7 @@ class Concluder:
         try:
             fetched = await self._outputs(request, life, marker)
         except OutputMissing as error:
-            await self._only_logs(request, record, marker)
+            await self._what_there_is(request, record, marker)
             await self._log(record, marker, path)
             return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except MantikError as error:
@@ -153,13 +153,16 @@ class Concluder:
             self._tell(f"{record.name}: what it logged to {below} did not come back. {error}")
         return tuple(file for file in fetched.files if not file.path.startswith(below))
 
-    async def _only_logs(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
-        """Bring the rule's own log files of a job whose outputs are not all there."""
-        logs = {output.path: output for output in request.outputs if output.kind == "log"}
-        own = tuple(entry for entry in marker.files if entry.path in logs)
-        without = replace(marker, files=own, missing_outputs=())
+    async def _what_there_is(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
+        """Bring the rule's own log files of a job whose outputs are not all there, or those too."""
+        wanted, files = request.outputs, marker.files
+        if not request.incomplete:
+            wanted = tuple(output for output in wanted if output.kind == "log")
+            logs = {output.path for output in wanted}
+            files = tuple(entry for entry in files if entry.path in logs)
+        without = replace(marker, files=files, missing_outputs=())
         with suppress(MantikError, OSError):
-            await self._fetcher.outputs(record, without, list(logs.values()))
+            await self._fetcher.outputs(record, without, wanted)
 
     async def _conclude_without_marker(
         self, request: JobRequest, life: Life, end: End, path: Path

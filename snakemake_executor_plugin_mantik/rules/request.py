@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -62,11 +63,14 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
+    name = job_name(rule.name, wildcards)
+    if context.options.jobname is not None:
+        name = job.format_wildcards(context.options.jobname)
     return JobRequest(
         number=job.jobid,
         job=identified,
         rule=rule.name,
-        name=job_name(rule.name, wildcards),
+        name=name,
         site=site,
         command=runs[0].command,
         benchmark=benchmark,
@@ -80,10 +84,11 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         umask=_umask(),
         own_environment=runs[0].own_environment,
         secrets=dict(secrets),
-        parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
+        parameters=steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params))),
         forced=forced,
         launches=launches(job),
         full=any(run.full for run in runs),
+        incomplete=context.options.keep_incomplete,
     )
 
 
@@ -97,7 +102,9 @@ def _umask() -> int:
 
 def _inputs(job: Job, places: Places) -> Iterable[str]:
     for path in job.input:
-        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+        if stays_in_storage(path) or is_source_file(path):
+            continue
+        if (place := places.place(path)) is not None:
             yield place
 
 

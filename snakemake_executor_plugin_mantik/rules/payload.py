@@ -1,7 +1,7 @@
 """What runs for one Snakemake job at a site: a text for a shell, and the files that it needs.
 
 Each kind of rule makes its text in a module of its own: `command` for `shell:`, `scripts` for
-`script:` and `notebook:`, `nested` for what needs a Snakemake at the site. What a directive
+`script:` and `notebook:`, `nested` for what only a Snakemake at the site can run. What a directive
 of the rule puts around the command, whatever the kind (its environment, its shadow directory), is
 text around that text: it composes, and the job script knows nothing of it.
 """
@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job, nested, sourcefiles
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
-from snakemake_executor_plugin_mantik.rules.deployment import deployed
+from snakemake_executor_plugin_mantik.rules.deployment import deployed, nested_options
 from snakemake_executor_plugin_mantik.rules.options import Options
 from snakemake_executor_plugin_mantik.rules.places import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
@@ -55,7 +55,7 @@ class Payload:
         inputs: further files of the workflow's directory.
         own_environment: whether it makes its environment itself, so that the backend config's
             image is not used.
-        measures: whether it writes the job's benchmark file itself.
+        full: whether it runs a Snakemake at the site, which writes the benchmark file as well.
     """
 
     command: str
@@ -63,8 +63,7 @@ class Payload:
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
     own_environment: bool = False
-
-    measures: bool = False
+    full: bool = False
 
     def around(
         self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
@@ -76,12 +75,18 @@ class Payload:
             (*self.uploads, *uploads),
             (*self.inputs, *inputs),
             self.own_environment,
-            self.measures,
+            self.full,
         )
 
 
 def full(job: Job) -> str | None:
-    """The directive for which a job needs a Snakemake at its site; None for a thin job."""
+    """Why a job needs a Snakemake at its site, in words that follow "has"; None for a thin job."""
+    if job.rule.is_script or job.rule.is_notebook:
+        # It imports the parts of Snakemake that know languages and notebooks.
+        from snakemake_executor_plugin_mantik.rules.scripts import needs_snakemake
+
+        imported = needs_snakemake(job)
+        return f"a script that imports {', '.join(imported)}" if imported else None
     return nested.directive(job)
 
 
@@ -99,16 +104,21 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
             large, or a file of it or of its environment is not to be had.
     """
     if full(job) is not None:
-        # The Snakemake there makes the job's environment and shadow directory as well.
+        # That Snakemake makes environment and shadow directory itself.
         site = site_of(given_resources(job), context.sites)
         text, uploads, inputs = nested.command(
-            job, context.workdir, site, context.sites[site].config, context.deployment
-        )
-        payload = Payload(text, uploads=uploads, inputs=inputs, measures=True)
+            job, context.workdir, site, context.sites[site].config,
+            nested_options(context.deployment),
+        )  # fmt: skip
+        payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
     else:
-        thin = _thin(job, context, tmpdir, iteration)
-        payload = shadowed(deployed(thin, job, context), job, iteration, also=thin.inputs)
-    return _behind(context.options.precommand, payload)
+        payload = _thin(job, context, tmpdir, iteration)
+        payload = shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
+    if context.options.precommand:
+        # As between Snakemake's own precommand and command: a failure ends the job.
+        before = f"{{ {context.options.precommand}\n}} || exit\n"
+        payload = replace(payload, command=before + payload.command)
+    return payload
 
 
 def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
@@ -126,10 +136,3 @@ def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Pay
     text = command(job, places, tmpdir, iteration)
     text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)
     return Payload(text, shell, uploads)
-
-
-def _behind(precommand: str | None, payload: Payload) -> Payload:
-    """A payload that runs only after a command, as behind Snakemake's own `--precommand`."""
-    if not precommand:
-        return payload
-    return replace(payload, command=f"{{ {precommand}\n}} || exit\n{payload.command}")

@@ -20,9 +20,10 @@ from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserEr
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import resources
+from snakemake_executor_plugin_mantik.rules import groups, resources
 from snakemake_executor_plugin_mantik.rules.payload import Context
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
+from snakemake_executor_plugin_mantik.rules.request import measured_file
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -51,7 +52,8 @@ class Run:
         tracker: makes MLflow runs of MLproject jobs.
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
-        measured: where the measurements of the jobs with a benchmark file will be, by number.
+        measured: the jobs with a benchmark file, and where their measurements will be, by number
+            of the request that they belong to.
     """
 
     engine: Engine
@@ -59,7 +61,7 @@ class Run:
     tracker: Tracker
     settings: Any
     requested: set[JobNumber] = field(default_factory=set)
-    measured: dict[JobNumber, Path] = field(default_factory=dict)
+    measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -68,14 +70,24 @@ class Run:
             UserError: the job cannot be run.
         """
         refuse([job], self.settings.deployment)
-        forced = self.settings.forces(job)
-        request = request_of(job, self.context, secrets=secrets, forced=forced)
+        members = groups.members_of(job)
+        forced = any(map(self.settings.forces, members))
+        ask = groups.request if job.is_group() else request_of
+        request = ask(job, self.context, secrets=secrets, forced=forced)
         self.requested.add(request.number)
-        if request.benchmark is not None:
-            self.measured[request.number] = Path(request.benchmark.path).absolute()
+        measured = [(m, path) for m in members if (path := measured_file(m)) is not None]
+        if measured:
+            self.measured[request.number] = [(m, Path(path).absolute()) for m, path in measured]
+        return replace(request, subject=self._subject(members))
+
+    def _subject(self, members: list[Any]) -> TrackedRun | None:
+        """What is tracked of a job; nothing of several that run as one (`_tell_untracked`)."""
+        if not self.settings.tracked or len(members) > 1:
+            return None
+        [job] = members
+        call = call_of(job.params)
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        call = call_of(job.params) if self.settings.tracked else None
-        return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
+        return TrackedRun(call, wildcards) if call is not None else None
 
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
@@ -120,8 +132,9 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
-    jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    refuse(jobs, settings.deployment)
+    units = groups.units(dag)
+    jobs = [job for unit in units for job in groups.members_of(unit)]
+    refuse(units, settings.deployment)
     _check_projects(jobs, configs)
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
@@ -132,7 +145,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
-    used = _check_jobs(jobs, planners)
+    used = _check_jobs(units, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
     state = Path(workflow.persistence.path) / STATE
     journal = Journal(state)
@@ -145,13 +158,13 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         raise
     tracker = _tracker(configs, credentials, workdir, logger)
     if settings.tracked:
-        tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
+        tracker.start(tracked=_tell_untracked(units, logger))
     engine = Engine(
         sites, journal=journal, workdir=workdir, state=state, tell=logger.info, observer=tracker
     )
     try:
         engine.open(used, partial(_sources, configs, workdir, _products(dag), logger))
-        _check_jobs(jobs, planners, engine)
+        _check_jobs(units, planners, engine)
     except BaseException:
         engine.close(tidy=False)
         tracker.close(0.0)
@@ -172,6 +185,22 @@ def _tracker(
     return Tracker(
         workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
     )
+
+
+def _tell_untracked(units: list[Any], logger: Any) -> bool:
+    """Whether jobs are tracked; entry points in groups are not, and that is told."""
+    tracked, grouped = False, set()
+    for unit in units:
+        members = groups.members_of(unit)
+        rules = {job.rule.name for job in members if given_of(job.rule.params) is not None}
+        tracked = tracked or bool(rules and len(members) == 1)
+        grouped |= rules if len(members) > 1 else set()
+    if grouped:
+        logger.warning(
+            f"Entry points that run as members of a group are no MLflow runs of their own and are"
+            f" not tracked: rule {', '.join(sorted(grouped))}. Take them out of the group for that."
+        )
+    return tracked
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
@@ -256,24 +285,42 @@ def _check_jobs(
     used: dict[str, None] = {}
     mistakes: dict[str, None] = {}
     for job in jobs:
-        where = f"rule {job.rule.name}"
+        where = groups.title_of(job)
         try:
-            given, later = resources.determined(resources.given_resources(job))
-            resources.refuse_misspelt(later)
-            if resources.SITE_RESOURCE in later:
+            if (asked := _asked(job, planners)) is None:
                 continue
-            site = resources.site_of(given, planners)
+            site, given, threads = asked
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
-            planners[site].resources(given, job.threads)
+            planners[site].resources(given, threads)
             if engine is not None:
-                engine.facts_fit(site, given, job.threads)
+                engine.facts_fit(site, given, threads)
         except UserError as error:
-            mistakes[f"{where}: {error}"] = None
+            told = str(error).removeprefix(f"{where}: ")
+            mistakes[f"{where}: {told}"] = None
     if mistakes:
         told = "\n  ".join(["nothing was sent: these resources cannot be had:", *mistakes])
         raise UserError(told.removesuffix("."))
     return list(used)
+
+
+def _asked(
+    job: Any, planners: Mapping[str, Planner]
+) -> tuple[str, Mapping[str, object], int] | None:
+    """Site, resources and threads of a job or group; None if the site follows from files to come.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    members = groups.members_of(job)
+    if len(members) > 1:
+        wanted = groups.asked(job, planners)
+        return wanted.site, wanted.resources, wanted.threads
+    given, later = resources.determined(resources.given_resources(members[0]))
+    resources.refuse_misspelt(later)
+    if resources.SITE_RESOURCE in later:
+        return None
+    return resources.site_of(given, planners), given, members[0].threads
 
 
 def _tell_expiry(

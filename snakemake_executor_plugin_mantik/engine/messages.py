@@ -1,6 +1,7 @@
 """What the log says of a job: where it is, how long it took, and after a failure what to do."""
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,7 +130,13 @@ def _compose(what: str, where: str, said: Said, advice: str) -> str:
     return f"{what} ({where}).\n{shown}{kept}{advice}.\n"
 
 
-def failed(marker: Marker, where: str, said: Said, limit: bool) -> str:
+def failed(
+    marker: Marker,
+    where: str,
+    said: Said,
+    limit: bool,
+    members: Sequence[tuple[str, int]] = (),
+) -> str:
     """A job has written that it failed.
 
     Args:
@@ -137,6 +144,7 @@ def failed(marker: Marker, where: str, said: Said, limit: bool) -> str:
         where: site, the site's id of it.
         said: what it said.
         limit: whether its time was over when it was told to end.
+        members: of a group, the names and exit codes of the members that failed.
     """
     if marker.signal and limit:
         return _compose("The job reached its time limit", where, said, _ADVICE[Reason.TIME_LIMIT])
@@ -147,13 +155,18 @@ def failed(marker: Marker, where: str, said: Said, limit: bool) -> str:
         words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
         what = f"The job failed before its command, {words}"
         return _compose(what, where, said, advice)
-    what = f"The command ended with exit code {marker.exit_code}"
+    ends = [f"{name} ended with {_code(code)}" for name, code in members]
+    what = "; ".join(ends) or f"The command ended with {_code(marker.exit_code)}"
     advice = "Correct the command or its inputs and start again"
-    if killer := _signal(marker.exit_code):
-        what += f", which means that it was ended by {killer}"
-    if killer == "SIGKILL":
+    if _signal(marker.exit_code) == "SIGKILL":
         advice = f"Often that is for want of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
     return _compose(what, where, said, advice)
+
+
+def _code(exit_code: int) -> str:
+    killer = _signal(exit_code)
+    meaning = f", which means that it was ended by {killer}" if killer else ""
+    return f"exit code {exit_code}{meaning}"
 
 
 def _signal(exit_code: int) -> str:

@@ -28,6 +28,35 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Member:
+    """One of several jobs of Snakemake's that run as one.
+
+    Attributes:
+        job: what it is, the same in every run, as `JobRequest.job`.
+        name: readable: the rule and its wildcards.
+        logs: its own log files.
+    """
+
+    job: str
+    name: str
+    logs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobGroup:
+    """Several jobs of Snakemake's that run as one.
+
+    Attributes:
+        members: in the order of their numbers.
+        report: the output of kind `log` in which a line for each member that failed tells its
+            number and exit code.
+    """
+
+    members: tuple[Member, ...]
+    report: str
+
+
+@dataclass(frozen=True)
 class JobRequest:
     """One job that Snakemake wants run, with all that concerns it and nothing of a site's API.
 
@@ -52,6 +81,7 @@ class JobRequest:
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
+        group: the jobs that it consists of, if it is a group of jobs.
         subject: what an observer wants to know of it; nothing to the engine.
     """
 
@@ -73,7 +103,14 @@ class JobRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
+    group: JobGroup | None = None
     subject: object = None
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """What it is, and what it consists of: an open try of any of these is in its way."""
+        members = self.group.members if self.group is not None else ()
+        return (self.job, *(member.job for member in members))
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
         """What must be the same for the result of one try to be the result of another.
@@ -102,6 +139,7 @@ class Outcome:
         message: for a failure: what happened, where, and what to do now.
         log: the job's log, where it is here.
         site_job: the site's id of the job, empty if it has none.
+        failed: of a group, the members that failed, as far as that is known (`Member.job`).
     """
 
     number: JobNumber
@@ -110,3 +148,4 @@ class Outcome:
     message: str = ""
     log: Path | None = None
     site_job: str = ""
+    failed: tuple[str, ...] = ()

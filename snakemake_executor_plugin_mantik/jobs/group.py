@@ -31,7 +31,9 @@ class GroupMember:
         commands: what the shell is given after `-c`, one after the other; none for a member that
             runs nothing.
         shell: base name of the shell.
-        variables: environment variables of the commands.
+        variables: environment variables of the commands. Where TMPDIR is among them, the others
+            that tell where temporary files go follow it.
+        settled: those of the others that do not.
         team: members of the same team start at the same time; teams are numbered in the order in
             which they are to start.
         service: whether it runs until all other members of its team have ended.
@@ -46,6 +48,7 @@ class GroupMember:
     team: int
     shell: str = "bash"
     variables: Mapping[str, str] = field(default_factory=dict)
+    settled: tuple[str, ...] = ()
     service: bool = False
     waits: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -136,7 +139,7 @@ def _member(number: int, member: GroupMember) -> dict[str, object]:
         "temporary": "".join(
             f' {name}="$TMPDIR"'
             for name in TEMPORARY[1:]
-            if own_temporary and name not in member.variables
+            if own_temporary and name not in member.settled
         ),
         "waits": [quoted(place(path), "an input") for path in member.waits],
         "touches": [quoted(place(path), "an output") for path in member.touches],

@@ -8,13 +8,18 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import JournalError
 
-VERSION = 2
+VERSION = 3
 FILE = "journal.sqlite"
 
 _ADDED_IN_2 = """
 CREATE TABLE workflow (id TEXT NOT NULL);
 INSERT INTO workflow VALUES (lower(hex(randomblob(16))));
 CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
+"""
+
+_ADDED_IN_3 = """
+CREATE TABLE members (try TEXT NOT NULL REFERENCES tries (id), job TEXT NOT NULL);
+CREATE INDEX members_job ON members (job);
 """
 
 _SCHEMA = f"""
@@ -50,6 +55,7 @@ CREATE TABLE bundle_files (
     bundle TEXT NOT NULL REFERENCES bundles (id), path TEXT NOT NULL, size INTEGER NOT NULL,
     sha256 TEXT NOT NULL, source INTEGER NOT NULL, PRIMARY KEY (bundle, path)
 );
+{_ADDED_IN_3}
 """
 
 
@@ -112,7 +118,7 @@ class Database:
                 where=str(self.path),
                 do="Update snakemake-executor-plugin-mantik",
             )
-        steps = {0: _SCHEMA, 1: _ADDED_IN_2}.get(version)
+        steps = {0: _SCHEMA, 1: _ADDED_IN_2 + _ADDED_IN_3, 2: _ADDED_IN_3}.get(version)
         if steps is not None:
             self.db.executescript(f"BEGIN; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
 

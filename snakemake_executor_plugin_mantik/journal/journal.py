@@ -3,7 +3,7 @@
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -121,8 +121,20 @@ class Journal:
 
     # Tries
 
-    def new_try(self, *, site: str, job: str, rule: str, name: str, fingerprint: str) -> TryRecord:
-        """Decide to run a job: make a try with a new UUID in the bucket that is being filled."""
+    def new_try(
+        self,
+        *,
+        site: str,
+        job: str,
+        rule: str,
+        name: str,
+        fingerprint: str,
+        members: Collection[str] = (),
+    ) -> TryRecord:
+        """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
+
+        The arguments are those of `TryRecord`, and `members`, the jobs that a group consists of.
+        """
         with self._database.write() as db:
             row = db.execute(
                 "SELECT bucket, COUNT(*) AS used FROM tries WHERE site = ? AND bucket ="
@@ -142,6 +154,7 @@ class Journal:
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
                  record.created),
             )  # fmt: skip
+            db.executemany("INSERT INTO members VALUES (?, ?)", [(record.id, m) for m in members])
         return record
 
     def submitting(self, try_id: str, queue: str) -> None:
@@ -187,9 +200,21 @@ class Journal:
                 (state, *values.values(), try_id, *before),
             )
 
-    def open_tries(self, job: str) -> list[TryRecord]:
-        """The tries of a job that are not final, the oldest first."""
-        return self._tries("WHERE job = ? AND state NOT IN ('done', 'abandoned')", (job,))
+    def open_tries(self, *jobs: str) -> list[TryRecord]:
+        """The tries of jobs, and of groups that they are members of, that are not final.
+
+        The oldest come first. Two groups may share a member: from run to run Snakemake may gather
+        other jobs into a group, and rules may get or lose theirs.
+        """
+        found: dict[str, TryRecord] = {}
+        for job in jobs:
+            of_job = self._tries(
+                "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?))"
+                " AND state NOT IN ('done', 'abandoned')",
+                (job, job),
+            )
+            found |= {record.id: record for record in of_job}
+        return sorted(found.values(), key=lambda record: record.created)
 
     def all_open_tries(self) -> list[TryRecord]:
         """All tries that are not final, the oldest first."""

@@ -8,6 +8,7 @@ from snakemake.settings.types import DeploymentMethod
 from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.groups import group_obstacle, members_of
 from snakemake_executor_plugin_mantik.rules.request import plain
 
 _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
@@ -16,23 +17,19 @@ _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
     (lambda job: job.rule.is_wrapper, "has a wrapper: directive"),
     (lambda job: job.rule.is_cwl, "has a cwl: directive"),
     (lambda job: job.rule.is_template_engine, "has a template_engine: directive"),
-    (lambda job: job.rule.shellcmd is None, "has a run: directive"),
+    (lambda job: job.rule.shellcmd is None and not job.is_norun, "has a run: directive"),
     (lambda job: job.rule.shadow_depth is not None, "has a shadow: directive"),
-    (lambda job: job.is_pipe, "writes to a pipe()"),
-    (lambda job: job.is_service, "is a service()"),
 )
 
 
 def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
-    """Why a job cannot run at a site yet, in words that follow "rule NAME"; None if it can."""
-    if job.is_group():
-        return "belongs to a group or pipe"
+    """Why a job cannot run at a site yet, in words that follow "rule NAME"; None if it can.
+
+    A job, not a group: the members of one are asked for each by itself.
+    """
     for found, words in _NOT_THIN:
         if found(job):
             return words
-    # Snakemake gathers the jobs of a group later, just before they are sent.
-    if job.group is not None:
-        return "belongs to a group or pipe"
     deployed = {
         DeploymentMethod.CONDA: job.rule.conda_env,
         DeploymentMethod.APPTAINER: job.rule.container_img,
@@ -58,7 +55,7 @@ def _outside(job: Job) -> str | None:
 
 
 def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
-    """See to it that all `jobs` can run at a site.
+    """See to it that all `jobs`, groups among them, can run at a site.
 
     Raises:
         WorkflowNotRunnable: telling each rule that cannot, once, and why.
@@ -66,10 +63,10 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
     deployment = tuple(deployment)
     found: dict[str, str] = {}
     for job in jobs:
-        members = job.jobs if job.is_group() else (job,)
-        reason = obstacle(job, deployment)
-        if reason is not None:
-            found.update({member.rule.name: reason for member in members})
+        for member in members_of(job):
+            reason = obstacle(member, deployment) or group_obstacle(job, member)
+            if reason is not None:
+                found[member.rule.name] = reason
     if found:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing was sent): "

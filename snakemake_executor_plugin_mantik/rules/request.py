@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
-from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
+from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
 _THREAD_VARIABLES = (
@@ -40,56 +40,89 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     Raises:
         UserError: a value is not determined, or an unknown site is named.
     """
-    rule = job.rule
     resources = given_resources(job)
     site = site_of(resources, context.sites)
-    tmpdir = tmpdir_of(job)
-    wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-    outputs = tuple(_outputs(job))
-    identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
-    identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    outputs = tuple(outputs_of(job))
     benchmark = None
-    if job.benchmark is not None:
-        runs = [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
-        benchmark = Benchmark(measured_path(identified), tuple(run.command for run in runs))
-        outputs += (OutputFile(benchmark.path),)
-    else:
-        runs = [payload_of(job, context, tmpdir)]
-    variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
-    if tmpdir != NODE_TMPDIR:
-        variables["TMPDIR"] = tmpdir
-    details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
+    runs = runs_of(job, context)
+    if (measured := measured_file(job)) is not None:
+        benchmark = Benchmark(measured, tuple(run.command for run in runs))
+        outputs += (OutputFile(measured),)
     return JobRequest(
         number=job.jobid,
-        job=identified,
-        rule=rule.name,
-        name=f"{rule.name} {details}" if details else rule.name,
+        job=identity_of(job),
+        rule=job.rule.name,
+        name=name_of(job),
         site=site,
         command=runs[0].command,
         benchmark=benchmark,
         shell=runs[0].shell,
         resources=resources,
         threads=job.threads,
-        variables=variables,
+        variables=variables_of(job),
         inputs=tuple(dict.fromkeys([*map(plain, job.input), *runs[0].inputs])),
         uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
-        umask=_umask(),
+        umask=umask(),
         secrets=dict(secrets),
-        parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
+        parameters=parameters_of(job),
         forced=forced,
     )
 
 
+def identity_of(job: Job) -> str:
+    """What a job is, the same in every run: a digest of rule, wildcards and outputs."""
+    wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
+    outputs = [plain(path) for path in [*job.output, *job.log]]
+    identity = [job.rule.name, sorted(wildcards.items()), outputs]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def name_of(job: Job) -> str:
+    """Rule and wildcards, readable."""
+    details = ", ".join(f"{key}={value}" for key, value in job.wildcards_dict.items())
+    return f"{job.rule.name} {details}" if details else str(job.rule.name)
+
+
+def runs_of(job: Job, context: Context) -> list[Payload]:
+    """What runs for a job: several texts where the command is measured more than once.
+
+    Raises:
+        UserError: a value in it is not determined before the job runs.
+    """
+    tmpdir = tmpdir_of(job)
+    if job.benchmark is None:
+        return [payload_of(job, context, tmpdir)]
+    return [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
+
+
+def measured_file(job: Job) -> str | None:
+    """Where the measurements of a job with a benchmark file lie until that is written."""
+    return measured_path(identity_of(job)) if job.benchmark is not None else None
+
+
+def variables_of(job: Job) -> dict[str, str]:
+    """The environment variables that Snakemake sets around a command."""
+    tmpdir = tmpdir_of(job)
+    variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
+    return variables if tmpdir == NODE_TMPDIR else {**variables, "TMPDIR": tmpdir}
+
+
+def parameters_of(job: Job) -> str:
+    """The rule's parameters as text, those derived from other things left out."""
+    return json.dumps(sorted(repr(value) for value in job.non_derived_params))
+
+
 @cache
-def _umask() -> int:
+def umask() -> int:
     """The file mode mask of this process. It can only be read by setting it: once is enough."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _outputs(job: Job) -> Iterable[OutputFile]:
+def outputs_of(job: Job) -> Iterable[OutputFile]:
+    """What a job makes: outputs and logs."""
     for path in job.output:
         yield OutputFile(
             path=plain(path),

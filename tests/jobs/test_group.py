@@ -175,7 +175,7 @@ def test_variables_of_each_member(place: Place) -> None:
 
 
 def test_a_long_command_and_a_nasty_name(place: Place) -> None:
-    long = f"# {'x' * 150_000}\necho \"$BASH_VERSION\""
+    long = f'# {"x" * 150_000}\necho "$BASH_VERSION"'
     code, said = place.run(singles(member("a/b & \\c\n%", long)))
     assert code == 0, said
     assert "[a/b & \\c %] 5." in said
@@ -241,7 +241,9 @@ def test_a_pipe_whose_other_end_fails(place: Place, failing: str) -> None:
     assert "was ended, since what it shares a pipe or service with failed" in said
 
 
-SERVICE = "trap 'echo ended > ended; exit' TERM; sleep 0.3; touch 'a socket'; while :; do sleep 1; done"
+SERVICE = (
+    "trap 'echo ended > ended; exit' TERM; sleep 0.3; touch 'a socket'; while :; do sleep 1; done"
+)
 
 
 def test_a_service(place: Place) -> None:

@@ -33,7 +33,8 @@ from snakemake_executor_plugin_mantik.jobs.group import (
     render,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.jobs.resources import merge
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Resources
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.payload import Context, Payload
 from snakemake_executor_plugin_mantik.rules.request import (
@@ -300,10 +301,14 @@ def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
             do="Take the rule out of the group, or make the resource independent of the file",
         )
     site = site_of(given, sites)
+    try:
+        merge(Resources(), given, member.threads)
+    except UserError as error:
+        raise UserError(error.what, where=f"rule {member.rule.name}", do=error.do) from None
     cores = given.pop("cpus_per_task", None)
     given["_cores"] = cores = cores if isinstance(cores, int) else member.threads
     per_cpu = given.pop("mem_mb_per_cpu", None)
-    if isinstance(per_cpu, int) and per_cpu and "mem_mb" not in given:
+    if isinstance(per_cpu, int) and per_cpu:
         given["mem_mb"] = per_cpu * cores
     if "gpus" in given:
         given.setdefault("gpu", given.pop("gpus"))

@@ -7,7 +7,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.benches import closed_port
-from tests.support.workflows import Project, tells
+from tests.support.workflows import Place, Project, tells
 
 GOOD = """
 rule good:
@@ -39,7 +39,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     project.write("notebook.py.ipynb", NOTEBOOK)
     project.write("good.txt")
     project.write("profiles/x")
-    outputs = ["ran", "scripted", "noted", "shadowed", "grouped", "piped", "absolute", "around"]
+    outputs = ["ran", "scripted", "noted", "shadowed", "grouped", "absolute", "around"]
     project.write(
         "Snakefile",
         f"""
@@ -63,19 +63,17 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
             shadow: "minimal"
             shell: "touch {{output}}"
 
+        rule first:
+            output: "first"
+            group: "g"
+            run: open(output[0], "w").close()
+
         rule grouped:
+            input: "first"
             output: "grouped"
             group: "g"
+            resources: tasks=4
             shell: "touch {{output}}"
-
-        rule writer:
-            output: pipe("p")
-            shell: "echo > {{output}}"
-
-        rule piped:
-            input: "p"
-            output: "piped"
-            shell: "cat {{input}} > {{output}}"
 
         rule absolute:
             input: "{project.directory}/good.txt"
@@ -102,14 +100,62 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         "rule scripted has a script: directive",
         "rule noted has a notebook: directive",
         "rule shadowed has a shadow: directive",
-        "rule grouped belongs to a group or pipe",
-        "rule writer writes to a pipe()",
-        "rule piped belongs to a group or pipe",
+        "rule first has a run: directive",
+        "rule grouped asks for tasks=4 in a group, whose members all run on one node",
         f"rule absolute uses {project.directory}/good.txt, which is outside",
         "rule around uses profiles/../good.txt: at a site",
     ):
         assert said.count(words) == 1, words
     tells(said, "localrules: to run them here.")
+
+
+GROUP = """
+    rule one:
+        output: "1"
+        group: "g"
+        resources: {one}
+        shell: "touch {{output}}"
+
+    rule two:
+        output: "2"
+        group: "g"
+        resources: {two}
+        shell: "touch {{output}}"
+
+    rule three:
+        input: "1", "2"
+        output: "3"
+        group: "g"
+        shell: "cat {{input}} > {{output}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "told"),
+    [
+        (
+            'mantik_site="hpc2"',
+            'mantik_site="hpc2"',
+            "its members are to run at different sites: one, two at hpc2; three at hpc1",
+        ),
+        (
+            'queue="batch"',
+            'queue="devel"',
+            "queue is 'batch' for one, 'devel' for two, not set for three",
+        ),
+        ("mem_mb=5, mem_mb_per_cpu=5", "runtime=5", "rule one: the resources mem_mb=5 and"),
+        ("runtime=1000", "runtime=20", "runtime of "),
+    ],
+)
+def test_members_that_do_not_fit_into_one_job(
+    project: Project, firecrest_place: Place, one: str, two: str, told: str
+) -> None:
+    second = project.directory.parent / "hpc2.yaml"
+    second.write_text(firecrest_place.config)
+    project.sites = [str(second)]
+    project.write("Snakefile", GROUP.format(one=one, two=two))
+    said = project.run("3", "--set-resources", "three:runtime=1000").failed()
+    tells(said, "nothing was sent", "group g (rules one, three, two)", told)
 
 
 def test_resources_that_cannot_be_had(project: Project) -> None:

@@ -54,6 +54,8 @@ class Executor(RemoteExecutor):
         except MantikError as error:
             with self.lock:
                 self.wait = False
+            # Else the waiting thread may meet an interpreter that shuts down, and complain of it.
+            self.wait_thread.join(5 * CHECK_S)
             # Of a WorkflowError Snakemake would show the lines of our code that it came from.
             raise ApiError(str(error)) from None
         return self._run
@@ -122,6 +124,8 @@ class Executor(RemoteExecutor):
 
     def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
+        if self._run is not None:
+            self._run.ended(outcome)
         info.external_jobid = outcome.site_job or None
         if outcome.succeeded and (trouble := self._benchmark(info.job)):
             self.report_job_error(info, msg=trouble)
@@ -165,10 +169,10 @@ class Executor(RemoteExecutor):
         """
         from snakemake_interface_logger_plugins.common import LogEvent
 
-        from snakemake_executor_plugin_mantik.rules.request import identity_of
+        from snakemake_executor_plugin_mantik.rules.identity import identity
 
         failed = self._uncommitted[group.jobid].failed
-        members = [member for member in group if identity_of(member) in failed] or list(group)
+        members = [member for member in group if identity(member) in failed] or list(group)
         infos = [member.get_log_error_info(indent=True, **kwargs) for member in members]
         self.logger.error(
             f"Error in group {group.groupid}: {msg}",

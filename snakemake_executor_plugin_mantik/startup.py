@@ -4,26 +4,33 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.errors import (
+    ConfigError,
+    Mistake,
+    UserError,
+    WorkflowNotRunnable,
+)
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import groups, resources
-from snakemake_executor_plugin_mantik.rules.payload import Context
+from snakemake_executor_plugin_mantik.rules import deployment, groups, resources
+from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
-from snakemake_executor_plugin_mantik.rules.request import measured_file
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -52,16 +59,22 @@ class Run:
         tracker: makes MLflow runs of MLproject jobs.
         forced: what the user asked to run whatever is there: rules and files, or everything.
         requested: numbers of the jobs that the engine was asked for.
-        measured: the jobs with a benchmark file, and where their measurements will be, by number
-            of the request that they belong to.
+        measured: the jobs with a benchmark file that is written here, and where their measurements
+            will be, by number of the request that they belong to.
+        lacks: remembers where there is no Snakemake for full jobs.
+        tell: writes a line to the user's log.
     """
 
     engine: Engine
     context: Context
     tracker: Tracker
     settings: Any
+    lacks: Lacks
+    tell: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _full: dict[JobNumber, str] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -69,15 +82,24 @@ class Run:
         Raises:
             UserError: the job cannot be run.
         """
-        refuse([job], self.settings.deployment)
+        refuse([job], self.settings.deployed_here)
         members = groups.members_of(job)
+        for member in members:
+            if not self.settings.conda_here:
+                deployment.keep_unasked(member)
         forced = any(map(self.settings.forces, members))
         ask = groups.request if job.is_group() else request_of
         request = ask(job, self.context, secrets=secrets, forced=forced)
         self.requested.add(request.number)
-        measured = [(m, path) for m in members if (path := measured_file(m)) is not None]
-        if measured:
-            self.measured[request.number] = [(m, Path(path).absolute()) for m, path in measured]
+        for member in members:
+            if directive := full(member):
+                self._full[request.number] = request.site
+                self._tell_full(member.rule.name, directive, request.site)
+        self.measured[request.number] = [
+            (member, Path(path).absolute())
+            for member, path in zip(members, request.measured, strict=True)
+            if path
+        ]
         return replace(request, subject=self._subject(members))
 
     def _subject(self, members: list[Any]) -> TrackedRun | None:
@@ -89,6 +111,19 @@ class Run:
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
         return TrackedRun(call, wildcards) if call is not None else None
 
+    def _tell_full(self, rule: str, directive: str, site: str) -> None:
+        if (rule, site) not in self._told:
+            self._told.add((rule, site))
+            self.tell(f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}.")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Learn from how a full job ended whether its site has a Snakemake."""
+        site = self._full.pop(outcome.number, None)
+        if site is not None and outcome.succeeded:
+            self.lacks.forget(site)
+        elif site is not None and outcome.log is not None:
+            self.lacks.note(site, outcome.log)
+
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
         self.engine.close(tidy=tidy)
@@ -97,7 +132,8 @@ class Run:
 
 @dataclass(frozen=True)
 class _Settings:
-    deployment: tuple[Any, ...]
+    deployed_here: tuple[Any, ...]
+    conda_here: bool
     tracked: bool
     force_all: bool
     forced: frozenset[str]
@@ -126,16 +162,27 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
+    here = frozenset(workflow.deployment_settings.deployment_method)
+    wanted = deployment.methods_of(workflow.executor_settings.software_deployment)
+    context = Context(configs, workdir, wanted)
     settings = _Settings(
-        tuple(workflow.deployment_settings.deployment_method),
+        tuple(here - wanted),
+        DeploymentMethod.CONDA in here,
         workflow.executor_settings.track != "none",
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     units = groups.units(dag)
     jobs = [job for unit in units for job in groups.members_of(unit)]
-    refuse(units, settings.deployment)
+    refuse(units, settings.deployed_here)
+    _check_environments(jobs, context, _products(dag))
+    for remark in deployment.remarks(jobs, context):
+        logger.info(remark)
     _check_projects(jobs, configs)
+    state = Path(workflow.persistence.path) / STATE
+    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
+    lacks = Lacks(state, environments)
+    lacks.refuse(jobs)
     credentials = require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
@@ -147,7 +194,6 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     }
     used = _check_jobs(units, planners)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    state = Path(workflow.persistence.path) / STATE
     journal = Journal(state)
     try:
         for name in used:
@@ -169,7 +215,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, Context(configs, workdir), tracker, settings)
+    return Run(engine, context, tracker, settings, lacks, logger.info)
 
 
 def _tracker(
@@ -201,6 +247,25 @@ def _tell_untracked(units: list[Any], logger: Any) -> bool:
             f" not tracked: rule {', '.join(sorted(grouped))}. Take them out of the group for that."
         )
     return tracked
+
+
+def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
+    """See to it that the rules' own environments can be had, as far as that shows here.
+
+    Raises:
+        WorkflowNotRunnable: with each rule whose cannot.
+    """
+    found = {
+        job.rule.name: mistake
+        for job in jobs
+        if (mistake := deployment.mistake_of(job, context, products)) is not None
+    }
+    if found:
+        raise WorkflowNotRunnable(
+            "not every rule can have its environment (nothing was sent): "
+            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
+            do="Correct conda: or container: of these rules",
+        )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:

@@ -35,11 +35,13 @@ class Member:
         job: what it is, the same in every run, as `JobRequest.job`.
         name: readable: the rule and its wildcards.
         logs: its own log files.
+        measured: where its measurements go (`Benchmark.path`), empty if nothing is measured.
     """
 
     job: str
     name: str
     logs: tuple[str, ...] = ()
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class JobRequest:
         benchmark: how the command is measured, if it is; the first of its commands is `command`.
         umask: file mode mask of this process: what the job makes gets the modes that it would get
             here; None for the site's own.
+        own_environment: whether the command makes its environment itself: the image of the backend
+            config is not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
@@ -100,6 +104,7 @@ class JobRequest:
     uploads: tuple[Upload, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    own_environment: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
@@ -111,6 +116,13 @@ class JobRequest:
         """What it is, and what it consists of: an open try of any of these is in its way."""
         members = self.group.members if self.group is not None else ()
         return (self.job, *(member.job for member in members))
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """For each job that it consists of, where its measurements go; empty if nothing is."""
+        if self.group is not None:
+            return tuple(member.measured for member in self.group.members)
+        return (self.benchmark.path if self.benchmark is not None else "",)
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
         """What must be the same for the result of one try to be the result of another.

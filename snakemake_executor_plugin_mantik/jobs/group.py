@@ -15,8 +15,8 @@ from snakemake_executor_plugin_mantik.jobs.script import (
     exports,
     place,
     quoted,
-    template,
 )
+from snakemake_executor_plugin_mantik.jobs.templates import template
 
 TEMPORARY = ("TMPDIR", "TMP", "TEMPDIR", "TEMP")
 """The variables that tell where temporary files go."""
@@ -89,7 +89,7 @@ class GroupProgram:
     Attributes:
         members, teams: by their numbers.
         report: where it is told which members failed: their number and exit code, one a line.
-        limits: what the teams that run at the same time may take together.
+        limits: what the teams that run at the same time may take together, CPUs first.
         pipes: named pipes between members.
         temporary: what is removed when it was read.
         keep_going: whether what does not depend on a member that failed still starts.
@@ -99,7 +99,7 @@ class GroupProgram:
     members: Sequence[GroupMember]
     teams: Sequence[Team]
     report: str
-    limits: tuple[int, ...] = ()
+    limits: tuple[int, ...]
     pipes: tuple[str, ...] = ()
     temporary: tuple[Temporary, ...] = ()
     keep_going: bool = False
@@ -117,7 +117,15 @@ def render(group: GroupProgram) -> str:
         prefixes=_words(_in_sed(f"[{member.name}] ") for member in group.members),
         teams=_numbers(member.team for member in group.members),
         services=_numbers(int(member.service) for member in group.members),
-        needs=_words(_numbers(team.needs) for team in group.teams),
+        followers=_words(
+            _numbers(n for n, team in enumerate(group.teams) if number in team.needs)
+            for number in range(len(group.members))
+        ),
+        of_teams=_words(
+            _numbers(n for n, member in enumerate(group.members) if member.team == number)
+            for number in range(len(group.teams))
+        ),
+        awaits=_numbers(len(team.needs) for team in group.teams),
         takes=_words(_numbers(team.takes) for team in group.teams),
         limits=_numbers(group.limits),
         pipes=_paths(group.pipes),

@@ -1,9 +1,8 @@
 """From a group of Snakemake's jobs to one JobRequest: its members run in one job on one node.
 
 Snakemake makes a group of rules with `group:`, and by itself of jobs that hand each other data by
-`pipe()`, use a `service()` or read `nodelocal()` files. All members are thin: their commands become
-one program (`jobs/group.py`). A group with a member that is not would be one nested Snakemake; it
-is here (`group_obstacle`, `request`) that the two part.
+`pipe()`, use a `service()` or read `nodelocal()` files. What each member runs is what it would run
+by itself, a full one a Snakemake of its own; one program (`jobs/group.py`) runs them all.
 """
 
 import hashlib
@@ -36,14 +35,12 @@ from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.resources import merge
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Resources
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.payload import Context, Payload
+from snakemake_executor_plugin_mantik.rules.identity import identity, plain
+from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, full
 from snakemake_executor_plugin_mantik.rules.request import (
-    identity_of,
-    measured_file,
+    Runs,
     name_of,
-    outputs_of,
     parameters_of,
-    plain,
     runs_of,
     umask,
     variables_of,
@@ -123,6 +120,11 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
             return f"asks for {name}={number} in a group, whose members all run on one node"
     if given.get("mpi"):
         return "starts MPI in a group, whose members share one node without tasks of their own"
+    if member.pipe_group is not None and (directive := full(member)) is not None:
+        return (
+            f"has {directive} and shares a pipe or service, of which the Snakemake that it needs"
+            " at the site would know nothing"
+        )
     return None
 
 
@@ -190,24 +192,29 @@ def request(
         return replace(one, number=group.jobid)
     _evaluate_anew(group, members)
     wanted = asked(group, context.sites)
-    files = _Files(group, members)
     runs = [_runs(group, member, context) for member in members]
-    payloads = [run for of_member in runs for run in of_member]
+    payloads = [payload for of_member in runs for payload in of_member.payloads]
+    files = _Files(group, members, runs)
     jobs = tuple(
-        Member(identity_of(member), name_of(member), tuple(map(plain, member.log)))
-        for member in members
+        Member(identity(member), name_of(member), tuple(map(plain, member.log)), run.measured)
+        for member, run in zip(members, runs, strict=True)
     )
-    identity = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
-    report = f"{REPORTS}/{identity[:32]}"
-    settled = frozenset(context.sites[wanted.site].config.environment.variables)
+    known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
+    report = f"{REPORTS}/{known[:32]}"
+    config = context.sites[wanted.site].config
     program = render(
-        _program(group, members, runs, wanted=wanted, files=files, settled=settled, report=report)
-    ).encode("utf-8", "surrogateescape")
+        _program(
+            group, members, runs,
+            wanted=wanted, files=files, settled=frozenset(config.environment.variables),
+            report=report,
+        )
+    ).encode("utf-8", "surrogateescape")  # fmt: skip
     path = file_path(program, "group.sh")
+    inputs = [path for payload in payloads for path in payload.inputs if path not in files.made]
     uploads = {each.path: each for payload in payloads for each in payload.uploads}
     return JobRequest(  # noqa: S604 - a value, nothing runs here
         number=group.jobid,
-        job=identity,
+        job=known,
         rule=", ".join(sorted(group.rules)),
         name=_name(group, members),
         site=wanted.site,
@@ -216,19 +223,30 @@ def request(
         resources=wanted.resources,
         threads=wanted.threads,
         variables={},
-        inputs=tuple(
-            dict.fromkeys(
-                [*files.from_outside, *(path for payload in payloads for path in payload.inputs)]
-            )
-        ),
+        inputs=tuple(dict.fromkeys([*files.from_outside, *inputs])),
         uploads=(Upload(path, content=program), *uploads.values()),
         outputs=(*files.outputs, OutputFile(report, "log")),
         umask=umask(),
+        own_environment=_own_environment(group, payloads, image=bool(config.environment.apptainer)),
         secrets=dict(secrets),
         parameters=json.dumps([parameters_of(member) for member in members]),
         forced=forced,
         group=JobGroup(jobs, report),
     )
+
+
+def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) -> bool:
+    """Whether the group does without the backend config's image: all its members or none do."""
+    found = {payload.own_environment for payload in payloads}
+    if image and len(found) > 1:
+        raise UserError(
+            "some of its rules run in environments of their own, the others in the image of the"
+            " backend config",
+            where=title_of(group),
+            do="A group is one job, in the image or not: give all its rules an environment, or"
+            " put them into different groups",
+        )
+    return True in found
 
 
 @dataclass(frozen=True)
@@ -252,21 +270,22 @@ class _Raw:
 class _Files:
     """Which files of a group come, go, and stay in it."""
 
-    def __init__(self, group: Job, members: Sequence[Job]) -> None:
+    def __init__(self, group: Job, members: Sequence[Job], runs: Sequence[Runs]) -> None:
         dag = group.dag
         notemp = dag.workflow.storage_settings.notemp
         unneeded = set() if notemp else set(map(plain, dag.get_unneeded_temp_files(group)))
         number = {member: i for i, member in enumerate(members)}
         outputs: dict[str, OutputFile] = {}
-        made: set[str] = set()
         temporary = []
+        self.made: set[str] = set()
         self.pipes: list[str] = []
         self.services: set[str] = set()
-        for member in members:
-            for output in outputs_of(member):
+        for member, run in zip(members, runs, strict=True):
+            for output in run.outputs:
+                # Where a later member updates what an earlier one makes, the earlier one is first.
                 outputs.setdefault(output.path, output)
             for path in member.output:
-                made.add(plain(path))
+                self.made.add(plain(path))
                 service = is_flagged(path, "service")
                 if is_flagged(path, "pipe"):
                     self.pipes.append(plain(path))
@@ -275,20 +294,18 @@ class _Files:
                     numbers = sorted(number[j] for j in [member, *readers] if j in number)
                     temporary.append(Temporary(plain(path), tuple(numbers)))
                     self.services |= {plain(path)} if service else set()
-            if (measured := measured_file(member)) is not None:
-                outputs[measured] = OutputFile(measured)
         for path in [*self.pipes, *(each.path for each in temporary)]:
             outputs.pop(path, None)
         self.outputs = tuple(outputs.values())
         self.temporary = tuple(temporary)
         self.from_outside = [
-            plain(path) for member in members for path in member.input if plain(path) not in made
+            path for member in members for path in map(plain, member.input) if path not in self.made
         ]
 
 
 def _layers(group: Job) -> list[list[Job]]:
     """Snakemake's order, in which jobs of a layer stand in an order of chance."""
-    return [sorted(layer, key=lambda job: (name_of(job), identity_of(job)))
+    return [sorted(layer, key=lambda job: (name_of(job), identity(job)))
             for layer in group.toposorted]  # fmt: skip
 
 
@@ -376,9 +393,9 @@ def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
             member._params = member._non_derived_params = None  # there is no public way
 
 
-def _runs(group: Job, member: Job, context: Context) -> list[Payload]:
+def _runs(group: Job, member: Job, context: Context) -> Runs:
     if member.is_norun:
-        return []
+        return Runs((), "", ())
     try:
         return runs_of(member, context)
     except UserError as error:
@@ -393,7 +410,7 @@ def _runs(group: Job, member: Job, context: Context) -> list[Payload]:
 def _program(
     group: Job,
     members: Sequence[Job],
-    runs: Sequence[Sequence[Payload]],
+    runs: Sequence[Runs],
     *,
     wanted: Asked,
     files: _Files,
@@ -442,16 +459,16 @@ def _program(
 
 
 def _member(
-    member: Job, team: int, runs: Sequence[Payload], files: _Files, settled: frozenset[str]
+    member: Job, team: int, runs: Runs, files: _Files, settled: frozenset[str]
 ) -> GroupMember:
-    variables = variables_of(member) if runs else {}
+    variables = variables_of(member) if runs.payloads else {}
     made = [p for p in member.output if not (is_flagged(p, "pipe") or is_flagged(p, "service"))]
     touched = [path for path in made if is_flagged(path, "touch")]
     return GroupMember(
         name=name_of(member),
-        commands=tuple(run.command for run in runs),
+        commands=tuple(payload.command for payload in runs.payloads),
         team=team,
-        shell=runs[0].shell if runs else "bash",
+        shell=next((payload.shell for payload in runs.payloads), "bash"),
         variables={k: v for k, v in variables.items() if k not in settled},
         settled=tuple(name for name in TEMPORARY if name in settled),
         service=member.is_service,
@@ -462,21 +479,23 @@ def _member(
             f"{plain(path)}/.snakemake_timestamp" if is_flagged(path, "directory") else plain(path)
             for path in touched
         ),
-        measured=measured_file(member) or "",
+        measured=runs.measured,
     )
 
 
 def _limits(
     teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: Asked
 ) -> dict[str, int]:
-    """What the group was given of each resource that all teams together would want more of."""
-    given = {"_cores": wanted.threads, **wanted.resources}
+    """The CPUs that the group was given, and of what all teams together would want more of."""
     return {
-        name: limit
-        for name, limit in given.items()
-        if isinstance(limit, int)
-        and name not in (*_ADDED, "nodes")
-        and sum(_takes(team, numbers, wanted, name) for team in teams) > limit
+        "_cores": wanted.threads,
+        **{
+            name: limit
+            for name, limit in wanted.resources.items()
+            if isinstance(limit, int)
+            and name not in (*_ADDED, "nodes")
+            and sum(_takes(team, numbers, wanted, name) for team in teams) > limit
+        },
     }
 
 

@@ -1,11 +1,10 @@
 """From a Snakemake job to a JobRequest: all that the engine has to know of it."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from snakemake.io import is_flagged
 
@@ -14,6 +13,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
+from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
@@ -42,40 +42,32 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     """
     resources = given_resources(job)
     site = site_of(resources, context.sites)
-    outputs = tuple(outputs_of(job))
-    benchmark = None
     runs = runs_of(job, context)
-    if (measured := measured_file(job)) is not None:
-        benchmark = Benchmark(measured, tuple(run.command for run in runs))
-        outputs += (OutputFile(measured),)
+    payloads = runs.payloads
+    benchmark = None
+    if runs.measured:
+        benchmark = Benchmark(runs.measured, tuple(payload.command for payload in payloads))
     return JobRequest(
         number=job.jobid,
-        job=identity_of(job),
+        job=identity(job),
         rule=job.rule.name,
         name=name_of(job),
         site=site,
-        command=runs[0].command,
+        command=payloads[0].command,
         benchmark=benchmark,
-        shell=runs[0].shell,
+        shell=payloads[0].shell,
         resources=resources,
         threads=job.threads,
         variables=variables_of(job),
-        inputs=tuple(dict.fromkeys([*map(plain, job.input), *runs[0].inputs])),
-        uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
-        outputs=outputs,
+        inputs=tuple(dict.fromkeys([*map(plain, job.input), *payloads[0].inputs])),
+        uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
+        outputs=runs.outputs,
         umask=umask(),
+        own_environment=payloads[0].own_environment,
         secrets=dict(secrets),
         parameters=parameters_of(job),
         forced=forced,
     )
-
-
-def identity_of(job: Job) -> str:
-    """What a job is, the same in every run: a digest of rule, wildcards and outputs."""
-    wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-    outputs = [plain(path) for path in [*job.output, *job.log]]
-    identity = [job.rule.name, sorted(wildcards.items()), outputs]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def name_of(job: Job) -> str:
@@ -84,21 +76,38 @@ def name_of(job: Job) -> str:
     return f"{job.rule.name} {details}" if details else str(job.rule.name)
 
 
-def runs_of(job: Job, context: Context) -> list[Payload]:
-    """What runs for a job: several texts where the command is measured more than once.
+@dataclass(frozen=True)
+class Runs:
+    """What runs for a job, and what it makes.
+
+    Attributes:
+        payloads: one, or as many as a command is measured.
+        measured: where the measurements lie until the benchmark file is written; empty if there
+            is none, or if the payload writes it.
+        outputs: all of the job's, logs and what is measured among them.
+    """
+
+    payloads: tuple[Payload, ...]
+    measured: str
+    outputs: tuple[OutputFile, ...]
+
+
+def runs_of(job: Job, context: Context) -> Runs:
+    """What runs for a job, and what it makes.
 
     Raises:
         UserError: a value in it is not determined before the job runs.
     """
     tmpdir = tmpdir_of(job)
+    outputs = tuple(_outputs(job))
     if job.benchmark is None:
-        return [payload_of(job, context, tmpdir)]
-    return [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
-
-
-def measured_file(job: Job) -> str | None:
-    """Where the measurements of a job with a benchmark file lie until that is written."""
-    return measured_path(identity_of(job)) if job.benchmark is not None else None
+        return Runs((payload_of(job, context, tmpdir),), "", outputs)
+    first = payload_of(job, context, tmpdir, 0)
+    if first.measures:
+        return Runs((first,), "", (*outputs, OutputFile(plain(job.benchmark))))
+    others = (payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats))
+    measured = measured_path(identity(job))
+    return Runs((first, *others), measured, (*outputs, OutputFile(measured)))
 
 
 def variables_of(job: Job) -> dict[str, str]:
@@ -121,8 +130,7 @@ def umask() -> int:
     return mask
 
 
-def outputs_of(job: Job) -> Iterable[OutputFile]:
-    """What a job makes: outputs and logs."""
+def _outputs(job: Job) -> Iterable[OutputFile]:
     for path in job.output:
         yield OutputFile(
             path=plain(path),
@@ -132,8 +140,3 @@ def outputs_of(job: Job) -> Iterable[OutputFile]:
         )
     for path in job.log:
         yield OutputFile(path=plain(path), kind="log")
-
-
-def plain(path: Any) -> str:
-    """A path as archives and listings have it: without `./` and `//`."""
-    return os.path.normpath(str(path))

@@ -257,7 +257,7 @@ def test_cancel_leaves_what_has_succeeded(start: Start, world: World, tmp_path: 
 def test_cancel_tells_what_does_not_confirm(
     start: Start, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.engine.end.CANCEL_WAIT_S", 0.5)
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.engine.core.CANCEL_WAIT_S", 0.5)
     world.duration = lambda spec: 1000.0
     engine = start()
     engine.submit(request(1))

@@ -75,8 +75,8 @@ def member(name: str, command: str = "", team: int = 0, **values: object) -> Gro
 def singles(*members: GroupMember, needs: dict[int, tuple[int, ...]] | None = None) -> GroupProgram:
     """A group in which each member is a team of its own."""
     numbered = [replace(each, team=number) for number, each in enumerate(members)]
-    teams = [Team((needs or {}).get(number, ())) for number in range(len(members))]
-    return GroupProgram(numbered, teams, "report dir/report")
+    teams = [Team((needs or {}).get(number, ()), (1,)) for number in range(len(members))]
+    return GroupProgram(numbered, teams, "report dir/report", (100,))
 
 
 MEET = "touch {me}; for i in {{1..100}}; do [ -e {other} ] && exit; sleep 0.1; done; exit 9"
@@ -136,8 +136,7 @@ def test_what_is_independent_of_a_failure(place: Place, *, keep_going: bool) -> 
         limits=(1,),
         keep_going=keep_going,
     )
-    teams = [Team(team.needs, (1,)) for team in group.teams]
-    code, said = place.run(replace(group, teams=teams))
+    code, said = place.run(group)
     assert code == 7, said
     assert place.exists("waits") is keep_going
     assert not place.exists("both")
@@ -211,8 +210,9 @@ def test_a_pipe(place: Place) -> None:
             member("to", "sort -n 'a pipe' | tail -n 1 > last", team=1, outputs=("last",)),
             member("before", "touch before", team=0),
         ],
-        [Team(), Team(needs=(2,))],
+        [Team((), (1,)), Team((2,), (2,))],
         "report",
+        (100,),
         pipes=("a pipe",),
     )
     code, said = place.run(group)
@@ -231,8 +231,9 @@ def test_a_pipe_whose_other_end_fails(place: Place, failing: str) -> None:
             # Its shell dies of TERM while a child of it goes on, unless all are told to end.
             member("to", fail if failing == "to" else "sleep 600 & cat p; wait"),
         ],
-        [Team()],
+        [Team((), (2,))],
         "report",
+        (100,),
         pipes=("p",),
     )
     code, said = place.run(group)
@@ -253,8 +254,9 @@ def test_a_service(place: Place) -> None:
             member("one", "ls 'a socket'", waits=("a socket",)),
             member("two", "sleep 1; [ ! -e ended ]"),
         ],
-        [Team()],
+        [Team((), (2,))],
         "report",
+        (100,),
         temporary=(Temporary("a socket", (0, 1)),),
     )
     code, said = place.run(group)
@@ -266,8 +268,9 @@ def test_a_service(place: Place) -> None:
 def test_a_service_that_does_not_come(place: Place) -> None:
     group = GroupProgram(
         [member("service", "exit 5", service=True), member("one", ":", waits=("s",))],
-        [Team()],
+        [Team((), (2,))],
         "report",
+        (100,),
         service_wait_s=1,
     )
     code, said = place.run(group)

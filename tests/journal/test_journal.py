@@ -150,15 +150,32 @@ def test_every_journal_is_another_workflow(tmp_path: Path) -> None:
         assert journal.workflow not in names
 
 
-def test_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_groups_are_found_by_their_members(journal: Journal) -> None:
+    def made(job: str, *members: str) -> str:
+        values = {"site": "hpc1", "rule": "r", "name": job, "fingerprint": "f"}
+        return journal.new_try(job=job, members=members, **values).id
+
+    one, group, other = made("a"), made("g", "a", "b"), made("h", "c")
+    assert [r.id for r in journal.open_tries("a")] == [one, group]
+    assert [r.id for r in journal.open_tries("g", "a", "b")] == [one, group]
+    assert [r.id for r in journal.open_tries("x", "c", "b")] == [group, other]
+    journal.abandoned(group, "failed: x")
+    assert [r.id for r in journal.open_tries("b", "a")] == [one]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_older_version_is_brought_up_to_date(tmp_path: Path, version: int) -> None:
     with closing(Journal(tmp_path)) as journal:
         record = new_try(journal)
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.executescript("DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;")
+        db.executescript(
+            "DROP TABLE workflow; DROP TABLE links; DROP TABLE members; PRAGMA user_version = 1;"
+        )
     for _ in range(2):
         with closing(Journal(tmp_path)) as journal:
             assert [r.id for r in journal.all_open_tries()] == [record.id]
             assert len(journal.workflow) == 32
+            assert [r.id for r in journal.open_tries(record.job)] == [record.id]
             assert journal.files.links("d") == {}
 
 

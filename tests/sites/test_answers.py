@@ -11,7 +11,8 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.unicore.answers import error_of, retry_after
+from snakemake_executor_plugin_mantik.sites.answers import retry_after
+from snakemake_executor_plugin_mantik.sites.unicore.answers import error_of
 
 JSON = {"Content-Type": "application/json"}
 HTML = {"Content-Type": "text/html; charset=utf-8"}

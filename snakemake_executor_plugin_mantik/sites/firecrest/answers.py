@@ -5,10 +5,7 @@ to be told apart: they stand in one table, and a test holds answers of a real se
 """
 
 import json
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final
 
 import httpx
@@ -22,12 +19,18 @@ from firecrest.FirecrestException import (
 )
 
 from snakemake_executor_plugin_mantik.errors import (
-    SiteBusy,
     SiteError,
     SiteNotFound,
     SiteRejected,
-    SiteUnauthorized,
     SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.answers import (
+    LONGEST_TEXT,
+    Meaning,
+    Pattern,
+    error,
+    is_web_page,
+    told,
 )
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 
@@ -35,34 +38,6 @@ TOO_LARGE: Final = 413
 """A file or an output is larger than the server's `max_ops_file_size`."""
 TIMED_OUT: Final = 408
 """A command at the site took longer than the server waits for it (5 s by default)."""
-
-_LONGEST_TEXT: Final = 400
-
-
-class Meaning(Enum):
-    """What an error answer says about the act."""
-
-    UNKNOWN = SiteUnreachable
-    LATER = SiteBusy
-    CREDENTIALS = SiteUnauthorized
-    MISSING = SiteNotFound
-    NO = SiteRejected
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A text in an error answer, and its meaning.
-
-    Attributes:
-        text: regular expression, searched for without regard to case.
-        meaning: what it says.
-        do: what the user may do.
-    """
-
-    text: str
-    meaning: Meaning
-    do: str = ""
-
 
 ERROR_TEXTS: Final = (
     # A command with input (submission, upload) that took longer than 5 s: it may go on.
@@ -188,8 +163,8 @@ def answered(response: httpx.Response, site: str) -> SiteError:
     nothing, whatever its status.
     """
     status = response.status_code
-    if str(response.headers.get("Content-Type", "")).startswith("text/html"):
-        return _error(
+    if is_web_page(response):
+        return error(
             Meaning.UNKNOWN,
             response,
             site,
@@ -197,17 +172,16 @@ def answered(response: httpx.Response, site: str) -> SiteError:
             "Check ApiUrl and the network (proxy, VPN, a login page)",
         )
     if status < 400:
-        return _error(Meaning.UNKNOWN, response, site, "not what firecREST v2 says", "Check ApiUrl")
+        return error(Meaning.UNKNOWN, response, site, "not what firecREST v2 says", "Check ApiUrl")
     body = body_of(response)
     text = _text_of(response, body)
-    for pattern in ERROR_TEXTS:
-        if re.search(pattern.text, text, re.IGNORECASE):
-            return _error(pattern.meaning, response, site, text, pattern.do)
+    if (pattern := told(ERROR_TEXTS, text)) is not None:
+        return error(pattern.meaning, response, site, text, pattern.do)
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
     if meaning is Meaning.MISSING and "errorType" not in body:
         meaning = Meaning.UNKNOWN  # of a gateway: no word about the file or the job
     do = CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
-    return _error(meaning, response, site, text, do)
+    return error(meaning, response, site, text, do)
 
 
 def body_of(response: httpx.Response) -> dict[str, Any]:
@@ -228,28 +202,6 @@ def shaken(response: httpx.Response) -> bool:
     return response.status_code == 500 and body_of(response).get("user") is None
 
 
-def _error(
-    meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
-) -> SiteError:
-    request = response.request
-    what = f"{request.method} {request.url.path} was answered with {response.status_code}"
-    what = f"{what}: {text}" if text else what
-    where = f"site {site}"
-    status = response.status_code
-    if meaning is Meaning.LATER:
-        wait = retry_after(response.headers.get("Retry-After"))
-        return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
-    kind: type[SiteError] = meaning.value
-    return kind(what, where=where, do=do, status=status)
-
-
-def retry_after(header: str | None) -> float | None:
-    """The seconds that a Retry-After header asks to wait; None for none or for a date."""
-    if header is None or not re.fullmatch(r"\d{1,9}", header.strip()):
-        return None
-    return float(header)
-
-
 def _text_of(response: httpx.Response, body: dict[str, Any]) -> str:
     """The server's own words on one line, shortened at the front: the reason comes last."""
     caused = body.get("causedBy")
@@ -257,4 +209,4 @@ def _text_of(response: httpx.Response, body: dict[str, Any]) -> str:
     text = " ".join(" ".join(str(part).split()) for part in parts if part)
     if not body:
         text = " ".join(response.text.split())
-    return text if len(text) <= _LONGEST_TEXT else f"…{text[-_LONGEST_TEXT:]}"
+    return text if len(text) <= LONGEST_TEXT else f"…{text[-LONGEST_TEXT:]}"

@@ -6,52 +6,22 @@ against it.
 """
 
 import json
-import re
-from dataclasses import dataclass
-from enum import Enum
 
 import httpx
 
-from snakemake_executor_plugin_mantik.errors import (
-    SiteBusy,
-    SiteError,
-    SiteNotFound,
-    SiteRejected,
-    SiteUnauthorized,
-    SiteUnreachable,
+from snakemake_executor_plugin_mantik.errors import SiteError
+from snakemake_executor_plugin_mantik.sites.answers import (
+    LONGEST_TEXT,
+    Meaning,
+    Pattern,
+    error,
+    is_web_page,
+    told,
 )
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 
 SESSION_EXPIRED = 432
 """UNICORE's own status: the security session is unknown; pyunicore repeats without it."""
-
-_LONGEST_TEXT = 400
-"""Characters of a server's text that go into an error."""
-
-
-class Meaning(Enum):
-    """What an error answer says about the act."""
-
-    UNKNOWN = SiteUnreachable
-    LATER = SiteBusy
-    CREDENTIALS = SiteUnauthorized
-    MISSING = SiteNotFound
-    NO = SiteRejected
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A text in an error answer, and its meaning.
-
-    Attributes:
-        text: regular expression, searched for without regard to case.
-        meaning: what it says.
-        do: what the user may do.
-    """
-
-    text: str
-    meaning: Meaning
-    do: str = ""
 
 
 ERROR_TEXTS = (
@@ -97,8 +67,8 @@ def error_of(response: httpx.Response, site: str) -> SiteError | None:
     """
     if response.status_code == SESSION_EXPIRED:
         return None
-    if _is_web_page(response):
-        return _error(
+    if is_web_page(response):
+        return error(
             Meaning.UNKNOWN,
             response,
             site,
@@ -109,19 +79,18 @@ def error_of(response: httpx.Response, site: str) -> SiteError | None:
         return None
     if response.status_code < 400:
         target = response.headers.get("Location", "elsewhere")
-        return _error(
+        return error(
             Meaning.UNKNOWN, response, site, f"a redirect to {target}", "Check UnicoreApiUrl"
         )
     text = _text_of(response)
     meaning, do = _meaning(response, text)
-    return _error(meaning, response, site, text, do)
+    return error(meaning, response, site, text, do)
 
 
 def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
     status = response.status_code
-    for pattern in ERROR_TEXTS:
-        if status >= 400 and re.search(pattern.text, text, re.IGNORECASE):
-            return pattern.meaning, pattern.do
+    if status >= 400 and (pattern := told(ERROR_TEXTS, text)) is not None:
+        return pattern.meaning, pattern.do
     if status == 404 and text and not _is_json(response):
         # "No service was found." while a server starts: no word about the file or the job.
         return Meaning.UNKNOWN, ""
@@ -130,33 +99,6 @@ def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
         return (Meaning.LATER if own else Meaning.UNKNOWN), ""
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
     return meaning, CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
-
-
-def _error(
-    meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
-) -> SiteError:
-    request = response.request
-    what = f"{request.method} {request.url.path} was answered with {response.status_code}"
-    what = f"{what}: {text}" if text else what
-    where = f"site {site}"
-    status = response.status_code
-    if meaning is Meaning.LATER:
-        wait = retry_after(response.headers.get("Retry-After"))
-        return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
-    kind: type[SiteError] = meaning.value
-    return kind(what, where=where, do=do, status=status)
-
-
-def retry_after(header: str | None) -> float | None:
-    """The seconds that a Retry-After header asks to wait; None for none or for a date."""
-    if header is None or not re.fullmatch(r"\d{1,9}", header.strip()):
-        return None
-    return float(header)
-
-
-def _is_web_page(response: httpx.Response) -> bool:
-    """Whether the body is HTML; downloads have another content type, whatever is in the file."""
-    return str(response.headers.get("Content-Type", "")).startswith("text/html")
 
 
 def _is_json(response: httpx.Response) -> bool:
@@ -174,4 +116,4 @@ def _text_of(response: httpx.Response) -> str:
         if isinstance(answer, dict):
             text = str(answer.get("errorMessage", text))
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"

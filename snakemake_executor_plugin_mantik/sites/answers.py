@@ -1,0 +1,90 @@
+"""What error answers of any API mean: one of five things, whatever the status says.
+
+Each API has its own tables of texts and statuses; what becomes of a meaning is the same for all.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import httpx
+
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
+
+LONGEST_TEXT: Final = 400
+"""Characters of a server's text that go into an error."""
+
+
+class Meaning(Enum):
+    """What an error answer says about the act."""
+
+    UNKNOWN = SiteUnreachable
+    LATER = SiteBusy
+    CREDENTIALS = SiteUnauthorized
+    MISSING = SiteNotFound
+    NO = SiteRejected
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A text in an error answer, and its meaning.
+
+    Attributes:
+        text: regular expression, searched for without regard to case.
+        meaning: what it says.
+        do: what the user may do.
+    """
+
+    text: str
+    meaning: Meaning
+    do: str = ""
+
+
+def told(patterns: Iterable[Pattern], text: str) -> Pattern | None:
+    """The first of the patterns that fits an error's text."""
+    return next((p for p in patterns if re.search(p.text, text, re.IGNORECASE)), None)
+
+
+def error(
+    meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
+) -> SiteError:
+    """The error for an answer that means `meaning`.
+
+    Args:
+        meaning: what it says about the act.
+        response: the answer, fully read.
+        site: the site's name.
+        text: the server's own words.
+        do: what the user may do.
+    """
+    request = response.request
+    what = f"{request.method} {request.url.path} was answered with {response.status_code}"
+    what = f"{what}: {text}" if text else what
+    where = f"site {site}"
+    status = response.status_code
+    if meaning is Meaning.LATER:
+        wait = retry_after(response.headers.get("Retry-After"))
+        return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
+    kind: type[SiteError] = meaning.value
+    return kind(what, where=where, do=do, status=status)
+
+
+def retry_after(header: str | None) -> float | None:
+    """The seconds that a Retry-After header asks to wait; None for none or for a date."""
+    if header is None or not re.fullmatch(r"\d{1,9}", header.strip()):
+        return None
+    return float(header)
+
+
+def is_web_page(response: httpx.Response) -> bool:
+    """Whether the body is HTML; downloads have another content type, whatever is in the file."""
+    return str(response.headers.get("Content-Type", "")).startswith("text/html")

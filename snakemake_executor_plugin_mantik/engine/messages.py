@@ -7,7 +7,8 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.sites.base import JobState, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState
 
 TAIL_LINES = 20
 
@@ -102,6 +103,11 @@ def submitted(name: str, site: str, site_job: str, queue: str | None) -> str:
     return f"{name}: submitted to {site}, queue {queue or 'default'}, as {site_job}."
 
 
+def started(name: str, site: str) -> str:
+    """A job has been seen to run."""
+    return f"{name}: runs at {site}."
+
+
 def finished(name: str, site: str, waited: float, ran: float, log: Path | None) -> str:
     """A job has succeeded."""
     times = f"waited {duration(waited)}, ran {duration(ran)}"
@@ -134,7 +140,7 @@ def failed(
     marker: Marker,
     where: str,
     said: Said,
-    limit: bool,
+    reason: Reason,
     members: Sequence[tuple[str, int]] = (),
 ) -> str:
     """A job has written that it failed.
@@ -143,14 +149,15 @@ def failed(
         marker: what it wrote.
         where: site, the site's id of it.
         said: what it said.
-        limit: whether its time was over when it was told to end.
+        reason: why it failed.
         members: of a group, the names and exit codes of the members that failed.
     """
-    if marker.signal and limit:
-        return _compose("The job reached its time limit", where, said, _ADVICE[Reason.TIME_LIMIT])
+    if reason is Reason.TIME_LIMIT:
+        return _compose("The job reached its time limit", where, said, _ADVICE[reason])
     if marker.signal:
-        what = f"The job was told to end ({marker.signal})"
-        return _compose(what, where, said, _ADVICE[Reason.CANCELLED])
+        why = "" if reason is Reason.CANCELLED else f": {reason.words}"
+        what = f"The job was told to end ({marker.signal}){why}"
+        return _compose(what, where, said, _ADVICE.get(reason, _ADVICE[Reason.CANCELLED]))
     if marker.failed_step:
         words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
         what = f"The job failed before its command, {words}"
@@ -158,7 +165,9 @@ def failed(
     ends = [f"{name} ended with {_code(code)}" for name, code in members]
     what = "; ".join(ends) or f"The command ended with {_code(marker.exit_code)}"
     advice = "Correct the command or its inputs and start again"
-    if _signal(marker.exit_code) == "SIGKILL":
+    if reason in _ADVICE:
+        what, advice = f"{what}: {reason.words}", _ADVICE[reason]
+    elif _signal(marker.exit_code) == "SIGKILL":
         advice = f"Often that is for want of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
     return _compose(what, where, said, advice)
 
@@ -185,5 +194,5 @@ def stopped(state: JobState | None, where: str, said: Said) -> str:
     if reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):
         what = f"The job ended at the site without saying how{detail}"
     else:
-        what = f"The job ended: {reason.value}{detail}"
+        what = f"The job ended: {reason.words}{detail}"
     return _compose(what, where, said, advice)

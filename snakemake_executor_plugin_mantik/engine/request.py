@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 
 JobNumber = int | str
@@ -86,6 +87,9 @@ class JobRequest:
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
         group: the jobs that it consists of, if it is a group of jobs.
+        launches: whether the command starts its tasks itself (MPI).
+        full: whether the command runs a Snakemake at the site.
+        incomplete: whether the outputs of a job that failed come back.
         subject: what an observer wants to know of it; nothing to the engine.
     """
 
@@ -109,13 +113,20 @@ class JobRequest:
     parameters: str = ""
     forced: bool = False
     group: JobGroup | None = None
+    launches: bool = False
+    full: bool = False
+    incomplete: bool = False
     subject: object = None
+
+    @property
+    def members(self) -> Mapping[str, str]:
+        """Of a group, the names of the jobs that it consists of, by these jobs."""
+        return {m.job: m.name for m in self.group.members} if self.group is not None else {}
 
     @property
     def jobs(self) -> tuple[str, ...]:
         """What it is, and what it consists of: an open try of any of these is in its way."""
-        members = self.group.members if self.group is not None else ()
-        return (self.job, *(member.job for member in members))
+        return (self.job, *self.members)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -151,6 +162,8 @@ class Outcome:
         message: for a failure: what happened, where, and what to do now.
         log: the job's log, where it is here.
         site_job: the site's id of the job, empty if it has none.
+        reason: why it failed.
+        site: where it ran or was to run; empty if it did not get that far.
         failed: of a group, the members that failed, as far as that is known (`Member.job`).
     """
 
@@ -160,4 +173,6 @@ class Outcome:
     message: str = ""
     log: Path | None = None
     site_job: str = ""
+    reason: Reason = Reason.SUCCESS
+    site: str = ""
     failed: tuple[str, ...] = ()

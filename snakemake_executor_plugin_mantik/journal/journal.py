@@ -3,11 +3,13 @@
 import sqlite3
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
 from snakemake_executor_plugin_mantik.journal.records import TryRecord, TryState
@@ -129,11 +131,12 @@ class Journal:
         rule: str,
         name: str,
         fingerprint: str,
-        members: Collection[str] = (),
+        members: Mapping[str, str] | None = None,
     ) -> TryRecord:
         """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
 
-        The arguments are those of `TryRecord`, and `members`, the jobs that a group consists of.
+        The arguments are those of `TryRecord`, and `members`, the names of the jobs that a group
+        consists of, by these jobs.
         """
         with self._database.write() as db:
             row = db.execute(
@@ -154,7 +157,8 @@ class Journal:
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
                  record.created),
             )  # fmt: skip
-            db.executemany("INSERT INTO members VALUES (?, ?)", [(record.id, m) for m in members])
+            rows = [(record.id, *member) for member in (members or {}).items()]
+            db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
         return record
 
     def submitting(self, try_id: str, queue: str) -> None:
@@ -174,12 +178,26 @@ class Journal:
             )
 
     def ended(
-        self, try_id: str, outcome: str, *, waited: float | None, ran: float | None, log: str
+        self,
+        try_id: str,
+        outcome: str,
+        *,
+        waited: float | None,
+        ran: float | None,
+        log: str,
+        reason: str = "",
     ) -> None:
         """The end of the try is known and told; its results are here or will not be wanted."""
         self._advance(
             try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
-            finished=time.time(),
+            reason=reason, finished=time.time(),
+        )  # fmt: skip
+
+    def spoiled(self, try_id: str) -> None:
+        """What the try made is not what its rule wants: it failed, after all."""
+        self._advance(
+            try_id, TryState.ENDED, outcome="failed: Snakemake did not take its outputs",
+            reason=Reason.OUTPUTS,
         )  # fmt: skip
 
     def done(self, try_id: str) -> None:
@@ -244,8 +262,10 @@ def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> 
     return records
 
 
-def history(directory: Path) -> list[TryRecord]:
-    """All tries of the workflow in `directory`, read beside a running controller.
+def history(directory: Path, name: str = "") -> list[TryRecord]:
+    """All tries of the workflow in `directory`, or those of the job `name` and of its groups.
+
+    The oldest first, read beside a running controller.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
@@ -256,8 +276,13 @@ def history(directory: Path) -> list[TryRecord]:
             "no job has been sent from here yet", where=str(path), do="Run snakemake first"
         )
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
+        ) as db:
             db.row_factory = sqlite3.Row
-            return read_tries(db, "", ())
+            if not name:
+                return read_tries(db, "", ())
+            found = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
+            return read_tries(db, found, (name, name))
     except sqlite3.DatabaseError as error:
         raise JournalError(f"the journal cannot be read ({error})", where=str(path)) from error

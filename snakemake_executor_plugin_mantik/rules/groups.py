@@ -34,20 +34,24 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.resources import merge
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Resources
+from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.identity import identity, plain
+from snakemake_executor_plugin_mantik.rules.identity import identity
 from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, full
+from snakemake_executor_plugin_mantik.rules.places import Places, places_of
 from snakemake_executor_plugin_mantik.rules.request import (
     Runs,
     name_of,
     parameters_of,
     runs_of,
+    shown_name,
     umask,
     variables_of,
 )
 from snakemake_executor_plugin_mantik.rules.request import request as request_of_one
 from snakemake_executor_plugin_mantik.rules.resources import (
     SITE_RESOURCE,
+    determined,
     given_resources,
     site_of,
 )
@@ -108,6 +112,20 @@ def title_of(job: Job) -> str:
         return f"rule {job.rule.name}"
     rules = ", ".join(sorted(job.rules))
     return f"group {job.groupid} (rules {rules})" if _named(job) else f"the group of rules {rules}"
+
+
+def name_of_unit(unit: Job) -> str:
+    """A job's name; of a group its rules, and the wildcards that have one value in all of it."""
+    members = members_of(unit)
+    if len(members) == 1:
+        return name_of(members[0])
+    values: dict[str, set[str]] = {}
+    for member in members:
+        for key, value in member.wildcards_dict.items():
+            values.setdefault(key, set()).add(str(value))
+    common = {key: of.pop() for key, of in values.items() if len(of) == 1}
+    group = f"group {unit.groupid}" if _named(unit) else "group"
+    return job_name(f"{group}: {', '.join(sorted(unit.rules))}", common)
 
 
 def group_obstacle(unit: Job, member: Job) -> str | None:
@@ -172,6 +190,25 @@ def asked(group: Job, sites: Mapping[str, Configured]) -> Asked:
     return Asked(site, resources, found["_cores"], tuple(each.resources for each in asking))
 
 
+def wanted(
+    unit: Job, sites: Mapping[str, Configured]
+) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
+    """Site, resources and threads of a job or group, and which resources are not known yet.
+
+    The site is None where it follows from files that are still to be made.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    members = members_of(unit)
+    if len(members) > 1:
+        of_group = asked(unit, sites)
+        return of_group.site, of_group.resources, of_group.threads, frozenset()
+    given, later = determined(given_resources(members[0]))
+    site = None if SITE_RESOURCE in later else site_of(given, sites)
+    return site, given, members[0].threads, later
+
+
 def request(
     group: Job, context: Context, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
@@ -191,39 +228,43 @@ def request(
         one = request_of_one(members[0], context, secrets=secrets, forced=forced)
         return replace(one, number=group.jobid)
     _evaluate_anew(group, members)
-    wanted = asked(group, context.sites)
+    of_group = asked(group, context.sites)
     runs = [_runs(group, member, context) for member in members]
     payloads = [payload for of_member in runs for payload in of_member.payloads]
-    files = _Files(group, members, runs)
+    files = _Files(group, members, runs, places_of(members[0], context))
     jobs = tuple(
-        Member(identity(member), name_of(member), tuple(map(plain, member.log)), run.measured)
+        Member(
+            identity(member),
+            name_of(member),
+            tuple(output.path for output in run.outputs if output.kind == "log"),
+            run.measured,
+        )
         for member, run in zip(members, runs, strict=True)
     )
     known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
     report = f"{REPORTS}/{known[:32]}"
-    config = context.sites[wanted.site].config
+    config = context.sites[of_group.site].config
     program = render(
         _program(
             group, members, runs,
-            wanted=wanted, files=files, settled=frozenset(config.environment.variables),
+            wanted=of_group, files=files, settled=frozenset(config.environment.variables),
             report=report,
         )
     ).encode("utf-8", "surrogateescape")  # fmt: skip
     path = file_path(program, "group.sh")
-    inputs = [path for payload in payloads for path in payload.inputs if path not in files.made]
     uploads = {each.path: each for payload in payloads for each in payload.uploads}
     return JobRequest(  # noqa: S604 - a value, nothing runs here
         number=group.jobid,
         job=known,
         rule=", ".join(sorted(group.rules)),
-        name=_name(group, members),
-        site=wanted.site,
+        name=shown_name(group, name_of_unit(group), context),
+        site=of_group.site,
         command=f"exec bash {shlex.quote(path)}",
         shell="bash",
-        resources=wanted.resources,
-        threads=wanted.threads,
+        resources=of_group.resources,
+        threads=of_group.threads,
         variables={},
-        inputs=tuple(dict.fromkeys([*files.from_outside, *inputs])),
+        inputs=files.from_outside,
         uploads=(Upload(path, content=program), *uploads.values()),
         outputs=(*files.outputs, OutputFile(report, "log")),
         umask=umask(),
@@ -231,6 +272,8 @@ def request(
         secrets=dict(secrets),
         parameters=json.dumps([parameters_of(member) for member in members]),
         forced=forced,
+        full=any(payload.full for payload in payloads),
+        incomplete=context.options.keep_incomplete,
         group=JobGroup(jobs, report),
     )
 
@@ -268,16 +311,27 @@ class _Raw:
 
 
 class _Files:
-    """Which files of a group come, go, and stay in it."""
+    """Which files of a group come, go, and stay in it; paths in the workspace.
 
-    def __init__(self, group: Job, members: Sequence[Job], runs: Sequence[Runs]) -> None:
+    Attributes:
+        outputs: what comes back.
+        from_outside: what goes up.
+        temporary: what does not outlive the group.
+        pipes: named pipes between members.
+        services: what services make.
+    """
+
+    def __init__(
+        self, group: Job, members: Sequence[Job], runs: Sequence[Runs], places: Places
+    ) -> None:
         dag = group.dag
         notemp = dag.workflow.storage_settings.notemp
-        unneeded = set() if notemp else set(map(plain, dag.get_unneeded_temp_files(group)))
+        unneeded = set() if notemp else set(dag.get_unneeded_temp_files(group))
         number = {member: i for i, member in enumerate(members)}
         outputs: dict[str, OutputFile] = {}
+        made: set[str] = set()
         temporary = []
-        self.made: set[str] = set()
+        self.place = places.place
         self.pipes: list[str] = []
         self.services: set[str] = set()
         for member, run in zip(members, runs, strict=True):
@@ -285,22 +339,21 @@ class _Files:
                 # Where a later member updates what an earlier one makes, the earlier one is first.
                 outputs.setdefault(output.path, output)
             for path in member.output:
-                self.made.add(plain(path))
-                service = is_flagged(path, "service")
+                place, service = self.place(path) or str(path), is_flagged(path, "service")
+                made.add(place)
                 if is_flagged(path, "pipe"):
-                    self.pipes.append(plain(path))
-                elif service or is_flagged(path, "nodelocal") or plain(path) in unneeded:
+                    self.pipes.append(place)
+                elif service or is_flagged(path, "nodelocal") or path in unneeded:
                     readers = [j for j, files in dag.depending[member].items() if path in files]
                     numbers = sorted(number[j] for j in [member, *readers] if j in number)
-                    temporary.append(Temporary(plain(path), tuple(numbers)))
-                    self.services |= {plain(path)} if service else set()
-        for path in [*self.pipes, *(each.path for each in temporary)]:
-            outputs.pop(path, None)
+                    temporary.append(Temporary(place, tuple(numbers)))
+                    self.services |= {place} if service else set()
+        for place in [*self.pipes, *(each.path for each in temporary)]:
+            outputs.pop(place, None)
         self.outputs = tuple(outputs.values())
         self.temporary = tuple(temporary)
-        self.from_outside = [
-            path for member in members for path in map(plain, member.input) if path not in self.made
-        ]
+        read = dict.fromkeys(place for run in runs for place in run.inputs)
+        self.from_outside = tuple(place for place in read if place not in made)
 
 
 def _layers(group: Job) -> list[list[Job]]:
@@ -395,7 +448,7 @@ def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
 
 def _runs(group: Job, member: Job, context: Context) -> Runs:
     if member.is_norun:
-        return Runs((), "", ())
+        return Runs(())
     try:
         return runs_of(member, context)
     except UserError as error:
@@ -462,8 +515,9 @@ def _member(
     member: Job, team: int, runs: Runs, files: _Files, settled: frozenset[str]
 ) -> GroupMember:
     variables = variables_of(member) if runs.payloads else {}
-    made = [p for p in member.output if not (is_flagged(p, "pipe") or is_flagged(p, "service"))]
-    touched = [path for path in made if is_flagged(path, "touch")]
+    made = [output for output in runs.outputs if output.kind == "output"]
+    touched = [output for output in runs.outputs if output.kind == "touched"]
+    others = {*files.pipes, *files.services, runs.measured}
     return GroupMember(
         name=name_of(member),
         commands=tuple(payload.command for payload in runs.payloads),
@@ -472,12 +526,12 @@ def _member(
         variables={k: v for k, v in variables.items() if k not in settled},
         settled=tuple(name for name in TEMPORARY if name in settled),
         service=member.is_service,
-        waits=tuple(plain(path) for path in member.input if plain(path) in files.services),
-        outputs=tuple(plain(path) for path in made if path not in touched),
+        waits=tuple(place for place in runs.inputs if place in files.services),
+        outputs=tuple(output.path for output in made if output.path not in others),
         touches=tuple(
             # As Snakemake touches a directory.
-            f"{plain(path)}/.snakemake_timestamp" if is_flagged(path, "directory") else plain(path)
-            for path in touched
+            f"{output.path}/.snakemake_timestamp" if output.directory else output.path
+            for output in touched
         ),
         measured=runs.measured,
     )
@@ -511,14 +565,3 @@ def _named(group: Job) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _name(group: Job, members: Sequence[Job]) -> str:
-    """The group, its rules, and the wildcards that have one value in all of it."""
-    values: dict[str, set[str]] = {}
-    for member in members:
-        for key, value in member.wildcards_dict.items():
-            values.setdefault(key, set()).add(str(value))
-    details = ", ".join(f"{key}={of.pop()}" for key, of in values.items() if len(of) == 1)
-    title = f"group {group.groupid}" if _named(group) else "group"
-    return f"{title}: {', '.join(sorted(group.rules))}{f' {details}' if details else ''}"

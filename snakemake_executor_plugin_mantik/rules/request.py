@@ -10,12 +10,16 @@ from snakemake.io import is_flagged
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
+from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, payload_of
+from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -51,7 +55,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         number=job.jobid,
         job=identity(job),
         rule=job.rule.name,
-        name=name_of(job),
+        name=shown_name(job, name_of(job), context),
         site=site,
         command=payloads[0].command,
         benchmark=benchmark,
@@ -59,7 +63,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         resources=resources,
         threads=job.threads,
         variables=variables_of(job),
-        inputs=tuple(dict.fromkeys([*map(plain, job.input), *payloads[0].inputs])),
+        inputs=runs.inputs,
         uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
         outputs=runs.outputs,
         umask=umask(),
@@ -67,47 +71,59 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         secrets=dict(secrets),
         parameters=parameters_of(job),
         forced=forced,
+        launches=launches(job),
+        full=any(run.full for run in payloads),
+        incomplete=context.options.keep_incomplete,
     )
 
 
 def name_of(job: Job) -> str:
-    """Rule and wildcards, readable."""
-    details = ", ".join(f"{key}={value}" for key, value in job.wildcards_dict.items())
-    return f"{job.rule.name} {details}" if details else str(job.rule.name)
+    """Rule and wildcards, readable, as the journal finds the job."""
+    return job_name(job.rule.name, job.wildcards_dict)
+
+
+def shown_name(job: Job, name: str, context: Context) -> str:
+    """The name of a job or group: as `--jobname` has it, else `name`."""
+    wanted = context.options.jobname
+    return name if wanted is None else str(job.format_wildcards(wanted))
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What runs for a job, and what it makes.
+    """What runs for a job, what it reads and what it makes. All paths are the workspace's.
 
     Attributes:
         payloads: one, or as many as a command is measured.
         measured: where the measurements lie until the benchmark file is written; empty if there
             is none, or if the payload writes it.
+        inputs: the job's, and what the payloads need beside them.
         outputs: all of the job's, logs and what is measured among them.
     """
 
     payloads: tuple[Payload, ...]
-    measured: str
-    outputs: tuple[OutputFile, ...]
+    measured: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[OutputFile, ...] = ()
 
 
 def runs_of(job: Job, context: Context) -> Runs:
-    """What runs for a job, and what it makes.
+    """What runs for a job, what it reads and what it makes.
 
     Raises:
         UserError: a value in it is not determined before the job runs.
     """
-    tmpdir = tmpdir_of(job)
-    outputs = tuple(_outputs(job))
-    if job.benchmark is None:
-        return Runs((payload_of(job, context, tmpdir),), "", outputs)
-    first = payload_of(job, context, tmpdir, 0)
-    if first.measures:
-        return Runs((first,), "", (*outputs, OutputFile(plain(job.benchmark))))
-    others = (payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats))
-    measured = measured_path(identity(job))
-    return Runs((first, *others), measured, (*outputs, OutputFile(measured)))
+    tmpdir, places = tmpdir_of(job), places_of(job, context)
+    measured = ""
+    outputs = list(_outputs(job, places))
+    payloads = [payload_of(job, context, tmpdir, None if job.benchmark is None else 0)]
+    if job.benchmark is not None and payloads[0].full:
+        outputs.append(OutputFile(plain(job.benchmark)))
+    elif job.benchmark is not None:
+        payloads += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
+        measured = measured_path(identity(job))
+        outputs.append(OutputFile(measured))
+    inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
+    return Runs(tuple(payloads), measured, tuple(inputs), tuple(outputs))
 
 
 def variables_of(job: Job) -> dict[str, str]:
@@ -119,7 +135,7 @@ def variables_of(job: Job) -> dict[str, str]:
 
 def parameters_of(job: Job) -> str:
     """The rule's parameters as text, those derived from other things left out."""
-    return json.dumps(sorted(repr(value) for value in job.non_derived_params))
+    return steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
 
 
 @cache
@@ -130,13 +146,23 @@ def umask() -> int:
     return mask
 
 
-def _outputs(job: Job) -> Iterable[OutputFile]:
+def _inputs(job: Job, places: Places) -> Iterable[str]:
+    for path in job.input:
+        if stays_in_storage(path) or is_source_file(path):
+            continue
+        if (place := places.place(path)) is not None:
+            yield place
+
+
+def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
     for path in job.output:
-        yield OutputFile(
-            path=plain(path),
-            kind="touched" if is_flagged(path, "touch") else "output",
-            directory=is_flagged(path, "directory"),
-            keep=is_flagged(path, "update"),
-        )
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(
+                path=place,
+                kind="touched" if is_flagged(path, "touch") else "output",
+                directory=is_flagged(path, "directory"),
+                keep=is_flagged(path, "update"),
+            )
     for path in job.log:
-        yield OutputFile(path=plain(path), kind="log")
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(path=place, kind="log")

@@ -153,7 +153,8 @@ def test_every_journal_is_another_workflow(tmp_path: Path) -> None:
 def test_groups_are_found_by_their_members(journal: Journal) -> None:
     def made(job: str, *members: str) -> str:
         values = {"site": "hpc1", "rule": "r", "name": job, "fingerprint": "f"}
-        return journal.new_try(job=job, members=members, **values).id
+        names = {member: f"name of {member}" for member in members}
+        return journal.new_try(job=job, members=names, **values).id
 
     one, group, other = made("a"), made("g", "a", "b"), made("h", "c")
     assert [r.id for r in journal.open_tries("a")] == [one, group]
@@ -163,14 +164,18 @@ def test_groups_are_found_by_their_members(journal: Journal) -> None:
     assert [r.id for r in journal.open_tries("b", "a")] == [one]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_older_version_is_brought_up_to_date(tmp_path: Path, version: int) -> None:
+UNDO_4 = "DROP TABLE members; PRAGMA user_version = 3;"
+UNDO_3 = "DROP INDEX tries_name; ALTER TABLE tries DROP COLUMN reason; PRAGMA user_version = 2;"
+UNDO_2 = "DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;"
+
+
+@pytest.mark.parametrize("undo", [UNDO_4, UNDO_4 + UNDO_3, UNDO_4 + UNDO_3 + UNDO_2])
+def test_older_version_is_brought_up_to_date(tmp_path: Path, undo: str) -> None:
     with closing(Journal(tmp_path)) as journal:
         record = new_try(journal)
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.executescript(
-            "DROP TABLE workflow; DROP TABLE links; DROP TABLE members; PRAGMA user_version = 1;"
-        )
+        db.executescript(undo)
+    assert [r.reason for r in history(tmp_path)] == [""]
     for _ in range(2):
         with closing(Journal(tmp_path)) as journal:
             assert [r.id for r in journal.all_open_tries()] == [record.id]

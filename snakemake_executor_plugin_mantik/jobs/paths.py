@@ -94,6 +94,11 @@ def file_path(content: bytes, name: str) -> str:
     return f"{FILES}/{hashlib.sha256(content).hexdigest()[:16]}/{name}"
 
 
+def script_path(content: bytes, name: str) -> str:
+    """The path of a rule's script: where Snakemake has it, which scripts can see and rely on."""
+    return f".snakemake/scripts/{hashlib.sha256(content).hexdigest()[:16]}.{name}"
+
+
 def marker_name(name: str) -> tuple[str, int] | None:
     """The try and the exit code that a marker's name tells; None if `name` is no marker's."""
     match = _MARKER_NAME.fullmatch(name)

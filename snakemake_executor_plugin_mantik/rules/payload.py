@@ -104,11 +104,11 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
             nested_options(context.deployment),
         )  # fmt: skip
         return Payload(text, uploads=uploads, inputs=inputs, measures=True)
-    payload = _bare(job, context, tmpdir, iteration)
+    payload = _thin(job, context, tmpdir, iteration)
     return shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
 
 
-def _bare(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
+def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
     """What its kind of rule runs, without its environment and shadow directory."""
     shell = os.path.basename(executable_of(job) or "bash")
     if job.rule.is_script or job.rule.is_notebook:

@@ -86,6 +86,7 @@ class Planner:
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
+            launches=request.launches,
             limits=script_limits(self.config),
         )
 

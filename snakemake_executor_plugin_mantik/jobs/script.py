@@ -100,6 +100,7 @@ def render(spec: JobSpec) -> str:
         commands=_commands(spec),
         benchmark=spec.benchmark and _quoted(_place(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
+        launches=spec.launches,
         **_apptainer(environment.apptainer, spec.workspace),
     )
 

@@ -48,7 +48,7 @@ class Payload:
         inputs: further files of the workflow's directory.
         own_environment: whether it makes its environment itself, so that the backend config's
             image is not used.
-        measures: whether it writes the job's benchmark file itself.
+        full: whether it runs a Snakemake at the site, which writes the benchmark file as well.
     """
 
     command: str
@@ -56,7 +56,7 @@ class Payload:
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
     own_environment: bool = False
-    measures: bool = False
+    full: bool = False
 
     def around(
         self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Payload:
             (*self.uploads, *uploads),
             (*self.inputs, *inputs),
             self.own_environment,
-            self.measures,
+            self.full,
         )
 
 
@@ -103,7 +103,7 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
             job, context.workdir, site, context.sites[site].config,
             nested_options(context.deployment),
         )  # fmt: skip
-        return Payload(text, uploads=uploads, inputs=inputs, measures=True)
+        return Payload(text, uploads=uploads, inputs=inputs, full=True)
     payload = _thin(job, context, tmpdir, iteration)
     return shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
 

@@ -9,10 +9,12 @@ from snakemake.io import is_flagged
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
+from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 
@@ -49,7 +51,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     measured = job.benchmark is not None
     runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
     benchmark = None
-    if measured and runs[0].measures:
+    if measured and runs[0].full:
         outputs += (OutputFile(plain(job.benchmark)),)
     elif measured:
         runs += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
@@ -58,12 +60,11 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
-    details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
     return JobRequest(
         number=job.jobid,
         job=identified,
         rule=rule.name,
-        name=f"{rule.name} {details}" if details else rule.name,
+        name=job_name(rule.name, wildcards),
         site=site,
         command=runs[0].command,
         benchmark=benchmark,
@@ -79,6 +80,8 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         secrets=dict(secrets),
         parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
         forced=forced,
+        launches=launches(job),
+        full=any(run.full for run in runs),
     )
 
 

@@ -2,11 +2,13 @@
 
 A workflow is a directory with a `Snakefile` and what it reads. Optional are `options`, words for
 the `snakemake` command, one a line; and `needs`, programs that it calls, one a line; `snakemake`
-among them stands for a site whose environment has it. It runs with Snakemake's local executor and
+among them stands for the Python environment of the tests, here and at the sites. It runs with Snakemake's local executor and
 through a site of each API; exit code and all files are compared.
 """
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,16 +43,19 @@ def lay_out(name: str, directory: Path) -> None:
 def test_same_as_locally(name: str, project: Project, firecrest_place: Place) -> None:
     needs = set(lines(name, "needs"))
     places = [project.place, firecrest_place]
+    extra = UNTRACKED
     if SNAKEMAKE in needs:
         needs.remove(SNAKEMAKE)
         places = [with_snakemake(place) for place in places]
-    lacking = [program for program in sorted(needs) if shutil.which(program) is None]
+        extra = {**UNTRACKED, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+    path = extra.get("PATH")
+    lacking = [program for program in sorted(needs) if shutil.which(program, path=path) is None]
     if lacking:
         pytest.skip(f"there is no {', '.join(lacking)} on this machine")
     options = lines(name, "options")
     names = ("twin", "project", "other")
     twin, project, other = (
-        Project(project.directory.with_name(each), place, UNTRACKED)
+        Project(project.directory.with_name(each), place, extra)
         for each, place in zip(names, (places[0], *places), strict=True)
     )
     for each in (twin, project, other):

@@ -33,6 +33,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import deployment, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
+from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
@@ -188,18 +189,17 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         UserError: with everything that is wrong.
     """
     workdir = Path.cwd()
-    if workflow.remote_execution_settings.immediate_submit:
-        raise UserError(
-            "--immediate-submit does not go with the mantik executor",
-            do="Leave it out: jobs are submitted when their inputs are there",
-        )
+    asked = options_of(workflow)
+    for told in unused(workflow):
+        logger.warning(told)
+    _check_shared(workflow.storage_settings.shared_fs_usage)
     configs = _configs(options.backend_config, workdir)
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
     here = frozenset(workflow.deployment_settings.deployment_method)
     wanted = deployment.methods_of(options.software_deployment)
-    context = Context(configs, workdir, wanted)
+    context = Context(configs, workdir, wanted, options=asked)
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
@@ -263,6 +263,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
+    context = replace(checked.context, workspace=engine.workspace)
+    checked = replace(checked, context=context)
     return Run(engine, checked, states, tracker, logger.info)
 
 
@@ -302,6 +304,26 @@ def _credentials(checked: Checked) -> Mapping[str, Credential]:
         os.environ,
         issuers={name: issuer_of(c, checked.workdir) for name, c in checked.configs.items()},
     )
+
+
+_SHARED = ("input-output", "persistence", "storage-local-copies")
+"""What of `--shared-fs-usage` has to be said for files to be where the executor looks for them."""
+
+
+def _check_shared(usage: Any) -> None:
+    """See to it that Snakemake itself leaves the files of jobs to the executor.
+
+    Raises:
+        UserError: it would not: it would fetch no file from a storage, and look for none here.
+    """
+    named = {item.name.lower().replace("_", "-") for item in usage}
+    if lacking := [name for name in _SHARED if name not in named]:
+        raise UserError(
+            f"--shared-fs-usage leaves out {', '.join(lacking)}; with the mantik executor a site's"
+            " file system looks to Snakemake as if it were shared",
+            do=f"Leave the option out, or let it say {', '.join(_SHARED)}: this machine fetches"
+            " from storages and stores there, and stages the files to and from the sites",
+        )
 
 
 def _tracker(
@@ -470,9 +492,8 @@ def products(dag: Any) -> frozenset[str]:
     """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
     paths: set[str] = set()
     for job in dag.jobs:
-        paths.update(map(str, [*job.input, *job.output, *job.log]))
-        if job.benchmark is not None:
-            paths.add(str(job.benchmark))
+        benchmark = [job.benchmark] if job.benchmark is not None else []
+        paths.update(map(os.path.relpath, [*job.input, *job.output, *job.log, *benchmark]))
     return frozenset(paths)
 
 

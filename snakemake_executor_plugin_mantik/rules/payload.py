@@ -7,17 +7,20 @@ text around that text: it composes, and the job script knows nothing of it.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules import Job, nested
+from snakemake_executor_plugin_mantik.rules import Job, nested, sourcefiles
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
 from snakemake_executor_plugin_mantik.rules.deployment import deployed, nested_options
+from snakemake_executor_plugin_mantik.rules.options import Options
+from snakemake_executor_plugin_mantik.rules.places import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.shadow import shadowed
 
@@ -30,11 +33,15 @@ class Context:
         sites: the known sites' configs by name; the first one serves where a rule names none.
         workdir: the workflow's working directory.
         deployment: what of the rules' own environments is deployed at the sites.
+        workspace: tells the absolute path of the workspace at a site; opens the site if need be.
+        options: what options of the `snakemake` command ask of each job.
     """
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
     deployment: frozenset[DeploymentMethod] = frozenset()
+    workspace: Callable[[str], str] = lambda _: WORKSPACE
+    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True)
@@ -103,20 +110,29 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
             job, context.workdir, site, context.sites[site].config,
             nested_options(context.deployment),
         )  # fmt: skip
-        return Payload(text, uploads=uploads, inputs=inputs, full=True)
-    payload = _thin(job, context, tmpdir, iteration)
-    return shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
+        payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
+    else:
+        payload = _thin(job, context, tmpdir, iteration)
+        payload = shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
+    if context.options.precommand:
+        # As between Snakemake's own precommand and command: a failure ends the job.
+        before = f"{{ {context.options.precommand}\n}} || exit\n"
+        payload = replace(payload, command=before + payload.command)
+    return payload
 
 
 def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
     """What its kind of rule runs, without its environment and shadow directory."""
     shell = os.path.basename(executable_of(job) or "bash")
+    places = places_of(job, context)
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
         from snakemake_executor_plugin_mantik.rules.scripts import script
 
         site = context.sites[site_of(given_resources(job), context.sites)].config.site
         limits = site.source_file_limit_bytes, site.sources_limit_bytes
-        text, uploads = script(job, tmpdir, iteration, *limits)
+        text, uploads = script(job, places, tmpdir, iteration, limits)
         return Payload(in_shell(job, text), shell, uploads)
-    return Payload(command(job, tmpdir, iteration), shell)
+    text = command(job, places, tmpdir, iteration)
+    text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)
+    return Payload(text, shell, uploads)

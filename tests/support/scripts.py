@@ -23,6 +23,7 @@ from snakemake.sourcecache import LocalSourceFile, SourceCache
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR
+from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.scripts import script
 
 LIMITS = (1 << 20, 1 << 22)
@@ -84,7 +85,8 @@ class ScriptRule:
         self, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
-        return script(self.job, tmpdir, iteration, *LIMITS)
+        places = Places(Path.cwd(), lambda: "/workspace")
+        return script(self.job, places, tmpdir, iteration, LIMITS)
 
     def run(
         self,

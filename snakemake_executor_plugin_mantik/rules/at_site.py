@@ -4,7 +4,7 @@ It reads from its standard input what `rules/nested.py` wrote (JSON, one line), 
 Snakemake, and becomes it. It imports nothing of this package, and is written for any Python from
 3.6 on (so annotations are texts): the first Python that a node has may be an old one.
 
-Four things of Snakemake are changed in its process, because a site has not all that is here:
+Five things of Snakemake are changed in its process, because a site has not all that is here:
 
 - Rules that were not asked for are left out also where a workflow has checkpoints: their inputs
   are not at the site. What checkpoints have made is known from here.
@@ -12,6 +12,8 @@ Four things of Snakemake are changed in its process, because a site has not all 
   (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
 - Sources that are not files of the workspace come from a cache that is filled before.
 - What Snakemake does once, it does here or there: flags of outputs are left to this side.
+- Environments of rules are made by one job at a time: Snakemake takes what another one is about to
+  make for a broken one, and removes it.
 """
 
 import json
@@ -180,8 +182,25 @@ def _adapt(order: "dict[str, Any]") -> None:
     def never(self: Any) -> bool:  # noqa: ARG001
         return False
 
+    for name in ("create_conda_envs", "pull_container_imgs"):
+        setattr(DAG, name, one_at_a_time(getattr(DAG, name)))
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     HostingProviderFile.is_persistently_cacheable = never
+
+
+def one_at_a_time(make: Any) -> Any:
+    """What does the same as `make`, when no other job of the workspace does."""
+    import fcntl
+
+    def made(*args: Any, **more: Any) -> Any:
+        with open(os.path.join(".snakemake", "mantik-deployment.lock"), "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                sys.stderr.write(f"mantik: this file system has no locks ({error})\n")
+            return make(*args, **more)
+
+    return made
 
 
 def differing(kind: str, there: "list[str]", here: "list[str]") -> str:

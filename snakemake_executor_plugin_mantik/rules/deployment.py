@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from snakemake.common import is_local_file, parse_uri
 from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
+from snakemake.sourcecache import SourceFile
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.environment import image_place
@@ -173,6 +174,24 @@ def _conda(job: Job, own: Own) -> tuple[CondaFile | str, tuple[Upload, ...]]:
         interpreter=_interpreter(script or b""),
     )
     return environment, tuple(uploads.values())
+
+
+def files_of(
+    job: Job, methods: Collection[DeploymentMethod]
+) -> tuple[list[SourceFile], Path | None]:
+    """What a job's own environment is made of: its conda's files, and its image if it is a file."""
+    own = own_of(job, methods)
+    sources: list[SourceFile] = []
+    if isinstance(own.conda, CondaEnvFileSpec):
+        suffixes = [".post-deploy.sh", *(f".{platform}.pin.txt" for platform in MACHINES)]
+        beside = [own.conda.file.replace_suffix([".yaml", ".yml"], suffix) for suffix in suffixes]
+        exists = job.rule.workflow.sourcecache.exists
+        sources = [own.conda.file, *(file for file in beside if file is not None and exists(file))]
+    if own.container and is_local_file(own.container):
+        path = Path(parse_uri(own.container).uri_path)
+        if path.exists():
+            return sources, path
+    return sources, None
 
 
 def _interpreter(script: bytes) -> str:

@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job, at_site
-from snakemake_executor_plugin_mantik.rules.deployment import nested_options
+from snakemake_executor_plugin_mantik.rules.deployment import files_of, nested_options
 from snakemake_executor_plugin_mantik.rules.surroundings import (
     ELSEWHERE,
     Surroundings,
@@ -106,6 +106,7 @@ def command(
     rule, workflow = job.rule, job.rule.workflow
     found = surroundings_of(workflow, workdir, config)
     _add_code(job, found, config)
+    _add_environment(job, found, deployment)
     made = _checkpointed(job)
     for path in made:
         if os.path.exists(path):
@@ -155,6 +156,17 @@ def _add_code(job: Job, found: Surroundings, config: BackendConfig) -> None:
                 do="Correct its name, or see whether it can be reached from this machine",
             )
         found.add_source(source, workflow.sourcecache)
+
+
+def _add_environment(
+    job: Job, found: Surroundings, deployment: Collection[DeploymentMethod]
+) -> None:
+    """Take along what the rule's own environment is made of."""
+    sources, image = files_of(job, deployment)
+    for source in sources:
+        found.add_source(source, job.rule.workflow.sourcecache)
+    if image is not None:
+        found.add(image)
 
 
 def _checkpointed(job: Job) -> list[str]:

@@ -90,6 +90,7 @@ def test_what_is_not_wanted_changes_nothing(job: SimpleNamespace) -> None:
     assert payload(job, DeploymentMethod.APPTAINER) == Payload("echo", "zsh")
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Snakemake leaves them open
 def test_an_environment_in_an_image_is_where_snakemake_has_put_it(
     job: SimpleNamespace,
 ) -> None:

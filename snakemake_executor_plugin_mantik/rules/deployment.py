@@ -342,6 +342,7 @@ def keep_unasked(job: Job) -> None:
     `_conda_env`), whether they are used or not, and fails where there is no conda. It takes what
     it knows already, in a private field: there is no other way.
     """
-    environment = job.conda_env
-    if environment is not None and environment.is_externally_managed:
-        environment._content = environment._content or environment.address.encode()
+    for member in job.jobs if job.is_group() else (job,):
+        environment = member.conda_env
+        if environment is not None and environment.is_externally_managed:
+            environment._content = environment._content or environment.address.encode()

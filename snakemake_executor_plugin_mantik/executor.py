@@ -57,6 +57,8 @@ class Executor(RemoteExecutor):
         except MantikError as error:
             with self.lock:
                 self.wait = False
+            # Else the waiting thread may meet an interpreter that shuts down, and complain of it.
+            self.wait_thread.join(5 * CHECK_S)
             # Of a WorkflowError Snakemake would show the lines of our code that it came from.
             raise ApiError(str(error)) from None
         return self._run
@@ -133,6 +135,8 @@ class Executor(RemoteExecutor):
 
     def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
+        if self._run is not None:
+            self._run.ended(outcome)
         info.external_jobid = outcome.site_job or None
         info.aux = {"site": outcome.site} if outcome.site else {}
         if not outcome.succeeded:

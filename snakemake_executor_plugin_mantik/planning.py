@@ -21,8 +21,9 @@ from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.journal import job_name
-from snakemake_executor_plugin_mantik.rules import Job, resources
-from snakemake_executor_plugin_mantik.rules.request import plain
+from snakemake_executor_plugin_mantik.rules import Job, deployment, resources
+from snakemake_executor_plugin_mantik.rules.identity import plain
+from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.startup import Checked
 
 
@@ -130,10 +131,13 @@ class _Look:
         if site is None:
             return result
         planner = self.checked.planners[site]
+        own = deployment.own_of(job, self.checked.context.deployment)
         result = replace(
             result,
             resources=planner.resources(given, job.threads),
-            environment=_words(environment_of(planner.config, self.checked.workdir)),
+            environment=deployment.words(own)
+            if own
+            else _words(environment_of(planner.config, self.checked.workdir)),
         )
         try:
             request = self.checked.request(job, self.secrets)
@@ -148,7 +152,7 @@ class _Look:
             result,
             job=request.name,
             rule=request.rule,
-            full=request.full,
+            full=full(job) is not None,
             command=request.command,
             inputs=needed,
             sent=self.forecaster.sent(request),

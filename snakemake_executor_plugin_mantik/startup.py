@@ -5,11 +5,13 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
@@ -17,14 +19,21 @@ from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
-from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake, UserError
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.errors import (
+    ConfigError,
+    MantikError,
+    Mistake,
+    UserError,
+    WorkflowNotRunnable,
+)
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import resources
-from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
-from snakemake_executor_plugin_mantik.rules.payload import Context
+from snakemake_executor_plugin_mantik.rules import deployment, resources
+from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
+from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
@@ -50,25 +59,30 @@ class Checked:
     """A workflow in which nothing is wrong, as far as that can be told without a site.
 
     Attributes:
-        workdir: the workflow's working directory.
-        configs: the sites' configs by name.
-        planners: the same of their planners.
+        context: what the requests of all jobs have in common.
+        planners: the sites' planners by name.
         jobs: those that will run at a site, as far as they are known.
         used: the sites that they will run at.
         settings: what the user said.
+        lacks: remembers where there is no Snakemake for full jobs.
     """
 
-    workdir: Path
-    configs: Mapping[str, LoadedConfig]
+    context: Context
     planners: Mapping[str, Planner]
     jobs: list[Any]
     used: list[str]
     settings: "_Settings"
+    lacks: Lacks
 
     @property
-    def context(self) -> Context:
-        """What the requests of all jobs have in common."""
-        return Context(self.configs, self.workdir)
+    def configs(self) -> Mapping[str, LoadedConfig]:
+        """The sites' configs by name."""
+        return self.context.sites
+
+    @property
+    def workdir(self) -> Path:
+        """The workflow's working directory."""
+        return self.context.workdir
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -76,7 +90,9 @@ class Checked:
         Raises:
             UserError: the job cannot be run.
         """
-        refuse([job], self.settings.deployment)
+        refuse([job], self.settings.deployed_here)
+        if not self.settings.conda_here:
+            deployment.keep_unasked(job)
         forced = self.settings.forces(job)
         return request_of(job, self.context, secrets=secrets, forced=forced)
 
@@ -92,14 +108,18 @@ class Run:
         tracker: makes MLflow runs of MLproject jobs.
         requested: numbers of the jobs that the engine was asked for.
         measured: where the measurements of the jobs with a benchmark file will be, by number.
+        tell: writes a line to the user's log.
     """
 
     engine: Engine
     checked: Checked
     states: StateLog
     tracker: Tracker
+    tell: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, Path] = field(default_factory=dict)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _full: dict[JobNumber, str] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -109,11 +129,27 @@ class Run:
         """
         request = self.checked.request(job, secrets)
         self.requested.add(request.number)
+        if directive := full(job):
+            self._full[request.number] = request.site
+            self._tell_full(request.rule, directive, request.site)
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
         call = call_of(job.params) if self.checked.settings.tracked else None
         return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
+
+    def _tell_full(self, rule: str, directive: str, site: str) -> None:
+        if (rule, site) not in self._told:
+            self._told.add((rule, site))
+            self.tell(f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}.")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Learn from how a full job ended whether its site has a Snakemake."""
+        site = self._full.pop(outcome.number, None)
+        if site is not None and outcome.succeeded:
+            self.checked.lacks.forget(site)
+        elif site is not None and outcome.log is not None:
+            self.checked.lacks.note(site, outcome.log)
 
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
@@ -123,7 +159,8 @@ class Run:
 
 @dataclass(frozen=True)
 class _Settings:
-    deployment: tuple[Any, ...]
+    deployed_here: tuple[Any, ...]
+    conda_here: bool
     tracked: bool
     force_all: bool
     forced: frozenset[str]
@@ -158,21 +195,32 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
+    here = frozenset(workflow.deployment_settings.deployment_method)
+    wanted = deployment.methods_of(options.software_deployment)
+    context = Context(configs, workdir, wanted)
     settings = _Settings(
-        tuple(workflow.deployment_settings.deployment_method),
+        tuple(here - wanted),
+        DeploymentMethod.CONDA in here,
         options.track != "none",
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    refuse(jobs, settings.deployment)
+    refuse(jobs, settings.deployed_here)
+    _check_environments(jobs, context, products(dag))
+    for remark in deployment.remarks(jobs, context):
+        logger.info(remark)
     _check_projects(jobs, configs)
+    state = Path(workflow.persistence.path) / STATE
+    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
+    lacks = Lacks(state, environments)
+    lacks.refuse(jobs)
     planners = {
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
     used = _check_jobs(jobs, planners)
-    return Checked(workdir, configs, planners, jobs, used, settings)
+    return Checked(context, planners, jobs, used, settings, lacks)
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:
@@ -214,7 +262,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, checked, states, tracker)
+    return Run(engine, checked, states, tracker, logger.info)
 
 
 def facts(checked: Checked) -> dict[str, SiteFacts]:
@@ -268,6 +316,26 @@ def _tracker(
     return Tracker(
         workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
     )
+
+
+def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
+    """See to it that the rules' own environments can be had, as far as that shows here.
+
+    Raises:
+        WorkflowNotRunnable: with each rule whose cannot.
+    """
+    found = {
+        job.rule.name: mistake
+        for job in jobs
+        if (mistake := deployment.mistake_of(job, context, products)) is not None
+        or (mistake := launcher_mistake(job, context)) is not None
+    }
+    if found:
+        raise WorkflowNotRunnable(
+            "not every rule can have its environment (nothing was sent): "
+            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
+            do="Correct these rules",
+        )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
@@ -363,7 +431,6 @@ def _check_jobs(
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
             planners[site].resources(given, job.threads)
-            check_launcher(job, planners[site].config)
             if engine is not None:
                 engine.facts_fit(site, given, job.threads)
         except UserError as error:

@@ -289,9 +289,10 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
+        enders = {work.ender for work in self._work.values()}
         if tidy:
-            enders = {work.ender for work in self._work.values()}
             await asyncio.gather(*(ender.tidy(self._workdir) for ender in enders))
+        await asyncio.gather(*(ender.close() for ender in enders))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
 

@@ -251,6 +251,12 @@ class Ender:
                 if unused:
                     await self._empty()
 
+    async def close(self) -> None:
+        """Give up what is still being tidied up; the next run or the site's own expiry does it."""
+        for task in self._tidying:
+            task.cancel()
+        await asyncio.gather(*self._tidying, return_exceptions=True)
+
     async def _empty(self) -> None:
         if not self._journal.retire_buckets(self._site.name):
             return

@@ -49,12 +49,13 @@ class JobRequest:
         benchmark: how the command is measured, if it is; the first of its commands is `command`.
         umask: file mode mask of this process: what the job makes gets the modes that it would get
             here; None for the site's own.
+        own_environment: whether the command makes its environment itself: the image of the backend
+            config is not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
         launches: whether the command starts its tasks itself (MPI).
-        full: whether the command runs a Snakemake at the site.
         subject: what an observer wants to know of it; nothing to the engine.
     """
 
@@ -73,11 +74,11 @@ class JobRequest:
     uploads: tuple[Upload, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    own_environment: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
     launches: bool = False
-    full: bool = False
     subject: object = None
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:

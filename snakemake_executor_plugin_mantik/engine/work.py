@@ -154,7 +154,7 @@ class SiteWork:
         kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
         for path in dict.fromkeys([*request.inputs, *kept]):
             files += await self.local.look(path)
-        if (image := self.planner.image) is not None:
+        if (image := self.planner.image) is not None and not request.own_environment:
             files += await self.local.look(image[1], local=image[0])
         for upload in request.uploads:
             if upload.content is not None:

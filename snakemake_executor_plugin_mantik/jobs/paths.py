@@ -6,6 +6,9 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
     .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
     .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
+    .mantik/conda/<content>/<attempt>       conda environments of rules
+    .mantik/images/<source>/                container images that lie nowhere in the workflow
+    .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bundle>.tar.gz         files on their way up
     .mantik/bundles/<bundle>.done           says that a bundle has been unpacked
 
@@ -22,6 +25,9 @@ TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
 FILES = f"{OURS}/files"
+CONDA = f"{OURS}/conda"
+IMAGES = f"{OURS}/images"
+SHADOWS = f"{OURS}/shadow"
 
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 

@@ -45,6 +45,11 @@ def command(job: Job, tmpdir: str = NODE_TMPDIR, iteration: int | None = None) -
             where=f"rule {rule.name}",
             do="Make the parameter or resource independent of what is only known inside the job",
         )
+    return in_shell(job, text)
+
+
+def in_shell(job: Job, text: str) -> str:
+    """A text as the rule's shell gets it: with what the workflow puts before and after each."""
     # Snakemake keeps prefix and suffix in private fields only; there is no other way to them.
     prefix = shell._get_process_prefix(executable_of(job))
     return " ".join((prefix, text, shell._process_suffix)).strip()

@@ -8,16 +8,9 @@ from snakemake.settings.types import DeploymentMethod
 from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.request import plain
+from snakemake_executor_plugin_mantik.rules.identity import plain
 
 _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
-    (lambda job: job.rule.is_script, "has a script: directive"),
-    (lambda job: job.rule.is_notebook, "has a notebook: directive"),
-    (lambda job: job.rule.is_wrapper, "has a wrapper: directive"),
-    (lambda job: job.rule.is_cwl, "has a cwl: directive"),
-    (lambda job: job.rule.is_template_engine, "has a template_engine: directive"),
-    (lambda job: job.rule.shellcmd is None, "has a run: directive"),
-    (lambda job: job.rule.shadow_depth is not None, "has a shadow: directive"),
     (lambda job: job.is_pipe, "writes to a pipe()"),
     (lambda job: job.is_service, "is a service()"),
 )
@@ -40,8 +33,21 @@ def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
     }
     for method in deployment:
         if deployed.get(method):
-            return f"has its own environment with --software-deployment-method {method}"
-    return _outside(job)
+            return (
+                f"has an environment that --software-deployment-method {method} deploys on this"
+                f" machine and not at a site (use --mantik-software-deployment {method} instead)"
+            )
+    return _script(job) or _outside(job)
+
+
+def _script(job: Job) -> str | None:
+    """What of a script or notebook cannot run."""
+    if not (job.rule.is_script or job.rule.is_notebook):
+        return None
+    # It imports the parts of Snakemake that know languages and notebooks.
+    from snakemake_executor_plugin_mantik.rules.scripts import mistake, needs_snakemake
+
+    return None if needs_snakemake(job) else mistake(job)
 
 
 def _outside(job: Job) -> str | None:

@@ -1,11 +1,9 @@
 """From a Snakemake job to a JobRequest: all that the engine has to know of it."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
 
 from snakemake.io import is_flagged
 
@@ -15,6 +13,7 @@ from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
+from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
@@ -48,15 +47,16 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     tmpdir = tmpdir_of(job)
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     outputs = tuple(_outputs(job))
-    identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
-    identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    identified = identity(job)
+    measured = job.benchmark is not None
+    runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
     benchmark = None
-    if job.benchmark is not None:
-        runs = [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
+    if measured and runs[0].measures:
+        outputs += (OutputFile(plain(job.benchmark)),)
+    elif measured:
+        runs += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
         benchmark = Benchmark(measured_path(identified), tuple(run.command for run in runs))
         outputs += (OutputFile(benchmark.path),)
-    else:
-        runs = [payload_of(job, context, tmpdir)]
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
@@ -76,11 +76,11 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
         umask=_umask(),
+        own_environment=runs[0].own_environment,
         secrets=dict(secrets),
         parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
         forced=forced,
         launches=launches(job),
-        full=any(run.full for run in runs),
     )
 
 
@@ -102,8 +102,3 @@ def _outputs(job: Job) -> Iterable[OutputFile]:
         )
     for path in job.log:
         yield OutputFile(path=plain(path), kind="log")
-
-
-def plain(path: Any) -> str:
-    """A path as archives and listings have it: without `./` and `//`."""
-    return os.path.normpath(str(path))

@@ -1,8 +1,9 @@
 """What a Snakefile can say gives the same at a site as here: each workflow beside this file.
 
 A workflow is a directory with a `Snakefile` and what it reads. Optional are `options`, words for
-the `snakemake` command, one a line; and `needs`, programs that it calls, one a line. It runs with
-Snakemake's local executor and through a site of each API; exit code and all files are compared.
+the `snakemake` command, one a line; and `needs`, programs that it calls, one a line; `snakemake`
+among them stands for a site whose environment has it. It runs with Snakemake's local executor and
+through a site of each API; exit code and all files are compared.
 """
 
 import shutil
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workflows import UNTRACKED, Place, Project, tree
+from tests.support.workflows import UNTRACKED, Place, Project, tree, with_snakemake
 
 HERE = Path(__file__).parent
 WORKFLOWS = sorted(path.parent.name for path in HERE.glob("*/Snakefile"))
 ABOUT = ("options", "needs")
 """Files that say something about a workflow and do not belong to it."""
+SNAKEMAKE = "snakemake"
 
 
 def lines(name: str, about: str) -> list[str]:
@@ -37,19 +39,28 @@ def lay_out(name: str, directory: Path) -> None:
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_same_as_locally(name: str, project: Project, firecrest_place: Place) -> None:
-    lacking = [program for program in lines(name, "needs") if shutil.which(program) is None]
+    needs = set(lines(name, "needs"))
+    places = [project.place, firecrest_place]
+    if SNAKEMAKE in needs:
+        needs.remove(SNAKEMAKE)
+        places = [with_snakemake(place) for place in places]
+    lacking = [program for program in sorted(needs) if shutil.which(program) is None]
     if lacking:
         pytest.skip(f"there is no {', '.join(lacking)} on this machine")
     options = lines(name, "options")
-    twin = Project(project.directory.with_name("twin"), project.place, UNTRACKED)
-    other = Project(project.directory.with_name("other"), firecrest_place, UNTRACKED)
-    project.extra.update(UNTRACKED)
+    names = ("twin", "project", "other")
+    twin, project, other = (
+        Project(project.directory.with_name(each), place, UNTRACKED)
+        for each, place in zip(names, (places[0], *places), strict=True)
+    )
     for each in (twin, project, other):
         lay_out(name, each.directory)
+    # At the same time: a run at a site is mostly waiting.
+    runs = [(remote, remote.start(*options)) for remote in (project, other)]
     expected = twin.run(*options, local=True)
     files = tree(twin.directory)
-    for remote in (project, other):
-        ran = remote.run(*options)
+    for remote, running in runs:
+        ran = running.end()
         assert ran.code == expected.code, f"{expected.output}\n---- at the site:\n{ran.output}"
         assert tree(remote.directory) == files, ran.output
         assert "Traceback" not in ran.output

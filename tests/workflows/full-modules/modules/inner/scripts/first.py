@@ -1,0 +1,4 @@
+from beside import mark
+
+with open(snakemake.input[0]) as source, open(snakemake.output[0], "w") as file:
+    file.write(mark(source.read()) + snakemake.config["name"] + "\n")

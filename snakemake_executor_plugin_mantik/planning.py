@@ -10,6 +10,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik import startup
 from snakemake_executor_plugin_mantik.config.environment import environment_of
+from snakemake_executor_plugin_mantik.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.engine.forecast import (
     HERE,
     Forecast,
@@ -130,6 +131,8 @@ class _Look:
         )  # fmt: skip
         if site is None:
             return result
+        if job.threads >= NO_LIMIT:
+            return replace(result, mistake="its threads follow from workflow.cores: give --cores")
         planner = self.checked.planners[site]
         own = deployment.own_of(job, self.checked.context.deployment)
         result = replace(

@@ -1,5 +1,6 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,9 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
+        from snakemake_executor_plugin_mantik import caching
+        from snakemake_executor_plugin_mantik.engine.request import Outcome
+
         self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
         run = self._run or self._start()
@@ -78,13 +82,25 @@ class Executor(RemoteExecutor):
         try:
             request = run.request(job, self.envvars())
             self.workflow.async_run(self._prepare(job))
+            cached = self.workflow.async_run(caching.fetch(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
         except (RuleException, WorkflowError) as error:
             # An unknown name in the command, say: this job's failure, as it is locally.
             self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))
         else:
-            run.engine.submit(request)
+            if cached:
+                run.requested.discard(job.jobid)
+                self._finished[job.jobid] = Outcome(job.jobid, "", True)
+            else:
+                run.engine.submit(request)
+
+    def envvars(self) -> dict[str, str]:
+        """What jobs get of this process's environment: the workflow's own `envvars:`.
+
+        Snakemake's would add the credentials of storages, which are for this machine alone.
+        """
+        return {name: os.environ[name] for name in sorted(self.workflow.envvars)}
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
@@ -123,7 +139,7 @@ class Executor(RemoteExecutor):
             if outcome is None:
                 yield info
             else:
-                self._report(info, outcome)
+                await self._report(info, outcome)
 
     def _register(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let Snakemake's metadata have the ids that jobs got at their sites, from now on."""
@@ -133,7 +149,7 @@ class Executor(RemoteExecutor):
                 with suppress(OSError):  # told when the job was registered without it
                     info.job.register(external_jobid=ids)
 
-    def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
+    async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
         if self._run is not None:
             self._run.ended(outcome)
@@ -141,13 +157,23 @@ class Executor(RemoteExecutor):
         info.aux = {"site": outcome.site} if outcome.site else {}
         if not outcome.succeeded:
             info.aux["reason"] = str(outcome.reason)
-        if outcome.succeeded and (trouble := self._benchmark(info.job)):
+        if outcome.succeeded and (trouble := self._benchmark(info.job) or await self._store(info)):
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
             self.report_job_error(info, msg=outcome.message, aux_logs=logs)
+
+    async def _store(self, info: SubmittedJobInfo) -> str:
+        """Put the outputs into Snakemake's cache, if they belong there; what went wrong, if so."""
+        from snakemake_executor_plugin_mantik import caching
+
+        try:
+            await caching.store(self.workflow, info.job)
+        except (WorkflowError, OSError) as error:
+            return f"the outputs cannot be put into the cache: {error}\n"
+        return ""
 
     def _benchmark(self, job: Job) -> str:
         """Write the job's benchmark file, if it is to have one; what went wrong, if anything."""

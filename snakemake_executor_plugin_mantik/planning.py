@@ -24,7 +24,6 @@ from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job, deployment, resources
 from snakemake_executor_plugin_mantik.rules.identity import plain
-from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.startup import Checked
 
 
@@ -155,7 +154,7 @@ class _Look:
             result,
             job=request.name,
             rule=request.rule,
-            full=full(job) is not None,
+            full=request.full,
             command=request.command,
             inputs=needed,
             sent=self.forecaster.sent(request),

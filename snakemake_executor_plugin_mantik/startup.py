@@ -33,6 +33,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import deployment, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
+from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
@@ -64,6 +65,7 @@ class Checked:
         jobs: those that will run at a site, as far as they are known.
         used: the sites that they will run at.
         settings: what the user said.
+        state: our own local directory, which may not be there yet.
         lacks: remembers where there is no Snakemake for full jobs.
     """
 
@@ -72,17 +74,18 @@ class Checked:
     jobs: list[Any]
     used: list[str]
     settings: "_Settings"
+    state: Path
     lacks: Lacks
-
-    @property
-    def configs(self) -> Mapping[str, LoadedConfig]:
-        """The sites' configs by name."""
-        return self.context.sites
 
     @property
     def workdir(self) -> Path:
         """The workflow's working directory."""
         return self.context.workdir
+
+    @property
+    def configs(self) -> Mapping[str, LoadedConfig]:
+        """The sites' configs by name."""
+        return self.context.sites
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -106,9 +109,9 @@ class Run:
         checked: what was found out before it started.
         states: tells the log of each job's states.
         tracker: makes MLflow runs of MLproject jobs.
+        tell: writes a line to the user's log.
         requested: numbers of the jobs that the engine was asked for.
         measured: where the measurements of the jobs with a benchmark file will be, by number.
-        tell: writes a line to the user's log.
     """
 
     engine: Engine
@@ -186,18 +189,17 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         UserError: with everything that is wrong.
     """
     workdir = Path.cwd()
-    if workflow.remote_execution_settings.immediate_submit:
-        raise UserError(
-            "--immediate-submit does not go with the mantik executor",
-            do="Leave it out: jobs are submitted when their inputs are there",
-        )
+    asked = options_of(workflow)
+    for told in unused(workflow):
+        logger.warning(told)
+    _check_shared(workflow.storage_settings.shared_fs_usage)
     configs = _configs(options.backend_config, workdir)
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
     here = frozenset(workflow.deployment_settings.deployment_method)
     wanted = deployment.methods_of(options.software_deployment)
-    context = Context(configs, workdir, wanted)
+    context = Context(configs, workdir, wanted, options=asked)
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
@@ -208,7 +210,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     refuse(jobs, settings.deployed_here)
     _check_environments(jobs, context, products(dag))
-    for remark in deployment.remarks(jobs, context):
+    for remark in deployment.remarks(jobs, context, full):
         logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE
@@ -220,7 +222,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         for name, c in configs.items()
     }
     used = _check_jobs(jobs, planners)
-    return Checked(context, planners, jobs, used, settings, lacks)
+    return Checked(context, planners, jobs, used, settings, state, lacks)
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:
@@ -234,8 +236,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     jobs, used = checked.jobs, checked.used
     credentials = _credentials(checked)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    state = Path(workflow.persistence.path) / STATE
-    journal = Journal(state)
+    journal = Journal(checked.state)
     try:
         for name in used:
             credentials[name].login()
@@ -251,7 +252,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         sites,
         journal=journal,
         workdir=workdir,
-        state=state,
+        state=checked.state,
         tell=logger.info,
         observer=Several(states, tracker),
     )
@@ -262,6 +263,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
+    context = replace(checked.context, workspace=engine.workspace)
+    checked = replace(checked, context=context)
     return Run(engine, checked, states, tracker, logger.info)
 
 
@@ -301,6 +304,26 @@ def _credentials(checked: Checked) -> Mapping[str, Credential]:
         os.environ,
         issuers={name: issuer_of(c, checked.workdir) for name, c in checked.configs.items()},
     )
+
+
+_SHARED = ("input-output", "persistence", "storage-local-copies")
+"""What of `--shared-fs-usage` has to be said for files to be where the executor looks for them."""
+
+
+def _check_shared(usage: Any) -> None:
+    """See to it that Snakemake itself leaves the files of jobs to the executor.
+
+    Raises:
+        UserError: it would not: it would fetch no file from a storage, and look for none here.
+    """
+    named = {item.name.lower().replace("_", "-") for item in usage}
+    if lacking := [name for name in _SHARED if name not in named]:
+        raise UserError(
+            f"--shared-fs-usage leaves out {', '.join(lacking)}; with the mantik executor a site's"
+            " file system looks to Snakemake as if it were shared",
+            do=f"Leave the option out, or let it say {', '.join(_SHARED)}: this machine fetches"
+            " from storages and stores there, and stages the files to and from the sites",
+        )
 
 
 def _tracker(
@@ -469,9 +492,8 @@ def products(dag: Any) -> frozenset[str]:
     """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
     paths: set[str] = set()
     for job in dag.jobs:
-        paths.update(map(str, [*job.input, *job.output, *job.log]))
-        if job.benchmark is not None:
-            paths.add(str(job.benchmark))
+        benchmark = [job.benchmark] if job.benchmark is not None else []
+        paths.update(map(os.path.relpath, [*job.input, *job.output, *job.log, *benchmark]))
     return frozenset(paths)
 
 

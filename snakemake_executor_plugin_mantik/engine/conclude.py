@@ -16,8 +16,9 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.engine.witness import Witness
-from snakemake_executor_plugin_mantik.errors import MantikError, SiteError
+from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, SiteError
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
+from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
@@ -112,6 +113,10 @@ class Concluder:
         record = life.record
         try:
             fetched = await self._outputs(request, life, marker)
+        except OutputMissing as error:
+            await self._what_there_is(request, record, marker)
+            await self._log(record, marker, path)
+            return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except MantikError as error:
             await self._log(record, marker, path)
             return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
@@ -147,6 +152,17 @@ class Concluder:
             fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
             self._tell(f"{record.name}: what it logged to {below} did not come back. {error}")
         return tuple(file for file in fetched.files if not file.path.startswith(below))
+
+    async def _what_there_is(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
+        """Bring the rule's own log files of a job whose outputs are not all there, or those too."""
+        wanted, files = request.outputs, marker.files
+        if not request.incomplete:
+            wanted = tuple(output for output in wanted if output.kind == "log")
+            logs = {output.path for output in wanted}
+            files = tuple(entry for entry in files if entry.path in logs)
+        without = replace(marker, files=files, missing_outputs=())
+        with suppress(MantikError, OSError):
+            await self._fetcher.outputs(record, without, wanted)
 
     async def _conclude_without_marker(
         self, request: JobRequest, life: Life, end: End, path: Path
@@ -267,12 +283,12 @@ class Concluder:
     def _log_files(self, request: JobRequest) -> Iterator[tuple[str, bytes]]:
         """The rule's own log files that came back, and their ends."""
         for output in request.outputs:
-            path = self._workdir / output.path
+            path = local_path(output.path, self._workdir)
             if output.kind == "log" and not output.directory and path.is_file():
                 with suppress(OSError), path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - LOG_END_BYTES))
                     if end := file.read():
-                        yield output.path, end
+                        yield shown(output.path), end
 
     def _shown(self, path: Path) -> Path | None:
         """A log's path as the user reads it; None if there is none."""

@@ -112,6 +112,14 @@ class Engine:
         work = self._work[site]
         work.planner.fits(work.planner.resources(resources, threads), work.facts)
 
+    def workspace(self, site: str) -> str:
+        """The absolute path of the workspace at a site, which is opened if it is not yet.
+
+        Raises:
+            MantikError: the site cannot be used.
+        """
+        return self._call(self._site(site)).result().facts.workspace
+
     def submit(self, request: JobRequest) -> None:
         """Take over a job; its outcome comes out of `collect` some time."""
         self._loop.call_soon_threadsafe(self._start, request)
@@ -212,9 +220,8 @@ class Engine:
             observer=self._observer,
         )  # fmt: skip
         sources = await asyncio.to_thread(self._source_choice, name)
-        files = [
-            file for path in sources.paths for file in await work.local.look(path, source=True)
-        ]
+        wanted: list[tuple[str, Path | None]] = [(path, None) for path in sources.paths]
+        files = await work.local.look_at(wanted, source=True)
         await work.stager.send_sources(files)
         self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.journal import Copy, FileLedger
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
 
 HERE = ""
 """Stands for this machine where the name of a site stands otherwise."""
@@ -245,11 +245,7 @@ class Forecaster:
     async def _look(
         self, paths: Iterable[tuple[str, Path | None]], *, source: bool = False
     ) -> list[LocalFile]:
-        return [
-            file
-            for path, local in paths
-            for file in await self._local.look(path, local=local, source=source)
-        ]
+        return await self._local.look_at(paths, source=source)
 
     def _kind(self, site: str, file: LocalFile) -> tuple[str, int]:
         content = (file.size, file.sha256)
@@ -269,8 +265,10 @@ class _Looking(LocalFiles):
         super().__init__(workdir, ledger)
         self._sizes = sizes
 
-    async def _checksum(self, path: Path, status: os.stat_result) -> str:
-        return await super()._checksum(path, status) if status.st_size in self._sizes else "new"
+    async def _read(self, keys: list[Key]) -> dict[Key, str | OSError]:
+        alike = [key for key in keys if key[1] in self._sizes]
+        new: dict[Key, str | OSError] = dict.fromkeys((k for k in keys if k not in alike), "new")
+        return {**new, **(await super()._read(alike) if alike else {})}
 
 
 def _neighbours(copy: Copy, name: str, planners: Mapping[str, Planner]) -> list[str]:

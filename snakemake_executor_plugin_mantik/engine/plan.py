@@ -87,6 +87,7 @@ class Planner:
             benchmark=request.benchmark,
             umask=request.umask,
             launches=request.launches,
+            incomplete=request.incomplete,
             limits=script_limits(self.config),
         )
 

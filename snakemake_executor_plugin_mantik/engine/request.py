@@ -56,6 +56,8 @@ class JobRequest:
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
         launches: whether the command starts its tasks itself (MPI).
+        full: whether the command runs a Snakemake at the site.
+        incomplete: whether the outputs of a job that failed come back.
         subject: what an observer wants to know of it; nothing to the engine.
     """
 
@@ -79,6 +81,8 @@ class JobRequest:
     parameters: str = ""
     forced: bool = False
     launches: bool = False
+    full: bool = False
+    incomplete: bool = False
     subject: object = None
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import chain, starmap
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,6 +29,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     UserError,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
@@ -150,18 +152,16 @@ class SiteWork:
         )
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
-        files = []
-        kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
-        for path in dict.fromkeys([*request.inputs, *kept]):
-            files += await self.local.look(path)
+        kept = [
+            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
+        ]
+        wanted: list[tuple[str, Path | None]] = []
+        wanted += [(path, None) for path in dict.fromkeys([*request.inputs, *kept])]
         if (image := self.planner.image) is not None and not request.own_environment:
-            files += await self.local.look(image[1], local=image[0])
-        for upload in request.uploads:
-            if upload.content is not None:
-                files.append(LocalFile.holding(upload.path, upload.content))
-            else:
-                files += await self.local.look(upload.path, local=upload.local)
-        return files
+            wanted.append((image[1], image[0]))
+        wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
+        made = [(u.path, u.content) for u in request.uploads if u.content is not None]
+        return [*await self.local.look_at(wanted), *starmap(LocalFile.holding, made)]
 
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
         """The try to go on with: one of an earlier run, or a new one."""
@@ -252,10 +252,13 @@ class SiteWork:
         """
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
-        for output in request.outputs:
-            known = self._journal.files.remote_file(self.site.name, output.path)
-            if known is not None and outcome.succeeded:
-                self.local.touched(output.path, known.size, known.sha256)
+        if outcome.succeeded:
+            ledger, site = self._journal.files, self.site.name
+            files = [ledger.remote_file(site, output.path) for output in request.outputs]
+            below = [
+                ledger.remote_files(site, below=o.path) for o in request.outputs if o.directory
+            ]
+            self.local.touched([*filter(None, files), *chain.from_iterable(below)])
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
             await self.ender.done(outcome.try_id, outcome.site_job.split(), let_end=let_end)

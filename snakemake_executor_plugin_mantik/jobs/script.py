@@ -80,6 +80,7 @@ def render(spec: JobSpec) -> str:
         claim=shlex.quote(paths.claim),
         work=shlex.quote(paths.work),
         limits=spec.limits,
+        incomplete=spec.incomplete,
         umask="" if spec.umask is None else f"{spec.umask:04o}",
         inputs=_inputs(spec),
         outputs=_outputs(spec),

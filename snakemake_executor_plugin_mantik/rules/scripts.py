@@ -29,6 +29,8 @@ from snakemake_executor_plugin_mantik.jobs.templates import template
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.imports import snakemake_imports
+from snakemake_executor_plugin_mantik.rules.mirrored import mirrored
+from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.pythonobject import RUNNER, NodeTmpdir, encoded
 from snakemake_executor_plugin_mantik.rules.scriptfile import ScriptFile, script_file
 
@@ -38,6 +40,7 @@ _MARKS = {_TMPDIR: "${TMPDIR:-/tmp}", _HOME: "$mantik_home", _CWD: "$PWD"}
 """What stands in a text for what only the node knows, and how the shell there says it."""
 
 _PREAMBLE = "@mantik preamble@"
+"""A preamble unlike any other."""
 
 
 class _Notebook(RJupyterNotebook):  # type: ignore[misc] # Snakemake's classes are not typed
@@ -190,23 +193,28 @@ def needs_snakemake(job: Job) -> list[str]:
 
 
 def script(
-    job: Job, tmpdir: str, iteration: int | None, file_limit: int, total_limit: int
+    job: Job,
+    places: Places,
+    tmpdir: str,
+    iteration: int | None,
+    limits: tuple[int, int],
 ) -> tuple[str, tuple[Upload, ...]]:
     """The text that runs a script or notebook, and the files that it needs.
 
     Args:
         job: with a script that `mistake` says nothing of.
+        places: where its paths are at its site.
         tmpdir: its directory for temporary files, `NODE_TMPDIR` for the node's.
         iteration: which run of a script that is measured it is, from 0.
-        file_limit: bytes up to which a file beside a script elsewhere goes along.
-        total_limit: bytes that all of them may have.
+        limits: bytes up to which a file beside a script elsewhere goes along, and bytes that all of
+            them may have.
 
     Raises:
         UserError: a value cannot be given to the script, or the limit is exceeded.
     """
-    told = _told(job, tmpdir, iteration)
+    told = _told(job, places, tmpdir, iteration)
     file = told.file
-    beside = [Upload(path, local) for path, local in file.beside(file_limit, total_limit)]
+    beside = [Upload(path, local) for path, local in file.beside(*limits)]
     if file.language == "python":
         source = _upload(file.text, file.name)
         text = template("pythonscript.sh.j2").render(
@@ -221,7 +229,7 @@ def script(
     language = _LANGUAGES[str(file.language)]
     head, rest = _written(language, told)
     source = _upload(rest, file.name)
-    log = job.log.get("notebook")
+    log = told.snakemake.log.get("notebook")
     text = template("anyscript.sh.j2").render(
         programs=language.programs,
         lacking=_lacking(file, language.name, language.programs),
@@ -230,29 +238,30 @@ def script(
         head=_said(head),
         rest=shlex.quote(source.path),
         command=language.command,
-        output=_said(_absolute(job.output[0])) if file.language == "rmarkdown" else "",
+        output=_said(_absolute(told.snakemake.output[0])) if file.language == "rmarkdown" else "",
         log=_said(_absolute(log)) if log is not None else "",
     )
-    runner = [_runner()] if _runner().path in head else []
+    runner = [_runner()] if os.path.dirname(_runner().path) in head else []
     return text, (*runner, source, *beside)
 
 
-def _told(job: Job, tmpdir: str, iteration: int | None) -> _Told:
+def _told(job: Job, places: Places, tmpdir: str, iteration: int | None) -> _Told:
     file = script_file(job)
+    here = mirrored(job, places)
     scriptdir = file.origin or os.path.normpath(f"{_HOME}/{file.at_site}")
     place = f"{scriptdir}/{file.name}"
     at_node = NodeTmpdir(_TMPDIR) if tmpdir == NODE_TMPDIR else tmpdir
     _see_determined(job)
     # The names are those of both of Snakemake's constructors.
     both = {
-        "input_": job.input._plainstrings(),
-        "output": job.output._plainstrings(),
-        "params": job.params,
+        "input_": here.input,
+        "output": here.output,
+        "params": here.params,
         "wildcards": job.wildcards,
         "threads": job.threads,
         "resources": ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": at_node}),
-        "log": job.log._plainstrings(),
-        "config": job.rule.module_globals["config"],
+        "log": here.log,
+        "config": here.value(job.rule.module_globals["config"]),
         "rulename": job.rule.name,
         "bench_iteration": iteration,
     }
@@ -292,7 +301,7 @@ def _written(language: _Language, told: _Told) -> tuple[str, str]:
 
     try:
         whole = written(language.preamble(told))
-        rest = written(_PREAMBLE).partition(_PREAMBLE)[2]
+        other = written(_PREAMBLE)
     except StopIteration as error:
         # Snakemake writes behind the header, the second line of `---`.
         raise UserError(
@@ -306,7 +315,9 @@ def _written(language: _Language, told: _Told) -> tuple[str, str]:
             where=f"rule {told.snakemake.rule}",
             do="Give the rule plain values: text, numbers, lists, mappings",
         ) from error
-    return whole.removesuffix(rest), rest
+    ends = zip(reversed(whole), reversed(other), strict=False)
+    same = next(number for number, (one, another) in enumerate(ends) if one != another)
+    return whole[: len(whole) - same], whole[len(whole) - same :]
 
 
 def _absolute(path: str) -> str:

@@ -256,7 +256,7 @@ def tree(directory: Path) -> dict[str, str | bytes]:
     found: dict[str, str | bytes] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if name.startswith((".", "mlruns", "mlflow.db")):
+        if name.startswith((".", "mlruns", "mlflow.db")) or "/.snakemake/" in f"/{name}/":
             continue
         if path.is_symlink():
             found[name] = f"-> {path.readlink()}"

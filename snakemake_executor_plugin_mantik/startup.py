@@ -1,5 +1,6 @@
 """The start of a run: all that can be wrong is told here, before anything is sent."""
 
+import asyncio
 import hashlib
 import os
 import re
@@ -14,12 +15,14 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
-from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.errors import (
     ConfigError,
+    MantikError,
     Mistake,
     UserError,
     WorkflowNotRunnable,
@@ -29,11 +32,13 @@ from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import deployment, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
+from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
-from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
     expires_at,
@@ -41,6 +46,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
     require_all,
 )
 from snakemake_executor_plugin_mantik.staging import sources
+from snakemake_executor_plugin_mantik.statelog import StateLog
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
@@ -49,26 +55,69 @@ STATE = "mantik"
 """Our own directory below Snakemake's `.snakemake`."""
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A workflow in which nothing is wrong, as far as that can be told without a site.
+
+    Attributes:
+        context: what the requests of all jobs have in common.
+        planners: the sites' planners by name.
+        jobs: those that will run at a site, as far as they are known.
+        used: the sites that they will run at.
+        settings: what the user said.
+        state: our own local directory, which may not be there yet.
+        lacks: remembers where there is no Snakemake for full jobs.
+    """
+
+    context: Context
+    planners: Mapping[str, Planner]
+    jobs: list[Any]
+    used: list[str]
+    settings: "_Settings"
+    state: Path
+    lacks: Lacks
+
+    @property
+    def workdir(self) -> Path:
+        """The workflow's working directory."""
+        return self.context.workdir
+
+    @property
+    def configs(self) -> Mapping[str, LoadedConfig]:
+        """The sites' configs by name."""
+        return self.context.sites
+
+    def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
+        """What the engine is asked for a job.
+
+        Raises:
+            UserError: the job cannot be run.
+        """
+        refuse([job], self.settings.deployed_here)
+        if not self.settings.conda_here:
+            deployment.keep_unasked(job)
+        forced = self.settings.forces(job)
+        return request_of(job, self.context, secrets=secrets, forced=forced)
+
+
 @dataclass
 class Run:
     """A run that has started.
 
     Attributes:
         engine: runs the jobs.
-        context: what the requests of all jobs have in common.
+        checked: what was found out before it started.
+        states: tells the log of each job's states.
         tracker: makes MLflow runs of MLproject jobs.
-        forced: what the user asked to run whatever is there: rules and files, or everything.
+        tell: writes a line to the user's log.
         requested: numbers of the jobs that the engine was asked for.
         measured: where the measurements of the jobs with a benchmark file will be, by number.
-        lacks: remembers where there is no Snakemake for full jobs.
-        tell: writes a line to the user's log.
     """
 
     engine: Engine
-    context: Context
+    checked: Checked
+    states: StateLog
     tracker: Tracker
-    settings: Any
-    lacks: Lacks
     tell: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, Path] = field(default_factory=dict)
@@ -81,11 +130,7 @@ class Run:
         Raises:
             UserError: the job cannot be run.
         """
-        refuse([job], self.settings.deployed_here)
-        if not self.settings.conda_here:
-            deployment.keep_unasked(job)
-        forced = self.settings.forces(job)
-        request = request_of(job, self.context, secrets=secrets, forced=forced)
+        request = self.checked.request(job, secrets)
         self.requested.add(request.number)
         if directive := full(job):
             self._full[request.number] = request.site
@@ -93,7 +138,7 @@ class Run:
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        call = call_of(job.params) if self.settings.tracked else None
+        call = call_of(job.params) if self.checked.settings.tracked else None
         return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
 
     def _tell_full(self, rule: str, directive: str, site: str) -> None:
@@ -105,9 +150,9 @@ class Run:
         """Learn from how a full job ended whether its site has a Snakemake."""
         site = self._full.pop(outcome.number, None)
         if site is not None and outcome.succeeded:
-            self.lacks.forget(site)
+            self.checked.lacks.forget(site)
         elif site is not None and outcome.log is not None:
-            self.lacks.note(site, outcome.log)
+            self.checked.lacks.note(site, outcome.log)
 
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
@@ -131,55 +176,67 @@ class _Settings:
         )
 
 
-def start(workflow: Any, dag: Any, logger: Any) -> Run:
-    """Read the configs, find the credentials, look at all jobs, and open the sites.
+def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
+    """Read the configs and look at all jobs; no site and no credential is needed.
+
+    Args:
+        workflow: Snakemake's.
+        dag: its jobs.
+        options: the executor's settings.
+        logger: Snakemake's.
 
     Raises:
-        MantikError: with everything that is wrong; nothing has been submitted.
+        UserError: with everything that is wrong.
     """
     workdir = Path.cwd()
-    if workflow.remote_execution_settings.immediate_submit:
-        raise UserError(
-            "--immediate-submit does not go with the mantik executor",
-            do="Leave it out: jobs are submitted when their inputs are there",
-        )
+    asked = options_of(workflow)
+    for told in unused(workflow):
+        logger.warning(told)
     _check_shared(workflow.storage_settings.shared_fs_usage)
-    configs = _configs(workflow.executor_settings.backend_config, workdir)
+    configs = _configs(options.backend_config, workdir)
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
     here = frozenset(workflow.deployment_settings.deployment_method)
-    wanted = deployment.methods_of(workflow.executor_settings.software_deployment)
-    context = Context(configs, workdir, wanted)
+    wanted = deployment.methods_of(options.software_deployment)
+    context = Context(configs, workdir, wanted, options=asked)
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
-        workflow.executor_settings.track != "none",
+        options.track != "none",
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
     refuse(jobs, settings.deployed_here)
-    _check_environments(jobs, context, _products(dag))
-    for remark in deployment.remarks(jobs, context):
+    _check_environments(jobs, context, products(dag))
+    for remark in deployment.remarks(jobs, context, full):
         logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE
     environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
     lacks = Lacks(state, environments)
     lacks.refuse(jobs)
-    credentials = require_all(
-        {name: c.config.api for name, c in configs.items()},
-        os.environ,
-        issuers={name: issuer_of(config, workdir) for name, config in configs.items()},
-    )
     planners = {
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
     used = _check_jobs(jobs, planners)
+    return Checked(context, planners, jobs, used, settings, state, lacks)
+
+
+def start(workflow: Any, dag: Any, logger: Any) -> Run:
+    """Check everything, find the credentials, and open the sites.
+
+    Raises:
+        MantikError: with everything that is wrong; nothing has been submitted.
+    """
+    checked = check(workflow, dag, workflow.executor_settings, logger)
+    workdir, configs, planners = checked.workdir, checked.configs, checked.planners
+    jobs, used = checked.jobs, checked.used
+    credentials = _credentials(checked)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    journal = Journal(state)
+    journal = Journal(checked.state)
     try:
         for name in used:
             credentials[name].login()
@@ -188,20 +245,65 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         journal.close()
         raise
     tracker = _tracker(configs, credentials, workdir, logger)
-    if settings.tracked:
+    if checked.settings.tracked:
         tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
+    states = StateLog(logger.info, workdir)
     engine = Engine(
-        sites, journal=journal, workdir=workdir, state=state, tell=logger.info, observer=tracker
+        sites,
+        journal=journal,
+        workdir=workdir,
+        state=checked.state,
+        tell=logger.info,
+        observer=Several(states, tracker),
     )
     try:
-        engine.open(used, partial(_sources, configs, workdir, _products(dag), logger))
+        engine.open(used, partial(sources_of, checked, products(dag), logger))
         _check_jobs(jobs, planners, engine)
     except BaseException:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    context = replace(context, workspace=engine.workspace)
-    return Run(engine, context, tracker, settings, lacks, logger.info)
+    context = replace(checked.context, workspace=engine.workspace)
+    checked = replace(checked, context=context)
+    return Run(engine, checked, states, tracker, logger.info)
+
+
+def facts(checked: Checked) -> dict[str, SiteFacts]:
+    """What the sites that jobs will run at say of themselves; nothing is sent there.
+
+    Raises:
+        MantikError: credentials are missing, or a site cannot be used.
+    """
+    credentials = _credentials(checked)
+    # The name of a workspace that no run has: limits do not depend on it.
+    name = workspace_name(checked.workdir, "check")
+    sites = _sites(checked.configs, credentials, checked.planners, name)
+
+    async def ask(site: Site) -> SiteFacts:
+        try:
+            async with asyncio.timeout(OPEN_WAIT_S):
+                return await site.open()
+        except TimeoutError:
+            raise MantikError(
+                f"the site has not answered for {OPEN_WAIT_S:.0f} s", where=f"site {site.name}",
+                do="Check the URL and the network",
+            ) from None  # fmt: skip
+        finally:
+            await site.close()
+
+    found = {}
+    for name in checked.used:
+        credentials[name].login()
+        found[name] = asyncio.run(ask(sites[name][0]))
+    return found
+
+
+def _credentials(checked: Checked) -> Mapping[str, Credential]:
+    return require_all(
+        {name: c.config.api for name, c in checked.configs.items()},
+        os.environ,
+        issuers={name: issuer_of(c, checked.workdir) for name, c in checked.configs.items()},
+    )
 
 
 _SHARED = ("input-output", "persistence", "storage-local-copies")
@@ -344,12 +446,14 @@ def _check_jobs(
         try:
             given, later = resources.determined(resources.given_resources(job))
             resources.refuse_misspelt(later)
+            resources.retry_reasons(given.get(resources.RETRY_RESOURCE))
             if resources.SITE_RESOURCE in later:
                 continue
             site = resources.site_of(given, planners)
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
             planners[site].resources(given, job.threads)
+            check_launcher(job, planners[site].config)
             if engine is not None:
                 engine.facts_fit(site, given, job.threads)
         except UserError as error:
@@ -384,7 +488,7 @@ def _tell_expiry(
             )
 
 
-def _products(dag: Any) -> frozenset[str]:
+def products(dag: Any) -> frozenset[str]:
     """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
     paths: set[str] = set()
     for job in dag.jobs:
@@ -393,16 +497,15 @@ def _products(dag: Any) -> frozenset[str]:
     return frozenset(paths)
 
 
-def _sources(
-    configs: Mapping[str, LoadedConfig],
-    workdir: Path,
-    products: frozenset[str],
-    logger: Any,
-    name: str,
-) -> sources.Sources:
-    config = configs[name].config
+def sources_of(checked: Checked, made: frozenset[str], logger: Any, name: str) -> sources.Sources:
+    """What goes up to a site besides the jobs' inputs and what is `made` of them.
+
+    Raises:
+        UserError: that is too much.
+    """
+    config = checked.configs[name].config
     chosen = sources.select(
-        workdir, Exclude(config.exclude), products=products,
+        checked.workdir, Exclude(config.exclude), products=made,
         file_limit=config.site.source_file_limit_bytes, total_limit=config.site.sources_limit_bytes,
     )  # fmt: skip
     left_out = f", {len(chosen.too_large)} too large ones do not" if chosen.too_large else ""

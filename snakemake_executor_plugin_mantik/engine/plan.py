@@ -86,6 +86,8 @@ class Planner:
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
+            launches=request.launches,
+            incomplete=request.incomplete,
             limits=script_limits(self.config),
         )
 

@@ -9,7 +9,7 @@ from itertools import chain, starmap
 from pathlib import Path
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.engine import claims, messages
+from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import choose
 from snakemake_executor_plugin_mantik.engine.conclude import Concluder
 from snakemake_executor_plugin_mantik.engine.end import Ender
@@ -23,12 +23,14 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.witness import Witness
 from snakemake_executor_plugin_mantik.errors import (
     MantikError,
     SiteRejected,
     UserError,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -100,6 +102,7 @@ class SiteWork:
             submitter=self._submitter,
             fetcher=fetcher,
             ender=self.ender,
+            witness=Witness(site, settings),
             observer=self._observer,
             workdir=workdir,
             logs=state / "logs",
@@ -170,8 +173,6 @@ class SiteWork:
             # What a run that was killed had fetched of it already.
             Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
         if choice.adopted is not None:
-            if choice.adopted.state is not TryState.PLANNED:
-                self._tell(f"{request.name}: taken up again at {request.site}, not run twice.")
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
@@ -229,9 +230,7 @@ class SiteWork:
         if site_job:
             # Earlier ids stay: any of them may be the one that runs.
             life.ids.append(site_job)
-            queue = spec.resources.queue
-            self._observer.submitted(life.record, site_job, queue or "")
-            self._tell(messages.submitted(request.name, request.site, site_job, queue))
+            self._observer.submitted(life.record, site_job, spec.resources.queue or "")
 
     def _unsent(self, life: Life, error: MantikError) -> None:
         """A try that could not be sent and never was is over; the next run makes another one."""
@@ -239,15 +238,20 @@ class SiteWork:
             self._unsendable(life, error)
 
     def _unsendable(self, life: Life, error: MantikError) -> None:
-        self._observer.ended(life.record, Ended("failed", error.what))
+        self._observer.ended(life.record, Ended("failed", error.what, reason=Reason.REJECTED))
         self._journal.abandoned(life.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
         return await self._patience(lambda: claims.revoke(self.site, record))
 
-    async def commit(self, outcome: Outcome, request: JobRequest) -> None:
-        """Snakemake has taken the outcome: nothing of the try is needed any more."""
+    async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
+        """Snakemake knows the outcome: nothing of the try is needed any more.
+
+        With `taken=False` the outputs of a success are not what the rule wants.
+        """
+        if outcome.try_id and not taken:
+            self._journal.spoiled(outcome.try_id)
         if outcome.succeeded:
             ledger, site = self._journal.files, self.site.name
             files = [ledger.remote_file(site, output.path) for output in request.outputs]

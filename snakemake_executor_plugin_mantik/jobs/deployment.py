@@ -123,16 +123,15 @@ def with_conda(
         times: of the making.
     """
     values: dict[str, object]
+    label = environment if isinstance(environment, str) else environment.label
     if isinstance(environment, str):
         values = {
             "created": False,
-            "label": shlex.quote(environment),
             "no_environment": _lines(NO_ENVIRONMENT),
         }
     else:
         values = {
             "created": True,
-            "label": shlex.quote(environment.label),
             "no_tool": _lines(NO_TOOL),
             "turn": shlex.quote(f"{CONDA}/turn"),
             "place": shlex.quote(f"{CONDA}/{environment.place}"),
@@ -146,7 +145,8 @@ def with_conda(
         }
     setup = template("conda.sh.j2").render(
         who=_who(rule),
-        what="the conda environment",
+        label=shlex.quote(label),
+        what=shlex.quote(f"conda environment {label}"),
         advice=_lines(NOT_MADE["environment"]),
         times=times or Times(),
         blocked=shlex.join(blocked),
@@ -169,7 +169,7 @@ def with_container(image: Image, start: str, *, rule: str, times: Times | None =
         arguments.append(image.arguments)
     return template("container.sh.j2").render(
         who=_who(rule),
-        what="the image",
+        what=shlex.quote(f"image {image.source}"),
         advice=_lines(NOT_MADE["image"]),
         times=times or Times(),
         fetched=bool(image.place),

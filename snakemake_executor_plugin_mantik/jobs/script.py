@@ -80,6 +80,7 @@ def render(spec: JobSpec) -> str:
         claim=shlex.quote(paths.claim),
         work=shlex.quote(paths.work),
         limits=spec.limits,
+        incomplete=spec.incomplete,
         umask="" if spec.umask is None else f"{spec.umask:04o}",
         inputs=_inputs(spec),
         outputs=_outputs(spec),
@@ -100,6 +101,7 @@ def render(spec: JobSpec) -> str:
         commands=_commands(spec),
         benchmark=spec.benchmark and _quoted(_place(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
+        launches=spec.launches,
         **_apptainer(environment.apptainer, spec.workspace),
     )
 

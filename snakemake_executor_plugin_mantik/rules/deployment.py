@@ -8,7 +8,7 @@ conda environment in a container, whichever of them the rule has.
 import hashlib
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,8 +257,16 @@ def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | Non
     return None
 
 
-def remarks(jobs: Iterable[Job], context: "Context") -> Iterator[str]:
-    """What a user should know of the rules' environments, once for each rule."""
+def remarks(
+    jobs: Iterable[Job], context: "Context", full: Callable[[Job], object]
+) -> Iterator[str]:
+    """What a user should know of the rules' environments, once for each rule.
+
+    Args:
+        jobs: Snakemake's jobs.
+        context: of the run.
+        full: whether a Snakemake at the site makes the job's environment.
+    """
     told: set[str] = set()
     for job in jobs:
         rule = job.rule
@@ -273,7 +281,7 @@ def remarks(jobs: Iterable[Job], context: "Context") -> Iterator[str]:
                     f"rule {rule.name} has {_shown(everything, name)}, which is not used:"
                     f" {OPTION} {method} would."
                 )
-        if own:
+        if own and not full(job):
             yield from _winner(job, own, context)
 
 

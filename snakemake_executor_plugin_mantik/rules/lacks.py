@@ -14,7 +14,7 @@ from snakemake import __version__
 
 from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable, printable
 from snakemake_executor_plugin_mantik.rules import Job, resources
-from snakemake_executor_plugin_mantik.rules.at_site import LACK
+from snakemake_executor_plugin_mantik.rules.onsite.full_job import LACK
 from snakemake_executor_plugin_mantik.rules.payload import full
 
 NAME = "lacks.json"

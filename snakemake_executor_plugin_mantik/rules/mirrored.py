@@ -22,6 +22,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.places import Places, stays_in_storage
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
 """Directories of which a site has its own: a text that names another file in one means that."""
@@ -69,6 +70,8 @@ def mirrored(job: Job, places: Places) -> Mirrored:
         if stays_in_storage(path):
             return str(path.storage_object.query)
         text = str(path)
+        if is_source_file(path):
+            return text
         called = places.at_site(text)
         if called != text:
             moved[text] = called

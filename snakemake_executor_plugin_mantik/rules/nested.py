@@ -1,9 +1,9 @@
 """Full jobs: what only Snakemake itself can run is run by a Snakemake at the site.
 
-The command hands a description of the job to `rules/at_site.py`, which finds a Snakemake there and
-becomes it. It is started as Snakemake starts its own `run:` jobs (`snakemake/spawn_jobs.py`,
-`RemoteExecutor.format_job_exec`; 9.27), with everything replaced that is of this machine, and with
-what is decided here: threads, resources and the attempt are this side's.
+The command hands a description of the job to `rules/onsite/full_job.py`, which finds a Snakemake
+there and becomes it. It is started as Snakemake starts its own `run:` jobs (9.27:
+`snakemake/spawn_jobs.py`, `RemoteExecutor.format_job_exec`), with everything replaced that is of
+this machine, and with what is decided here: threads, resources and the attempt are this side's.
 
 The mode is `subprocess`: such a Snakemake deletes no temp() file, stores nothing, keeps no
 metadata, loads no profile and says nothing but errors.
@@ -13,21 +13,20 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from snakemake import __version__, wrapper
 from snakemake.io import is_callable, is_flagged
-from snakemake.sourcecache import SourceFile
-from snakemake_interface_executor_plugins.settings import DeploymentMethod
+from snakemake.sourcecache import LocalGitFile, SourceFile
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
-from snakemake_executor_plugin_mantik.rules import Job, at_site
-from snakemake_executor_plugin_mantik.rules.deployment import nested_options
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.onsite import full_job
 from snakemake_executor_plugin_mantik.rules.surroundings import (
     ELSEWHERE,
     Surroundings,
@@ -41,8 +40,6 @@ BOOTSTRAPPED: Final = f"{OURS}/snakemake-{__version__}"
 """The virtual environment in a workspace that `smk-mantik bootstrap` makes."""
 
 _KINDS: Final = (
-    ("is_script", "script:"),
-    ("is_notebook", "notebook:"),
     ("is_wrapper", "wrapper:"),
     ("is_cwl", "cwl:"),
     ("is_template_engine", "template_engine:"),
@@ -65,15 +62,8 @@ mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin
 
 
 def directive(job: Job) -> str | None:
-    """The directive for which a job needs a Snakemake at its site; None for a thin job."""
-    rule = job.rule
-    if rule.is_script or rule.is_notebook:
-        # It imports the parts of Snakemake that know languages and notebooks.
-        from snakemake_executor_plugin_mantik.rules.scripts import needs_snakemake
-
-        if not needs_snakemake(job):
-            return None
-    return next((name for kind, name in _KINDS if getattr(rule, kind)), None)
+    """The directive for which a job needs a Snakemake at its site; None for those that do not."""
+    return next((name for kind, name in _KINDS if getattr(job.rule, kind)), None)
 
 
 def way_out(site: str) -> str:
@@ -85,11 +75,7 @@ def way_out(site: str) -> str:
 
 
 def command(
-    job: Job,
-    workdir: Path,
-    site: str,
-    config: BackendConfig,
-    deployment: Collection[DeploymentMethod],
+    job: Job, workdir: Path, site: str, config: BackendConfig, deployment: Iterable[str] = ()
 ) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
     """What runs for a full job: the command, files to be sent, and further inputs.
 
@@ -98,7 +84,7 @@ def command(
         workdir: the workflow's working directory.
         site: the name of the site.
         config: of the site.
-        deployment: which environments of rules are made at sites.
+        deployment: options for what is deployed of the rule's own environment.
 
     Raises:
         UserError: something that the job needs cannot be had here.
@@ -120,14 +106,21 @@ def command(
         "output": [str(path) for path in job.output],
         "checkpointed": made,
         "cache": found.cached,
-        "arguments": [*nested_options(deployment), *_arguments(job, found)],
+        "repositories": sorted(
+            {
+                os.path.abspath(source.repo_path)
+                for source in workflow.included
+                if isinstance(source, LocalGitFile)
+            }
+        ),
+        "arguments": [*deployment, *_arguments(job, found)],
     }
-    program = Path(at_site.__file__).read_bytes()
-    place = file_path(program, "at_site.py")
+    program = Path(full_job.__file__).read_bytes()
+    place = file_path(program, "full_job.py")
     text = _COMMAND.format(
         venv=BOOTSTRAPPED,
-        lack=shlex.quote(f"{at_site.LACK} there is no Python at all. {way_out(site)}."),
-        unfit=at_site.UNFIT,
+        lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {way_out(site)}."),
+        unfit=full_job.UNFIT,
         program=place,
         end=_END,
         order=json.dumps(order),
@@ -190,6 +183,10 @@ def _arguments(job: Job, found: Surroundings) -> Iterator[str]:
     # The cache of sources is in the home directory otherwise, which a container may not have.
     yield from ("--shared-fs-usage", "persistence", "input-output", "software-deployment")
     yield from ("sources", "storage-local-copies")
+    # Beside what the workspace holds of this kind for other jobs.
+    yield from ("--conda-prefix", f"{OURS}/snakemake-conda")
+    yield from ("--apptainer-prefix", f"{OURS}/snakemake-images")
+    yield from _listed("--apptainer-args", _words(workflow.deployment_settings.apptainer_args))
     if any(is_flagged(path, "protected") for path in job.output):
         yield from ("--omit-flags", "protected")
     switches = {
@@ -212,7 +209,22 @@ def _arguments(job: Job, found: Surroundings) -> Iterator[str]:
     yield from _listed("--set-resources", list(_pinned(job)))
     yield from _listed("--configfiles", _configfiles(workflow, found))
     yield from _listed("--config", list(workflow.config_settings.config_args or ()))
+    yield from _storage(workflow)
     yield from _target(job)
+
+
+def _storage(workflow: Any) -> Iterator[str]:
+    """What a Snakefile's paths mean, where they lie in a storage: local copies of it are there."""
+    known = workflow.spawned_job_args_factory
+    yield from shlex.split(known.get_default_storage_provider_args())
+    for option in known.get_storage_provider_args():
+        yield from shlex.split(option)
+    if prefix := workflow.storage_settings.local_storage_prefix:
+        yield from ("--local-storage-prefix", str(prefix))
+
+
+def _words(value: str | None) -> list[str]:
+    return [value] if value else []
 
 
 def _listed(option: str, values: list[str]) -> list[str]:

@@ -1,14 +1,14 @@
 """What runs for one Snakemake job at a site: a text for a shell, and the files that it needs.
 
 Each kind of rule makes its text in a module of its own: `command` for `shell:`, `scripts` for
-`script:` and `notebook:`, `nested` for what needs a Snakemake at the site. What a directive
+`script:` and `notebook:`, `nested` for what only a Snakemake at the site can run. What a directive
 of the rule puts around the command, whatever the kind (its environment, its shadow directory), is
 text around that text: it composes, and the job script knows nothing of it.
 """
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
@@ -16,9 +16,10 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules import Job, nested
+from snakemake_executor_plugin_mantik.rules import Job, nested, sourcefiles
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
-from snakemake_executor_plugin_mantik.rules.deployment import deployed
+from snakemake_executor_plugin_mantik.rules.deployment import deployed, nested_options
+from snakemake_executor_plugin_mantik.rules.options import Options
 from snakemake_executor_plugin_mantik.rules.places import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.shadow import shadowed
@@ -33,12 +34,14 @@ class Context:
         workdir: the workflow's working directory.
         deployment: what of the rules' own environments is deployed at the sites.
         workspace: tells the absolute path of the workspace at a site; opens the site if need be.
+        options: what options of the `snakemake` command ask of each job.
     """
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
     deployment: frozenset[DeploymentMethod] = frozenset()
     workspace: Callable[[str], str] = lambda _: WORKSPACE
+    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Payload:
         inputs: further files of the workflow's directory.
         own_environment: whether it makes its environment itself, so that the backend config's
             image is not used.
-        measures: whether it writes the job's benchmark file itself.
+        full: whether it runs a Snakemake at the site, which writes the benchmark file as well.
     """
 
     command: str
@@ -60,8 +63,7 @@ class Payload:
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
     own_environment: bool = False
-
-    measures: bool = False
+    full: bool = False
 
     def around(
         self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
@@ -73,12 +75,18 @@ class Payload:
             (*self.uploads, *uploads),
             (*self.inputs, *inputs),
             self.own_environment,
-            self.measures,
+            self.full,
         )
 
 
 def full(job: Job) -> str | None:
-    """The directive for which a job needs a Snakemake at its site; None for a thin job."""
+    """Why a job needs a Snakemake at its site, in words that follow "has"; None for a thin job."""
+    if job.rule.is_script or job.rule.is_notebook:
+        # It imports the parts of Snakemake that know languages and notebooks.
+        from snakemake_executor_plugin_mantik.rules.scripts import needs_snakemake
+
+        imported = needs_snakemake(job)
+        return f"a script that imports {', '.join(imported)}" if imported else None
     return nested.directive(job)
 
 
@@ -96,14 +104,21 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
             large, or a file of it or of its environment is not to be had.
     """
     if full(job) is not None:
-        # The Snakemake there makes the job's environment and shadow directory as well.
+        # That Snakemake makes environment and shadow directory itself.
         site = site_of(given_resources(job), context.sites)
         text, uploads, inputs = nested.command(
-            job, context.workdir, site, context.sites[site].config, context.deployment
-        )
-        return Payload(text, uploads=uploads, inputs=inputs, measures=True)
-    payload = _thin(job, context, tmpdir, iteration)
-    return shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
+            job, context.workdir, site, context.sites[site].config,
+            nested_options(context.deployment),
+        )  # fmt: skip
+        payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
+    else:
+        payload = _thin(job, context, tmpdir, iteration)
+        payload = shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
+    if context.options.precommand:
+        # As between Snakemake's own precommand and command: a failure ends the job.
+        before = f"{{ {context.options.precommand}\n}} || exit\n"
+        payload = replace(payload, command=before + payload.command)
+    return payload
 
 
 def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
@@ -118,4 +133,6 @@ def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Pay
         limits = site.source_file_limit_bytes, site.sources_limit_bytes
         text, uploads = script(job, places, tmpdir, iteration, limits)
         return Payload(in_shell(job, text), shell, uploads)
-    return Payload(command(job, places, tmpdir, iteration), shell)
+    text = command(job, places, tmpdir, iteration)
+    text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)
+    return Payload(text, shell, uploads)

@@ -46,9 +46,9 @@ def _script(job: Job) -> str | None:
     if not (job.rule.is_script or job.rule.is_notebook):
         return None
     # It imports the parts of Snakemake that know languages and notebooks.
-    from snakemake_executor_plugin_mantik.rules.scripts import mistake, needs_snakemake
+    from snakemake_executor_plugin_mantik.rules.scripts import mistake
 
-    return None if needs_snakemake(job) else mistake(job)
+    return mistake(job)
 
 
 def _project(job: Job) -> str | None:

@@ -9,13 +9,16 @@ from snakemake.io import is_flagged
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
+from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
 from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -51,7 +54,7 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     measured = job.benchmark is not None
     runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
     benchmark = None
-    if measured and runs[0].measures:
+    if measured and runs[0].full:
         outputs += (OutputFile(plain(job.benchmark)),)
     elif measured:
         runs += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
@@ -60,12 +63,14 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
-    details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
+    name = job_name(rule.name, wildcards)
+    if context.options.jobname is not None:
+        name = job.format_wildcards(context.options.jobname)
     return JobRequest(
         number=job.jobid,
         job=identified,
         rule=rule.name,
-        name=f"{rule.name} {details}" if details else rule.name,
+        name=name,
         site=site,
         command=runs[0].command,
         benchmark=benchmark,
@@ -79,8 +84,11 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         umask=_umask(),
         own_environment=runs[0].own_environment,
         secrets=dict(secrets),
-        parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
+        parameters=steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params))),
         forced=forced,
+        launches=launches(job),
+        full=any(run.full for run in runs),
+        incomplete=context.options.keep_incomplete,
     )
 
 
@@ -94,7 +102,9 @@ def _umask() -> int:
 
 def _inputs(job: Job, places: Places) -> Iterable[str]:
     for path in job.input:
-        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+        if stays_in_storage(path) or is_source_file(path):
+            continue
+        if (place := places.place(path)) is not None:
             yield place
 
 

@@ -40,6 +40,7 @@ _MARKS = {_TMPDIR: "${TMPDIR:-/tmp}", _HOME: "$mantik_home", _CWD: "$PWD"}
 """What stands in a text for what only the node knows, and how the shell there says it."""
 
 _PREAMBLE = "@mantik preamble@"
+"""A preamble unlike any other."""
 
 
 class _Notebook(RJupyterNotebook):  # type: ignore[misc] # Snakemake's classes are not typed
@@ -240,7 +241,7 @@ def script(
         output=_said(_absolute(told.snakemake.output[0])) if file.language == "rmarkdown" else "",
         log=_said(_absolute(log)) if log is not None else "",
     )
-    runner = [_runner()] if _runner().path in head else []
+    runner = [_runner()] if os.path.dirname(_runner().path) in head else []
     return text, (*runner, source, *beside)
 
 
@@ -300,7 +301,7 @@ def _written(language: _Language, told: _Told) -> tuple[str, str]:
 
     try:
         whole = written(language.preamble(told))
-        rest = written(_PREAMBLE).partition(_PREAMBLE)[2]
+        other = written(_PREAMBLE)
     except StopIteration as error:
         # Snakemake writes behind the header, the second line of `---`.
         raise UserError(
@@ -314,7 +315,9 @@ def _written(language: _Language, told: _Told) -> tuple[str, str]:
             where=f"rule {told.snakemake.rule}",
             do="Give the rule plain values: text, numbers, lists, mappings",
         ) from error
-    return whole.removesuffix(rest), rest
+    ends = zip(reversed(whole), reversed(other), strict=False)
+    same = next(number for number, (one, another) in enumerate(ends) if one != another)
+    return whole[: len(whole) - same], whole[len(whole) - same :]
 
 
 def _absolute(path: str) -> str:

@@ -4,7 +4,7 @@ Snakefiles, what they include, config files, scripts and wrappers. Those in the 
 have their place in the workspace, which mirrors it. Other local ones lie below `ELSEWHERE` under
 their whole path, so that one finds the other by a relative path as it does here. What is no local
 file (a module on GitHub, say) was fetched here and goes into the source cache of the site's
-Snakemake (`rules/at_site.py`): compute nodes need no way to it.
+Snakemake (`rules/onsite/full_job.py`): compute nodes need no way to it.
 """
 
 import os

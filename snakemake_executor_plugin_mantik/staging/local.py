@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 
 _CHUNK = 1 << 20
 
-_Key = tuple[str, int, int]
+Key = tuple[str, int, int]
 """A content: path, size and modification time in ns."""
 
 _Found = tuple[str, Path, os.stat_result]
@@ -67,7 +67,7 @@ class LocalFiles:
     def __init__(self, workdir: Path, ledger: FileLedger) -> None:
         self._workdir = workdir
         self._ledger = ledger
-        self._reading: dict[_Key, asyncio.Task[dict[_Key, str | OSError]]] = {}
+        self._reading: dict[Key, asyncio.Task[dict[Key, str | OSError]]] = {}
 
     async def look(
         self, path: str, *, local: Path | None = None, source: bool = False
@@ -104,7 +104,7 @@ class LocalFiles:
             for at, here, status in found
         ]  # fmt: skip
 
-    async def _checksums(self, found: Iterable[_Found]) -> dict[_Key, str]:
+    async def _checksums(self, found: Iterable[_Found]) -> dict[Key, str]:
         """The checksums of files: known, being taken for another job, or taken now."""
         keys = [_key(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
         checksums = {key: sha for key in keys if (sha := self._ledger.local_file(*key)) is not None}
@@ -121,7 +121,7 @@ class LocalFiles:
                 checksums[key] = digest
         return checksums
 
-    async def _read(self, keys: list[_Key]) -> dict[_Key, str | OSError]:
+    async def _read(self, keys: list[Key]) -> dict[Key, str | OSError]:
         try:
             digests = await asyncio.to_thread(_checksums, keys)
             known = [(*key, digest) for key, digest in digests.items() if isinstance(digest, str)]
@@ -146,7 +146,7 @@ class LocalFiles:
             self._ledger.set_local_files(known)
 
 
-def _key(path: Path, status: os.stat_result) -> _Key:
+def _key(path: Path, status: os.stat_result) -> Key:
     return str(path), status.st_size, status.st_mtime_ns
 
 
@@ -220,9 +220,9 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
     return found
 
 
-def _checksums(keys: Iterable[_Key]) -> dict[_Key, str | OSError]:
+def _checksums(keys: Iterable[Key]) -> dict[Key, str | OSError]:
     """The checksum of each file, or why it cannot be read."""
-    digests: dict[_Key, str | OSError] = {}
+    digests: dict[Key, str | OSError] = {}
     for key in keys:
         try:
             digests[key] = checksum(Path(key[0]))

@@ -1,6 +1,7 @@
 """Full jobs, which run in a Snakemake of their own at the site: what a comparison does not show."""
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from tests.support.workflows import UNTRACKED, Project, tells, with_snakemake
 def project(project: Project) -> Project:
     """A project at a site whose environment has Snakemake."""
     return Project(project.directory, with_snakemake(project.place), dict(UNTRACKED))
+
+
+def around(project: Project, before: str, after: str) -> Project:
+    """The project with commands around each job, on the compute node."""
+    hooks = f'PreRunCommandOnComputeNode: "{before}", PostRunCommandOnComputeNode: "{after}", '
+    config = project.place.config.replace("Environment: {", f"Environment: {{{hooks}")
+    return Project(project.directory, replace(project.place, config=config), dict(UNTRACKED))
 
 
 def test_failure_is_told_with_the_lines_of_the_snakefile(project: Project) -> None:
@@ -95,11 +103,7 @@ def test_code_elsewhere(project: Project) -> None:
     home, base = project.directory.parent, project.directory.parent / "lab"
     hide = f"mv '{base}' '{home}/hidden'; mv '{project.directory}/inside' '{home}/inside'"
     show = f"mv '{home}/hidden' '{base}'; mv '{home}/inside' '{project.directory}/inside'"
-    config = project.place.config.replace(
-        "Environment: {", f'Environment: {{PreRunCommandOnComputeNode: "{hide}", '
-        f'PostRunCommandOnComputeNode: "{show}", ',
-    )  # fmt: skip
-    project = Project(project.directory, replace(project.place, config=config), dict(UNTRACKED))
+    project = around(project, hide, show)
     project.write("inside/absolute.smk", "ABSOLUTE = 'absolute inside'\n")
     texts = {
         "workflow/Snakefile": f"""\
@@ -135,6 +139,7 @@ def test_code_elsewhere(project: Project) -> None:
         "workflow/helper.py": "HELP = 'help'\n",
         "workflow/table.txt": "t1 t2\n",
         "scripts/do.py": """\
+            from snakemake.utils import simplify_path  # what only Snakemake has
             from near import NEAR
             with open(snakemake.output[0], "w") as file:
                 print(NEAR, snakemake.config, file=file)
@@ -255,3 +260,87 @@ def test_protected_and_temporary_files_are_so_here_alone(project: Project) -> No
     assert not (project.directory / "kept" / "temporary.txt").stat().st_mode & 0o222
     assert (project.workspace / "kept" / "temporary.txt").stat().st_mode & 0o200
     assert Path(project.directory, "touched").exists()
+
+
+def test_files_in_a_storage_that_the_node_does_not_reach(project: Project, tmp_path: Path) -> None:
+    pytest.importorskip("snakemake_storage_plugin_fs")
+    store, hidden = tmp_path / "store", tmp_path / "hidden"
+    store.mkdir()
+    (store / "in.txt").write_text("stored\n")
+    project = around(project, f"mv '{store}' '{hidden}'", f"mv '{hidden}' '{store}'")
+    project.write(
+        "Snakefile",
+        """\
+        rule out:
+            input: "in.txt"
+            output: "out.txt"
+            run:
+                shell("cat {input} > {output}")
+        """,
+    )
+    project.run("--default-storage-provider", "fs", "--default-storage-prefix", str(store)).ok()
+    assert (store / "out.txt").read_text() == "stored\n"
+
+
+def test_module_of_a_repository(project: Project, tmp_path: Path) -> None:
+    """What is no file of this machine travels, whatever its address: nodes reach nothing."""
+    repository = Project(tmp_path / "repository", project.place)
+    repository.write(
+        "workflow/Snakefile",
+        """\
+        rule first:
+            output: "first.txt"
+            params: text=workflow.source_path("../data/text.txt")
+            run:
+                shell("cat {params.text} > {output}")
+
+        rule second:
+            input: "first.txt"
+            output: "second.txt"
+            script: "scripts/do.py"
+        """,
+    )
+    repository.write("data/text.txt", "of the repository\n")
+    repository.write(
+        "workflow/scripts/do.py",
+        """\
+        from snakemake.utils import simplify_path  # what only Snakemake has
+        with open(snakemake.input[0]) as source, open(snakemake.output[0], "w") as file:
+            file.write(source.read().upper())
+        """,
+    )
+    git = ["git", "-C", str(repository.directory), "-c", "user.name=x", "-c", "user.email=x@y.z"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    hidden = tmp_path / "hidden"
+    project = around(
+        project,
+        f"mv '{repository.directory}' '{hidden}'", f"mv '{hidden}' '{repository.directory}'",
+    )  # fmt: skip
+    project.write(
+        "Snakefile",
+        f"""\
+        module other:
+            snakefile: "git+file://{repository.directory}/workflow/Snakefile@v1"
+
+        use rule * from other
+        """,
+    )
+    project.run("second.txt").ok()
+    assert project.read("second.txt") == "OF THE REPOSITORY"
+
+
+def test_time_limit_ends_what_a_full_job_runs(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """\
+        rule slow:
+            output: "out.txt"
+            resources: runtime="2s"
+            run:
+                shell("echo begun > begun.txt; sleep 300; touch {output}")
+        """,
+    )
+    ran = project.run()
+    assert ran.code == 1
+    tells(ran.output, "time limit")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import builtins
-import hashlib
 import importlib
 import importlib.util
 import linecache
@@ -51,6 +50,10 @@ def _guard(name: str) -> Callable[..., NoReturn]:
 
 class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Python 3.7
     """A list whose items, or ranges of them, may have names."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, toclone: Iterable[Any] = (), fromdict: dict[str, Any] | None = None) -> None:
         super().__init__(toclone)
@@ -154,6 +157,8 @@ class ReportHref:
         url_args: dict[str, str] | None = None,
         anchor: str | None = None,
     ) -> None:
+        import hashlib  # takes longer than all else here, and few scripts make links
+
         self._parent = parent
         self._id: str = parent._id if parent else hashlib.sha256(str(path).encode()).hexdigest()
         self._path = path if isinstance(path, str) else path.as_posix()

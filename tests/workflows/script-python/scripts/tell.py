@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Writes down all that it is told."""
+
 import pickle
 import tempfile
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Runs one job of a workflow with the Snakemake of a site. This file goes to the site as it is.
+"""Runs one job of a workflow with the Snakemake of a site.
 
 It reads from its standard input what `rules/nested.py` wrote (JSON, one line), looks for a fitting
-Snakemake, and becomes it. It imports nothing of this package, and is written for any Python from
-3.6 on (so annotations are texts): the first Python that a node has may be an old one.
+Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node has may be
+an old one.
 
 Four things of Snakemake are changed in its process, because a site has not all that is here:
 
@@ -11,11 +11,16 @@ Four things of Snakemake are changed in its process, because a site has not all 
 - The job's files must be those that it has here. A Snakefile that looks for files while it is read
   (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
 - Sources that are not files of the workspace come from a cache that is filled before.
-- What Snakemake does once, it does here or there: flags of outputs are left to this side.
+- Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
 """
 
+from __future__ import annotations
+
+import contextlib
+import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -101,7 +106,7 @@ def _become(python: str, text: str) -> None:
     os.execv(python, [python, os.path.abspath(__file__)])  # noqa: S606 - it takes this one's place
 
 
-def _unfit(order: "dict[str, Any]", found: "dict[str, str]") -> None:
+def _unfit(order: dict[str, Any], found: dict[str, str]) -> None:
     seen = ", ".join(
         f"{python} has {'Snakemake ' + version if version else 'none'}"
         for python, version in found.items()
@@ -112,7 +117,7 @@ def _unfit(order: "dict[str, Any]", found: "dict[str, str]") -> None:
     sys.exit(UNFIT)
 
 
-def run(order: "dict[str, Any]") -> None:
+def run(order: dict[str, Any]) -> None:
     """Run the job with the Snakemake of this Python, and exit with its code."""
     for package in order["packages"]:
         _require(package, order)
@@ -135,7 +140,7 @@ def run(order: "dict[str, Any]") -> None:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def _require(package: str, order: "dict[str, Any]") -> None:
+def _require(package: str, order: dict[str, Any]) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
@@ -144,7 +149,7 @@ def _require(package: str, order: "dict[str, Any]") -> None:
         sys.exit(UNFIT)
 
 
-def _fill(cache: str, entries: "dict[str, str]") -> None:
+def _fill(cache: str, entries: dict[str, str]) -> None:
     """Copy sources to where Snakemake's cache would have put them."""
     for entry, path in entries.items():
         target = os.path.join(cache, entry)
@@ -152,14 +157,16 @@ def _fill(cache: str, entries: "dict[str, str]") -> None:
         shutil.copyfile(path, target)
 
 
-def _adapt(order: "dict[str, Any]") -> None:
+def _adapt(order: dict[str, Any]) -> None:
     """Change in Snakemake what the docstring of this module says."""
+    from snakemake import sourcecache
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
+    from snakemake.deployment import conda, singularity
     from snakemake.exceptions import WorkflowError
     from snakemake.jobs import Job
-    from snakemake.sourcecache import HostingProviderFile
 
+    split_git_path = sourcecache.split_git_path
     make_dag, make_checkpoints, prepare = DAG.__init__, Checkpoints.__init__, Job.prepare
     names = set(order["rules"])
 
@@ -169,6 +176,25 @@ def _adapt(order: "dict[str, Any]") -> None:
     def with_made(self: Any) -> None:
         make_checkpoints(self)
         self._created_output.update(order["checkpointed"])
+
+    def alone(act: Any) -> Any:
+        """One job at a time makes an environment that several jobs may need."""
+
+        def locked(*args: Any, **more: Any) -> Any:
+            with open(os.path.join(".snakemake", "mantik.lock"), "w") as lock:
+                with contextlib.suppress(OSError):  # of a file system without locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                return act(*args, **more)
+
+        return locked
+
+    def split(path: str) -> Any:
+        """Snakemake looks for the repository on the disk; what is needed of it is in the cache."""
+        file, _, revision = re.sub("^git[+]file:/+", "/", path).rpartition("@")
+        for root in order["repositories"]:
+            if file.startswith(f"{root}/"):
+                return root, file[len(root) + 1 :], revision
+        return split_git_path(path)
 
     async def compared(self: Any) -> None:
         for kind in ("input", "output"):
@@ -181,10 +207,15 @@ def _adapt(order: "dict[str, Any]") -> None:
         return False
 
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
-    HostingProviderFile.is_persistently_cacheable = never
+    sourcecache.HostingProviderFile.is_persistently_cacheable = never
+    sourcecache.split_git_path = split
+    conda.Env.create, singularity.Image.pull = (
+        alone(conda.Env.create),
+        alone(singularity.Image.pull),
+    )
 
 
-def differing(kind: str, there: "list[str]", here: "list[str]") -> str:
+def differing(kind: str, there: list[str], here: list[str]) -> str:
     """What is wrong where a job has other files at the site than it has here; empty for nothing."""
     if there == here:
         return ""

@@ -95,7 +95,8 @@ def _params(job: Job, lists: tuple[Any, Any], finder: "_Finder", moved: Mapping[
     # A function that reads the files does not find them under these names.
     with suppress(WorkflowError, RuleException):
         again, _ = job.rule.expand_params(job.wildcards_dict, *lists, job)
-    back = _Pattern((new, old, _BEHIND) for new, old in _stems(moved))
+    # Whatever stands before them: an entry point of an MLproject goes up from its own folder first.
+    back = _Pattern(((new, old, _BEHIND) for new, old in _stems(moved)), before="")
 
     def of_paths(made: Any, value: Any) -> bool:
         # Values of any kind can be compared so, arrays among them.
@@ -134,7 +135,7 @@ def _each(value: Any, change: Callable[[str], str]) -> Any:
 class _Pattern:
     """Texts to be replaced, the longest first."""
 
-    def __init__(self, replacements: Iterable[tuple[str, str, str]]) -> None:
+    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = _BEFORE) -> None:
         """Make it of what is replaced, by what, and the pattern that must follow."""
         self._replacements: dict[str, str] = {}
         alternatives: dict[str, str] = {}
@@ -144,7 +145,7 @@ class _Pattern:
                 self._replacements[old] = new
         longest = sorted(alternatives, key=len, reverse=True)
         choice = "|".join(alternatives[old] for old in longest)
-        self._regex = re.compile(f"{_BEFORE}(?:{choice})") if choice else None
+        self._regex = re.compile(f"{before}(?:{choice})") if choice else None
 
     def replace(self, text: str) -> str:
         """The text with everything replaced."""

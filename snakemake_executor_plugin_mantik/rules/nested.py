@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake import __version__, wrapper
+from snakemake.common.tbdstring import TBDString
 from snakemake.io import is_callable, is_flagged
 from snakemake.sourcecache import LocalGitFile, SourceFile
 
@@ -262,6 +263,8 @@ def _pinned(job: Job) -> Iterator[str]:
             continue
         # Snakemake expands variables and `~` in a text before it evaluates that.
         if isinstance(value, str) and ("$" in value or value.startswith("~")):
+            continue
+        if isinstance(value, TBDString):  # it follows from a file that the job's group makes
             continue
         yield f"{job.rule.name}:{name}={value!r}"
 

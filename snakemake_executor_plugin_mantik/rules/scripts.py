@@ -24,7 +24,7 @@ from snakemake.sourcecache import LocalSourceFile
 
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import WORK, file_path
+from snakemake_executor_plugin_mantik.jobs.paths import WORK, file_path, script_path
 from snakemake_executor_plugin_mantik.jobs.templates import template
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR
@@ -216,7 +216,8 @@ def script(
     file = told.file
     beside = [Upload(path, local) for path, local in file.beside(*limits)]
     if file.language == "python":
-        source = _upload(file.text, file.name)
+        content = file.text.encode()
+        source = Upload(script_path(content, file.name), content=content)
         text = template("pythonscript.sh.j2").render(
             runner=shlex.quote(_runner().path),
             source=shlex.quote(source.path),

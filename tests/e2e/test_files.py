@@ -168,6 +168,7 @@ NAMES = [
     "a*b",
     "new\nline",
     "$HOME;&",
+    "end\n",
 ]
 
 LONG = "-" + "ü" * 125 + "long"

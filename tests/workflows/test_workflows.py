@@ -2,9 +2,9 @@
 
 A workflow is a directory with a `Snakefile` and what it reads. Optional are `options`, words for
 the `snakemake` command, one a line, where an empty line begins another run; `environment`, lines
-NAME=VALUE for variables; and `needs`, programs that it calls, one a line; `snakemake`
-among them stands for the Python environment of the tests, here and at the sites. It runs with
-Snakemake's local executor and through a site of each API; exit code and all files are compared after each run.
+NAME=VALUE for variables; and `needs`, programs that it calls, one a line; `snakemake` among them
+stands for the Python environment of the tests, here and at the sites. It runs with Snakemake's
+local executor and through a site of each API; exit code and all files are compared after each run.
 """
 
 import os

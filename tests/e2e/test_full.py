@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workflows import UNTRACKED, Project, tells, with_snakemake
+from tests.support.workflows import UNTRACKED, Project, tells, until, with_snakemake
 
 
 @pytest.fixture
@@ -330,17 +330,22 @@ def test_module_of_a_repository(project: Project, tmp_path: Path) -> None:
     assert project.read("second.txt") == "OF THE REPOSITORY"
 
 
-def test_time_limit_ends_what_a_full_job_runs(project: Project) -> None:
+def test_cancelling_ends_what_a_full_job_runs(project: Project) -> None:
     project.write(
         "Snakefile",
         """\
         rule slow:
             output: "out.txt"
-            resources: runtime="2s"
             run:
-                shell("echo begun > begun.txt; sleep 300; touch {output}")
+                shell("echo $$ > begun.txt; sleep 300; touch {output}")
         """,
     )
-    ran = project.run()
-    assert ran.code == 1
-    tells(ran.output, "time limit")
+    running = project.start("--mantik-on-interrupt", "cancel")
+    begun = project.workspace / "begun.txt"
+    until(lambda: begun.exists() and begun.read_text().strip(), "the command", deadline=60)
+    process = Path("/proc", begun.read_text().strip())
+    assert process.exists()
+    ran = running.interrupt()
+    assert ran.code == 1, ran.output
+    tells(ran.output, "no job of this run goes on")
+    until(lambda: not process.exists(), "the end of the command")

@@ -119,10 +119,12 @@ def test_code_elsewhere(project: Project) -> None:
                 input: "out.txt", "scripted.txt"
 
             rule out:
+                input: workflow.source_path("../common/data.txt")
                 output: "out.txt"
                 params: path=workflow.source_path("../common/data.txt")
                 run:
                     with open(output[0], "w") as file, open(params.path) as data:
+                        file.write(open(input[0]).read())
                         print(config, MORE, ABSOLUTE, ELSEWHERE, helper.HELP, TABLE, file=file)
                         print(data.read(), file=file)
 

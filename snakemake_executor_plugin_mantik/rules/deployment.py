@@ -311,6 +311,11 @@ _DIRECTIVES = {
 }
 
 
+def words(own: Own) -> str:
+    """An environment in words: `conda: env.yaml and container: docker://x`."""
+    return " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
+
+
 def _shown(own: Own, name: str) -> str:
     if name == "modules":
         return f"envmodules: {', '.join(own.modules or ())}"
@@ -328,10 +333,9 @@ def _winner(job: Job, own: Own, context: "Context") -> Iterator[str]:
     except UserError:
         return  # the site is not known yet, or told as a mistake
     if context.sites[site].config.environment.apptainer:
-        shown = " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
         yield (
-            f"rule {job.rule.name} runs in its own environment, {shown}, and not in the image of"
-            f" the backend config of {site}."
+            f"rule {job.rule.name} runs in its own environment, {words(own)}, and not in the image"
+            f" of the backend config of {site}."
         )
 
 

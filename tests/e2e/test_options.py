@@ -116,7 +116,13 @@ def test_what_jobs_ask_for(project: Project) -> None:
         *("--seconds-between-status-checks", "3"),
         *("--latency-wait", "1"),
         *("--shadow-prefix", "shadows", "--container-image", "image"),
-        *("--preemptible-rules", "--max-status-checks-per-second", "1"),
+        *(
+            "--preemptible-rules",
+            "--preemptible-retries",
+            "3",
+            "--max-status-checks-per-second",
+            "1",
+        ),
     ).ok()
     assert project.read("shown.txt") == "3 300 3 300 before said 3\n"
     assert [record.name for record in project.tries] == ["of shown 0"] * 3

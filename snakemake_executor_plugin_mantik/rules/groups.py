@@ -133,7 +133,7 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
     if not unit.is_group() or len(unit) == 1:
         return None
     given = given_resources(member)
-    for name in ("tasks", "nodes"):
+    for name in ("tasks", "tasks_per_node", "nodes"):
         if isinstance(number := given.get(name), int) and number > 1:
             return f"asks for {name}={number} in a group, whose members all run on one node"
     if given.get("mpi"):
@@ -382,7 +382,7 @@ def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
         given["mem_mb"] = per_cpu * cores
     if "gpus" in given:
         given.setdefault("gpu", given.pop("gpus"))
-    for name in ("mem_mib", "disk_mib", "nodes", "tasks", "mpi"):
+    for name in ("mem_mib", "disk_mib", "nodes", "tasks", "tasks_per_node", "mpi"):
         given.pop(name, None)
     return _Asking(given, member.pipe_group, site, member.rule.name)
 

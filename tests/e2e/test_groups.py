@@ -240,3 +240,74 @@ def test_pipes_of_rules_that_run_here(project: Project) -> None:
     project.run("out.txt", "--cores", "2").ok()
     assert project.read("out.txt") == "here\n"
     assert not project.exists(".snakemake/mantik/journal.sqlite")
+
+
+CORNERS = r"""
+    from snakemake_executor_plugin_mantik.retry import grows
+
+    rule all:
+        input: "../up/out.txt"
+
+    rule a:
+        input: "../up/in.txt"
+        output:
+            here=nodelocal("only here.txt"),
+            passing=temp(directory("passing")),
+            kept=temp("kept.txt"),
+        group: "g"
+        shell:
+            "cp {input} {output.here:q}; mkdir {output.passing}; cp {input} {output.passing}/x; "
+            "cp {input} {output.kept}"
+
+    rule b:
+        input: "only here.txt", "passing"
+        output: "b.txt"
+        resources: turn=grows(1, on="exit_code")
+        group: "g"
+        shell: "[ {resources.turn} = 2 ]; cat {input[0]:q} {input[1]}/x > {output}"
+
+    rule c:
+        input: "b.txt", "kept.txt"
+        output: "../up/out.txt"
+        shell: "cat {input} > {output}"
+"""
+
+
+def test_files_of_a_group_and_its_retries(project: Project) -> None:
+    project.write("Snakefile", CORNERS)
+    project.write("../up/in.txt", "in\n")
+    said = project.run("--retries", "1").ok().output
+    assert project.read("../up/out.txt") == "in\n" * 3
+    tells(said, "b ended with exit code 1")
+    groups = [record for record in project.tries if record.rule == "a, b"]
+    assert [record.reason for record in groups] == ["exit_code", ""]
+    for place in (project.directory, project.workspace):
+        left = {path.name for path in place.iterdir()} & {"only here.txt", "passing", "kept.txt"}
+        assert not left, place
+
+
+def test_entry_points_in_groups_are_not_tracked(project: Project) -> None:
+    project.extra.clear()
+    project.write("p/MLproject", "name: p\nentry_points:\n  main:\n    command: echo ran\n")
+    project.write(
+        "Snakefile",
+        """
+        from snakemake_executor_plugin_mantik import mlproject
+        project = mlproject.load("p")
+
+        rule main:
+            output: touch("main.txt")
+            params: **project.entry_point("main")
+            group: "g"
+            shell: "{params.command}"
+
+        rule after:
+            input: "main.txt"
+            output: "after.txt"
+            group: "g"
+            shell: "cp {input} {output}"
+        """,
+    )
+    said = project.run("after.txt").ok().output
+    tells(said, "not tracked: rule main. Take them out of the group for that.")
+    assert not project.exists("mlflow.db")

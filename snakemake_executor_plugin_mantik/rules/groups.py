@@ -1,8 +1,8 @@
 """From a group of Snakemake's jobs to one JobRequest: its members run in one job on one node.
 
 Snakemake makes a group of rules with `group:`, and by itself of jobs that hand each other data by
-`pipe()`, use a `service()` or read `nodelocal()` files. What each member runs is what it would run
-by itself, a full one a Snakemake of its own; one program (`jobs/group.py`) runs them all.
+`pipe()`, use a `service()` or read `temp(…, group_jobs=True)` files. What each member runs is what
+it would run by itself, a full one a Snakemake of its own; one program (`jobs/group.py`) runs all.
 """
 
 import hashlib
@@ -202,6 +202,8 @@ def wanted(
     """
     members = members_of(unit)
     if len(members) > 1:
+        if any(isinstance(m.resources.get(SITE_RESOURCE), TBDString) for m in members):
+            return None, {}, 0, frozenset({SITE_RESOURCE})
         of_group = asked(unit, sites)
         return of_group.site, of_group.resources, of_group.threads, frozenset()
     given, later = determined(given_resources(members[0]))
@@ -363,8 +365,8 @@ def _layers(group: Job) -> list[list[Job]]:
 
 
 def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
-    given = given_resources(member)
-    if isinstance(given.get(SITE_RESOURCE), TBDString):
+    given, later = determined(given_resources(member))
+    if SITE_RESOURCE in later:
         raise UserError(
             f"its resource {SITE_RESOURCE} follows from a file that its own group makes",
             where=f"rule {member.rule.name}",

@@ -251,7 +251,7 @@ CORNERS = r"""
     rule a:
         input: "../up/in.txt"
         output:
-            here=nodelocal("only here.txt"),
+            here=temp("only here.txt", group_jobs=True),
             passing=temp(directory("passing")),
             kept=temp("kept.txt"),
         group: "g"

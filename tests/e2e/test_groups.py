@@ -57,19 +57,19 @@ def test_killed_while_a_group_runs(either: Project, meanwhile: str) -> None:
     assert either.read("sum.txt") == "0\n1\n"
 
 
-def test_another_grouping_does_not_meet_the_old_one(project: Project) -> None:
+def test_jobs_that_became_a_group_do_not_meet_it(project: Project) -> None:
+    alone = ("--groups", "slow=x", "--group-components", "x=1", *FLAGS)
     project.write("Snakefile", GROUP)
-    first = project.start(*FLAGS)
-    until(lambda: len(ran(project)) == 2, "members that run")
+    first = project.start(*alone)
+    until(lambda: len(ran(project)) == 2, "jobs that run")
     first.kill()
-    project.write("Snakefile", GROUP.replace('group: "g"', "retries: 0"))
     second = project.start(*FLAGS)
-    until(lambda: len(ran(project)) >= 6, "the jobs that are no group any more")
+    until(lambda: len(ran(project)) >= 6, "the members of the group")
     (project.workspace / "go").touch()
 
     said = second.end().ok().output
 
-    # The group was over before any of its members was run again.
+    # The jobs were over before any member of the group was run.
     order = [line.split()[0] for line in ran(project)]
     assert order[2:4] == ["end", "end"], said
     assert sorted(order[4:]) == ["0", "1", "sum"], said

@@ -362,6 +362,11 @@ def test_an_image_that_is_a_file(node: Node) -> None:
     (node.workspace / "img").mkdir()
     (node.workspace / "img/it's.sif").touch()
     assert node.run(image)[1] == "in\n"
+    for directory in ("/tmp", "/var/tmp", "/not/there", "/usr/lib"):
+        assert node.run(image, TMPDIR=directory)[1] == "in\n"
+    calls = (node.bin / "calls").read_text()
+    assert calls.count("--bind\n") == 6
+    assert calls.count("--bind\n/usr/lib\n") == 1
     assert (
         "there is no image /not/there"
         in node.run(with_container(Image("/not/there"), "bash -c :", rule="x"))[2]

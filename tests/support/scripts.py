@@ -80,7 +80,7 @@ class ScriptRule:
             "threads": 2,
         }
         dag = SimpleNamespace(is_edit_notebook_job=lambda _: False)
-        return SimpleNamespace(rule=rule, dag=dag, **{**lists, **self.given})
+        return SimpleNamespace(rule=rule, dag=dag, wildcards_dict={}, **{**lists, **self.given})
 
     def text(
         self,

@@ -30,6 +30,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.deployment import files_of, nested_options
 from snakemake_executor_plugin_mantik.rules.onsite import full_job
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 from snakemake_executor_plugin_mantik.rules.surroundings import (
     ELSEWHERE,
     Surroundings,
@@ -110,7 +111,7 @@ def command(
         "packages": [PACKAGE] if _imports_us(workflow) else [],
         "do": f"{way_out(site)}.",
         "rules": [rule.name],
-        "input": [str(path) for path in job.input],
+        "input": [None if is_source_file(path) else str(path) for path in job.input],
         "output": [str(path) for path in job.output],
         "checkpointed": made,
         "cache": found.cached,

@@ -214,12 +214,18 @@ def one_at_a_time(act: Any) -> Any:
     return locked
 
 
-def differing(kind: str, there: list[str], here: list[str]) -> str:
-    """What is wrong where a job has other files at the site than it has here; empty for nothing."""
-    if there == here:
+def differing(kind: str, there: list[str], here: list[str | None]) -> str:
+    """What is wrong where a job has other files at the site than it has here; empty for nothing.
+
+    None stands for a file that each Snakemake has in its own cache of sources.
+    """
+    own = {number for number, path in enumerate(here) if path is None}
+    theirs = [path for number, path in enumerate(there) if number not in own]
+    ours = [path for path in here if path is not None]
+    if theirs == ours:
         return ""
-    lacking = [path for path in here if path not in there]
-    more = [path for path in there if path not in here]
+    lacking = [path for path in ours if path not in theirs]
+    more = [path for path in theirs if path not in ours]
     what = "is in another order"
     if lacking:
         what = "lacks " + ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")

@@ -51,7 +51,7 @@ class Told:
         place: what it takes for its own file: an absolute path with marks, or a URL.
         arguments: of Snakemake's classes for scripts.
         snakemake: the object that Snakemake would give it.
-        uploads: the files of `workflow.source_path()` among what it is told.
+        uploads: the files that lie beside a Snakefile and that it is told of.
     """
 
     file: ScriptFile

@@ -10,11 +10,12 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
 from snakemake.sourcecache import LocalSourceFile
 
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
 from snakemake_executor_plugin_mantik.jobs.templates import template
-from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules import Job, besidesnakefile, sourcefiles
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.imports import snakemake_imports
 from snakemake_executor_plugin_mantik.rules.languages import (
@@ -32,7 +33,6 @@ from snakemake_executor_plugin_mantik.rules.mirrored import mirrored
 from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.pythonobject import NodeTmpdir, encoded
 from snakemake_executor_plugin_mantik.rules.scriptfile import ScriptFile, script_file
-from snakemake_executor_plugin_mantik.rules.sourcefiles import in_command
 
 
 def mistake(job: Job) -> str | None:
@@ -68,7 +68,7 @@ def script(
     places: Places,
     tmpdir: str,
     iteration: int | None,
-    limits: tuple[int, int],
+    config: BackendConfig,
 ) -> tuple[str, tuple[Upload, ...]]:
     """The text that runs a script or notebook, and the files that it needs.
 
@@ -77,14 +77,14 @@ def script(
         places: where its paths are at its site.
         tmpdir: its directory for temporary files, `NODE_TMPDIR` for the node's.
         iteration: which run of a script that is measured it is, from 0.
-        limits: bytes up to which a file beside a script elsewhere goes along, and bytes that all of
-            them may have.
+        config: the site's, for the limits of what goes along beside a script elsewhere.
 
     Raises:
         UserError: a value cannot be given to the script, or the limit is exceeded.
     """
-    told = _told(job, places, tmpdir, iteration)
+    told = _told(job, places, tmpdir, iteration, config)
     file = told.file
+    limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
     beside = [*told.uploads, *(Upload(path, local) for path, local in file.beside(*limits))]
     if file.language == "python":
         content = file.text.encode()
@@ -117,13 +117,16 @@ def script(
     return text, (*modules, source, *beside)
 
 
-def _told(job: Job, places: Places, tmpdir: str, iteration: int | None) -> Told:
+def _told(
+    job: Job, places: Places, tmpdir: str, iteration: int | None, config: BackendConfig
+) -> Told:
     file = script_file(job)
     uploads: list[Upload] = []
 
     def there(text: str) -> str:
-        text, more = in_command(job, text, lambda: places.workspace)
-        uploads.extend(more)
+        text, cached = sourcefiles.in_command(job, text, lambda: places.workspace)
+        text, named = besidesnakefile.in_command(job, text, places, config)
+        uploads.extend((*cached, *named))
         return text
 
     here = mirrored(job, places)

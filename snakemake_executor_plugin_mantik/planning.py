@@ -10,6 +10,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik import startup
 from snakemake_executor_plugin_mantik.config.environment import environment_of
+from snakemake_executor_plugin_mantik.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.engine.forecast import (
     HERE,
     Forecast,
@@ -20,8 +21,7 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.journal import job_name
-from snakemake_executor_plugin_mantik.rules import Job, resources
+from snakemake_executor_plugin_mantik.rules import Job, deployment, groups
 from snakemake_executor_plugin_mantik.rules.identity import plain
 from snakemake_executor_plugin_mantik.startup import Checked
 
@@ -42,8 +42,10 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     checked = startup.check(workflow, dag, options, logger)
     limits = startup.facts(checked) if connect else {}
     units = _units(dag)
-    sites = {unit: None if unit.is_local else _site(unit, checked.planners) for unit in units}
-    made = {plain(path): sites[unit] or HERE for unit in units for path in unit.output}
+    sites = {
+        unit: None if unit.is_local else groups.wanted(unit, checked.planners)[0] for unit in units
+    }
+    made = {plain(path): sites[unit] or HERE for unit in units for path in _outputs(unit)}
     jobs: list[Forecast] = []
     state = Path(workflow.persistence.path) / startup.STATE
     with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
@@ -95,10 +97,10 @@ def _written(names: Collection[str]) -> Iterator[str]:
             yield name
 
 
-def _site(job: Job, sites: Mapping[str, object]) -> str | None:
-    """Where a job would run; None if that is not known yet."""
-    given, later = resources.determined(resources.given_resources(job))
-    return None if resources.SITE_RESOURCE in later else resources.site_of(given, sites)
+def _outputs(unit: Job) -> Iterator[object]:
+    """What a job, or each member of a group, makes."""
+    for member in groups.members_of(unit):
+        yield from member.output
 
 
 @dataclass(frozen=True)
@@ -121,19 +123,25 @@ class _Look:
 
     def at(self, job: Job, site: str | None) -> Forecast:
         """What would be sent for `job` to `site`; None: not known yet."""
-        given, later = resources.determined(resources.given_resources(job))
-        given.pop(resources.SITE_RESOURCE, None)
+        _, given, threads, later = groups.wanted(job, self.checked.planners)
         result = Forecast(
-            job_name(job.rule.name, job.wildcards_dict), job.rule.name, site,
-            outputs=tuple(map(str, job.output)), later=tuple(_written(later)),
+            groups.name_of_unit(job), ", ".join(sorted(job.rules)), site,
+            outputs=tuple(map(str, _outputs(job))), later=tuple(_written(later)),
         )  # fmt: skip
         if site is None:
             return result
+        if threads >= NO_LIMIT:
+            return replace(result, mistake="its threads follow from workflow.cores: give --cores")
         planner = self.checked.planners[site]
+        own = None
+        if not job.is_group():  # members of a group may have one each
+            own = deployment.own_of(job, self.checked.context.deployment)
         result = replace(
             result,
-            resources=planner.resources(given, job.threads),
-            environment=_words(environment_of(planner.config, self.checked.workdir)),
+            resources=planner.resources(given, threads),
+            environment=deployment.words(own)
+            if own
+            else _words(environment_of(planner.config, self.checked.workdir)),
         )
         try:
             request = self.checked.request(job, self.secrets)

@@ -30,9 +30,9 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import deployment, resources
+from snakemake_executor_plugin_mantik.rules import deployment, groups, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
-from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
+from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
@@ -62,7 +62,7 @@ class Checked:
     Attributes:
         context: what the requests of all jobs have in common.
         planners: the sites' planners by name.
-        jobs: those that will run at a site, as far as they are known.
+        units: the jobs and groups that will run at a site, as far as they are known.
         used: the sites that they will run at.
         settings: what the user said.
         state: our own local directory, which may not be there yet.
@@ -71,7 +71,7 @@ class Checked:
 
     context: Context
     planners: Mapping[str, Planner]
-    jobs: list[Any]
+    units: list[Any]
     used: list[str]
     settings: "_Settings"
     state: Path
@@ -94,10 +94,13 @@ class Checked:
             UserError: the job cannot be run.
         """
         refuse([job], self.settings.deployed_here)
-        if not self.settings.conda_here:
-            deployment.keep_unasked(job)
-        forced = self.settings.forces(job)
-        return request_of(job, self.context, secrets=secrets, forced=forced)
+        members = groups.members_of(job)
+        for member in members:
+            if not self.settings.conda_here:
+                deployment.keep_unasked(member)
+        forced = any(map(self.settings.forces, members))
+        ask = groups.request if job.is_group() else request_of
+        return ask(job, self.context, secrets=secrets, forced=forced)
 
 
 @dataclass
@@ -111,7 +114,8 @@ class Run:
         tracker: makes MLflow runs of MLproject jobs.
         tell: writes a line to the user's log.
         requested: numbers of the jobs that the engine was asked for.
-        measured: where the measurements of the jobs with a benchmark file will be, by number.
+        measured: the jobs with a benchmark file that is written here, and where their measurements
+            will be, by number of the request that they belong to.
     """
 
     engine: Engine
@@ -120,7 +124,7 @@ class Run:
     tracker: Tracker
     tell: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
-    measured: dict[JobNumber, Path] = field(default_factory=dict)
+    measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     _told: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
 
@@ -131,15 +135,27 @@ class Run:
             UserError: the job cannot be run.
         """
         request = self.checked.request(job, secrets)
+        members = groups.members_of(job)
         self.requested.add(request.number)
-        if directive := full(job):
-            self._full[request.number] = request.site
-            self._tell_full(request.rule, directive, request.site)
-        if request.benchmark is not None:
-            self.measured[request.number] = Path(request.benchmark.path).absolute()
+        for member in members:
+            if directive := full(member):
+                self._full[request.number] = request.site
+                self._tell_full(member.rule.name, directive, request.site)
+        self.measured[request.number] = [
+            (member, Path(path).absolute())
+            for member, path in zip(members, request.measured, strict=True)
+            if path
+        ]
+        return replace(request, subject=self._subject(members))
+
+    def _subject(self, members: list[Any]) -> TrackedRun | None:
+        """What is tracked of a job; nothing of several that run as one (`_tell_untracked`)."""
+        if not self.checked.settings.tracked or len(members) > 1:
+            return None
+        [job] = members
+        call = call_of(job.params)
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        call = call_of(job.params) if self.checked.settings.tracked else None
-        return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
+        return TrackedRun(call, wildcards) if call is not None else None
 
     def _tell_full(self, rule: str, directive: str, site: str) -> None:
         if (rule, site) not in self._told:
@@ -207,8 +223,9 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
-    jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    refuse(jobs, settings.deployed_here)
+    units = groups.units(dag)
+    jobs = [job for unit in units for job in groups.members_of(unit)]
+    refuse(units, settings.deployed_here)
     _check_environments(jobs, context, products(dag))
     for remark in deployment.remarks(jobs, context, full):
         logger.info(remark)
@@ -221,8 +238,8 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
-    used = _check_jobs(jobs, planners)
-    return Checked(context, planners, jobs, used, settings, state, lacks)
+    used = _check_jobs(units, planners)
+    return Checked(context, planners, units, used, settings, state, lacks)
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:
@@ -233,7 +250,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     """
     checked = check(workflow, dag, workflow.executor_settings, logger)
     workdir, configs, planners = checked.workdir, checked.configs, checked.planners
-    jobs, used = checked.jobs, checked.used
+    units, used = checked.units, checked.used
+    jobs = [job for unit in units for job in groups.members_of(unit)]
     credentials = _credentials(checked)
     _tell_expiry(jobs, credentials, planners, used, logger)
     journal = Journal(checked.state)
@@ -246,7 +264,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         raise
     tracker = _tracker(configs, credentials, workdir, logger)
     if checked.settings.tracked:
-        tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
+        tracker.start(tracked=_tell_untracked(units, logger))
     states = StateLog(logger.info, workdir)
     engine = Engine(
         sites,
@@ -258,7 +276,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     )
     try:
         engine.open(used, partial(sources_of, checked, products(dag), logger))
-        _check_jobs(jobs, planners, engine)
+        _check_jobs(units, planners, engine)
     except BaseException:
         engine.close(tidy=False)
         tracker.close(0.0)
@@ -341,6 +359,22 @@ def _tracker(
     )
 
 
+def _tell_untracked(units: list[Any], logger: Any) -> bool:
+    """Whether jobs are tracked; entry points in groups are not, and that is told."""
+    tracked, grouped = False, set()
+    for unit in units:
+        members = groups.members_of(unit)
+        rules = {job.rule.name for job in members if given_of(job.rule.params) is not None}
+        tracked = tracked or bool(rules and len(members) == 1)
+        grouped |= rules if len(members) > 1 else set()
+    if grouped:
+        logger.warning(
+            f"Entry points that run as members of a group are no MLflow runs of their own and are"
+            f" not tracked: rule {', '.join(sorted(grouped))}. Take them out of the group for that."
+        )
+    return tracked
+
+
 def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
     """See to it that the rules' own environments can be had, as far as that shows here.
 
@@ -351,12 +385,13 @@ def _check_environments(jobs: list[Any], context: Context, products: frozenset[s
         job.rule.name: mistake
         for job in jobs
         if (mistake := deployment.mistake_of(job, context, products)) is not None
+        or (mistake := launcher_mistake(job, context)) is not None
     }
     if found:
         raise WorkflowNotRunnable(
             "not every rule can have its environment (nothing was sent): "
             + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
-            do="Correct conda: or container: of these rules",
+            do="Correct these rules",
         )
 
 
@@ -442,22 +477,23 @@ def _check_jobs(
     used: dict[str, None] = {}
     mistakes: dict[str, None] = {}
     for job in jobs:
-        where = f"rule {job.rule.name}"
+        where = groups.title_of(job)
         try:
-            given, later = resources.determined(resources.given_resources(job))
+            members = groups.members_of(job)
+            for member in members:
+                resources.retry_reasons(member.resources.get(resources.RETRY_RESOURCE))
+            site, given, threads, later = groups.wanted(job, planners)
             resources.refuse_misspelt(later)
-            resources.retry_reasons(given.get(resources.RETRY_RESOURCE))
-            if resources.SITE_RESOURCE in later:
+            if site is None:
                 continue
-            site = resources.site_of(given, planners)
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
-            planners[site].resources(given, job.threads)
-            check_launcher(job, planners[site].config)
+            planners[site].resources(given, threads)
             if engine is not None:
-                engine.facts_fit(site, given, job.threads)
+                engine.facts_fit(site, given, threads)
         except UserError as error:
-            mistakes[f"{where}: {error}"] = None
+            told = str(error).removeprefix(f"{where}: ")
+            mistakes[f"{where}: {told}"] = None
     if mistakes:
         told = "\n  ".join(["nothing was sent: these resources cannot be had:", *mistakes])
         raise UserError(told.removesuffix("."))

@@ -97,6 +97,11 @@ def file_path(content: bytes, name: str) -> str:
     return f"{FILES}/{hashlib.sha256(content).hexdigest()[:16]}/{name}"
 
 
+def script_path(content: bytes, name: str) -> str:
+    """The path of a rule's script: where Snakemake has it, which scripts can see and rely on."""
+    return f".snakemake/scripts/{hashlib.sha256(content).hexdigest()[:16]}.{name}"
+
+
 def outside(path: str) -> str:
     """The place of what lies at an absolute, normalised path outside of the working directory."""
     return f"{OUTSIDE}{path}"

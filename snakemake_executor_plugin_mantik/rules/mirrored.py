@@ -29,10 +29,10 @@ _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/v
 
 # What stands before and behind a whole path. `-I/data` is an option with its value, `${A}/data` and
 # `a/data` are other paths.
-_BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
-_BEHIND = r"(?![\w.~@%+\-])"
+BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
+BEHIND = r"(?![\w.~@%+\-])"
 _WHOLE = r"(?![\w.~@%+\-/])"
-_ONE_BELOW = rf"{_BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
+_ONE_BELOW = rf"{BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
 
 _CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
 
@@ -95,7 +95,8 @@ def _params(job: Job, lists: tuple[Any, Any], finder: "_Finder", moved: Mapping[
     # A function that reads the files does not find them under these names.
     with suppress(WorkflowError, RuleException):
         again, _ = job.rule.expand_params(job.wildcards_dict, *lists, job)
-    back = _Pattern((new, old, _BEHIND) for new, old in _stems(moved))
+    # Whatever stands before them: an entry point of an MLproject goes up from its own folder first.
+    back = _Pattern(((new, old, BEHIND) for new, old in _stems(moved)), before="")
 
     def of_paths(made: Any, value: Any) -> bool:
         # Values of any kind can be compared so, arrays among them.
@@ -134,7 +135,7 @@ def _each(value: Any, change: Callable[[str], str]) -> Any:
 class _Pattern:
     """Texts to be replaced, the longest first."""
 
-    def __init__(self, replacements: Iterable[tuple[str, str, str]]) -> None:
+    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = BEFORE) -> None:
         """Make it of what is replaced, by what, and the pattern that must follow."""
         self._replacements: dict[str, str] = {}
         alternatives: dict[str, str] = {}
@@ -144,7 +145,7 @@ class _Pattern:
                 self._replacements[old] = new
         longest = sorted(alternatives, key=len, reverse=True)
         choice = "|".join(alternatives[old] for old in longest)
-        self._regex = re.compile(f"{_BEFORE}(?:{choice})") if choice else None
+        self._regex = re.compile(f"{before}(?:{choice})") if choice else None
 
     def replace(self, text: str) -> str:
         """The text with everything replaced."""
@@ -201,11 +202,11 @@ class _Finder:
     def _replacements(self) -> Iterable[tuple[str, str, str]]:
         places = self._places
         # It may lie below the working directory: a sandbox's does.
-        yield places.workspace, places.workspace, _BEHIND
+        yield places.workspace, places.workspace, BEHIND
         for old, new in self._moved.items():
-            yield old, new, _BEHIND if old in self._trees else _WHOLE
+            yield old, new, BEHIND if old in self._trees else _WHOLE
         if places.workdir != "/":
-            yield places.workdir, places.workspace, _BEHIND
+            yield places.workdir, places.workspace, BEHIND
         for old, new in self._moved.items():
             folder, name = os.path.split(old)
             if os.path.basename(new) == name and (behind := self._reach(folder)):
@@ -220,4 +221,4 @@ class _Finder:
         home = os.path.expanduser("~")
         if any(f"{path}/".startswith(f"{broad}/") for path in (home, self._places.workdir)):
             return _ONE_BELOW
-        return _BEHIND
+        return BEHIND

@@ -126,6 +126,7 @@ def test_parameters_that_are_made_of_paths(root: Path) -> None:
             "there": os.path.exists(made[0]),
             "up": os.path.dirname(output[0]),
             "name": os.path.basename(made[0]),
+            "from_below": os.path.relpath(output[0], "in"),
         }
 
     params = seen(root, [f"{root}/far/x"], ["../x"], again).params
@@ -135,6 +136,7 @@ def test_parameters_that_are_made_of_paths(root: Path) -> None:
         "there": True,
         "up": f".mantik/outside{root}",
         "name": "x",
+        "from_below": f"../.mantik/outside{root}/x",
     }
 
 

@@ -1,0 +1,4 @@
+from snakemake.script import snakemake
+
+with open(snakemake.output[0], "w") as file:
+    file.write(" ".join(snakemake.params.words) + "\n")

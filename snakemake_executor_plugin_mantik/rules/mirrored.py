@@ -34,6 +34,10 @@ BEHIND = r"(?![\w.~@%+\-])"
 _WHOLE = r"(?![\w.~@%+\-/])"
 _ONE_BELOW = rf"{BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
 
+_LETTER = r"[^\s'\";|&<>()`]"
+"""What an unquoted path may hold."""
+_NAME = r"[^\s'\";|&<>()`/]"
+
 _CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
 
 
@@ -182,6 +186,7 @@ class _Finder:
         """
         if not self.finds(text):
             return text
+        text = self._plainly(text)
         found = self._pattern.found(text)
         upwards = [path for path in found if path.startswith("..")]
         if upwards and _CHANGES_DIRECTORY.search(text):
@@ -192,6 +197,22 @@ class _Finder:
                 do="Write {input} or {output} instead of the path, or an absolute path",
             )
         return self._pattern.replace(text)
+
+    def _plainly(self, text: str) -> str:
+        """A text without paths that go out of the working directory by way of it.
+
+        `workflow.basedir` is one with `--snakefile ../workflow/Snakefile`.
+        """
+        if f"{self._places.workdir}/" not in text or "/.." not in text:
+            return text
+        within = rf"{BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
+        way = rf"{within}/\.\.(?!{_NAME}){_LETTER}*"
+
+        def plain(match: re.Match[str]) -> str:
+            path = os.path.normpath(match[0])
+            return path if os.path.realpath(path) == os.path.realpath(match[0]) else match[0]
+
+        return re.sub(way, plain, text)
 
     @property
     def _pattern(self) -> _Pattern:

@@ -10,6 +10,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik import startup
 from snakemake_executor_plugin_mantik.config.environment import environment_of
+from snakemake_executor_plugin_mantik.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.engine.forecast import (
     HERE,
     Forecast,
@@ -20,7 +21,7 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.rules import Job, groups
+from snakemake_executor_plugin_mantik.rules import Job, deployment, groups
 from snakemake_executor_plugin_mantik.rules.identity import plain
 from snakemake_executor_plugin_mantik.startup import Checked
 
@@ -129,11 +130,18 @@ class _Look:
         )  # fmt: skip
         if site is None:
             return result
+        if threads >= NO_LIMIT:
+            return replace(result, mistake="its threads follow from workflow.cores: give --cores")
         planner = self.checked.planners[site]
+        own = None
+        if not job.is_group():  # members of a group may have one each
+            own = deployment.own_of(job, self.checked.context.deployment)
         result = replace(
             result,
             resources=planner.resources(given, threads),
-            environment=_words(environment_of(planner.config, self.checked.workdir)),
+            environment=deployment.words(own)
+            if own
+            else _words(environment_of(planner.config, self.checked.workdir)),
         )
         try:
             request = self.checked.request(job, self.secrets)

@@ -32,7 +32,7 @@ from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import deployment, groups, resources
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
-from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
+from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
@@ -385,12 +385,13 @@ def _check_environments(jobs: list[Any], context: Context, products: frozenset[s
         job.rule.name: mistake
         for job in jobs
         if (mistake := deployment.mistake_of(job, context, products)) is not None
+        or (mistake := launcher_mistake(job, context)) is not None
     }
     if found:
         raise WorkflowNotRunnable(
             "not every rule can have its environment (nothing was sent): "
             + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
-            do="Correct conda: or container: of these rules",
+            do="Correct these rules",
         )
 
 
@@ -488,7 +489,6 @@ def _check_jobs(
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
             planners[site].resources(given, threads)
-            check_launcher(members[0], planners[site].config)
             if engine is not None:
                 engine.facts_fit(site, given, threads)
         except UserError as error:

@@ -196,7 +196,8 @@ class Forecaster:
                 look.append((path, None))
             else:
                 found[path] = ("made_there" if maker in near else "later", 0)
-        if (image := self._planners[request.site].image) is not None:
+        image = self._planners[request.site].image
+        if image is not None and not request.own_environment:
             look.append((image[1], image[0]))
         for upload in request.uploads:
             if upload.content is not None:

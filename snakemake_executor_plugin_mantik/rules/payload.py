@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job, besidesnakefile, nested, sourcefiles
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
-from snakemake_executor_plugin_mantik.rules.deployment import deployed, nested_options
+from snakemake_executor_plugin_mantik.rules.deployment import deployed
 from snakemake_executor_plugin_mantik.rules.options import Options
 from snakemake_executor_plugin_mantik.rules.places import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
@@ -108,7 +108,7 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         site = site_of(given_resources(job), context.sites)
         text, uploads, inputs = nested.command(
             job, context.workdir, site, context.sites[site].config,
-            nested_options(context.deployment),
+            context.deployment,
         )  # fmt: skip
         payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
     else:

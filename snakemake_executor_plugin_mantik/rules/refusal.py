@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, g
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.groups import group_obstacle, members_of
 from snakemake_executor_plugin_mantik.rules.payload import full
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 
 
 def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
@@ -55,13 +56,15 @@ def _paths(job: Job) -> str | None:
     for path in [*job.input, *job.output, *job.log, *benchmark]:
         if os.path.relpath(path).split("/")[0] == OURS:
             return f"uses {path}: {OURS} is the executor's own directory at a site"
-        if directive is not None and (os.path.isabs(path) or ".." in path.split("/")):
-            return (
-                f"has a {directive} directive and uses {path}: the Snakemake at the site that runs"
-                " it finds only what has a plain path in the working directory"
-            )
         if job.rule.shadow_depth is not None and ".." in path.split("/"):
             return f"has a shadow: directive and uses {path}, which has to be an absolute path"
+        if directive is None or is_source_file(path):
+            continue
+        if os.path.isabs(path) or ".." in path.split("/"):
+            return (
+                f"has {directive} and uses {path}: the Snakemake at the site that runs it finds"
+                " only what has a plain path in the working directory"
+            )
     return None
 
 

@@ -11,14 +11,14 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from typing import Any
 
 from snakemake import script as made
 from snakemake.common.tbdstring import TBDString
-from snakemake.iocontainers import ResourceList, Snakemake
+from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
 from snakemake.notebook import RJupyterNotebook
 from snakemake.sourcecache import LocalSourceFile
 
@@ -33,6 +33,7 @@ from snakemake_executor_plugin_mantik.rules.mirrored import mirrored
 from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.pythonobject import RUNNER, NodeTmpdir, encoded
 from snakemake_executor_plugin_mantik.rules.scriptfile import ScriptFile, script_file
+from snakemake_executor_plugin_mantik.rules.sourcefiles import in_command
 
 # With a blank each, so that there are quotes around them in any language.
 _TMPDIR, _HOME, _CWD = "@mantik tmpdir@", "@mantik home@", "@mantik cwd@"
@@ -61,12 +62,14 @@ class _Told:
         place: what it takes for its own file: an absolute path with marks, or a URL.
         arguments: of Snakemake's classes for scripts.
         snakemake: the object that Snakemake would give it.
+        uploads: the files of `workflow.source_path()` among what it is told.
     """
 
     file: ScriptFile
     place: str
     arguments: dict[str, Any]
     snakemake: Snakemake
+    uploads: tuple[Upload, ...]
 
 
 def _of(language: type[made.ScriptBase]) -> Callable[[_Told], str]:
@@ -214,7 +217,7 @@ def script(
     """
     told = _told(job, places, tmpdir, iteration)
     file = told.file
-    beside = [Upload(path, local) for path, local in file.beside(*limits)]
+    beside = [*told.uploads, *(Upload(path, local) for path, local in file.beside(*limits))]
     if file.language == "python":
         content = file.text.encode()
         source = Upload(script_path(content, file.name), content=content)
@@ -248,21 +251,34 @@ def script(
 
 def _told(job: Job, places: Places, tmpdir: str, iteration: int | None) -> _Told:
     file = script_file(job)
+    uploads: list[Upload] = []
+
+    def there(text: str) -> str:
+        text, more = in_command(job, text, lambda: places.workspace)
+        uploads.extend(more)
+        return text
+
     here = mirrored(job, places)
+    sourced = replace(here, text=there)
+    lists = {
+        name: type(values)(toclone=values, custom_map=sourced.value)
+        for name, values in vars(here).items()
+        if isinstance(values, Namedlist)
+    }
     scriptdir = file.origin or os.path.normpath(f"{_HOME}/{file.at_site}")
     place = f"{scriptdir}/{file.name}"
     at_node = NodeTmpdir(_TMPDIR) if tmpdir == NODE_TMPDIR else tmpdir
     _see_determined(job)
     # The names are those of both of Snakemake's constructors.
     both = {
-        "input_": here.input,
-        "output": here.output,
-        "params": here.params,
+        "input_": lists["input"],
+        "output": lists["output"],
+        "params": lists["params"],
         "wildcards": job.wildcards,
         "threads": job.threads,
         "resources": ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": at_node}),
-        "log": here.log,
-        "config": here.value(job.rule.module_globals["config"]),
+        "log": lists["log"],
+        "config": sourced.value(here.value(job.rule.module_globals["config"])),
         "rulename": job.rule.name,
         "bench_iteration": iteration,
     }
@@ -277,7 +293,7 @@ def _told(job: Job, places: Places, tmpdir: str, iteration: int | None) -> _Told
         **both, **nothing,
         "path": LocalSourceFile(place), "source": file.text, "is_local": file.origin is None,
     }  # fmt: skip
-    return _Told(file, place, arguments, Snakemake(**both, scriptdir=scriptdir))
+    return _Told(file, place, arguments, Snakemake(**both, scriptdir=scriptdir), tuple(uploads))
 
 
 def _see_determined(job: Job) -> None:

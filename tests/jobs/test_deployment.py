@@ -217,6 +217,36 @@ def test_pins_come_first_and_a_script_follows(node: Node) -> None:
     assert "why" in errors
 
 
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ("micromamba", ["create --quiet --file", "create --quiet --file", "shell activate"]),
+        ("mamba", ["create --quiet --file", "env create --quiet --file", "shell activate"]),
+        (
+            "conda",
+            [
+                "create --no-default-packages --quiet --file",
+                "env create --no-default-packages --quiet --file",
+                "shell.posix activate",
+            ],
+        ),
+    ],
+)
+def test_each_tool_is_called_in_its_own_words(node: Node, tool: str, words: list[str]) -> None:
+    (node.bin / "conda").unlink()
+    condas.install(node.bin, tool)
+    (node.workspace / ".mantik/files/bad.txt").write_text("broken")
+    pins = dict.fromkeys(("linux-64", "linux-aarch64", "linux-ppc64le"), ".mantik/files/bad.txt")
+    plain = node.file("x")
+    code, output, errors = node.run(conda(CondaFile("e", "e1", plain.file, pins)))
+    assert (code, output) == (0, f"x from {node.environments}/1\n"), errors
+    calls = [line for line in (node.bin / "calls").read_text().splitlines() if tool in line]
+    called = [line for line in calls if line.startswith(f"{tool} ")]
+    assert [line.startswith(f"{tool} {w}") for line, w in zip(called, words, strict=True)] == [
+        True
+    ] * 3, called
+
+
 def test_environments_that_are_at_the_site(node: Node) -> None:
     for tool in ("conda", "micromamba"):
         prefix = node.bin / f"{tool}-envs/of {tool}"

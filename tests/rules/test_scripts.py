@@ -410,6 +410,19 @@ def test_the_cache_of_a_run_has_the_same_place_in_all_runs(tmp_path: Path) -> No
     assert texts[0] == texts[1]
 
 
+def test_files_that_snakemake_cached(site: Path) -> None:
+    source = LocalSourceFile(str(write("a b.txt", "beside").absolute()))
+    write("a.py", "p = snakemake.params\nprint(p.path, p.deep[0][1], open(p.path).read(), sep='|')")
+    rule = ScriptRule("a.py")
+    cached = rule.job.rule.workflow.sourcecache.get_path(source)
+    rule.given["params"] = named(Params, path=cached, deep=(("", cached),))
+    ran = rule.run(site)
+    first, second, text = ran.stdout.strip().split("|")
+    assert (first, text) == (second, "beside"), ran.stderr
+    assert first.startswith(f"{site}/.mantik/files/")
+    assert first.endswith("/a b.txt")
+
+
 def test_notebook_without_jupyter(site: Path) -> None:
     write("a.ipynb", json.dumps(cells("1")))
     ran = ScriptRule("a.ipynb", notebook=True).run(site, {"PATH": "/usr/bin:/bin"})

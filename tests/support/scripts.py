@@ -57,7 +57,7 @@ class ScriptRule:
     @property
     def job(self) -> Any:
         """A job, as far as scripts look at it."""
-        cache = Path(".snakemake/cache").absolute()
+        cache = Path.cwd().with_name("cache")
         rule = SimpleNamespace(
             name="tested",
             script=None if self.notebook else self.path,
@@ -66,6 +66,7 @@ class ScriptRule:
             is_notebook=self.notebook,
             basedir=LocalSourceFile(os.getcwd()),
             workflow=SimpleNamespace(sourcecache=SourceCache(cache, cache)),
+            expand_params=lambda *_: (self.given.get("params"), False),
             module_globals={"config": self.given.get("config", {})},
         )
         resources = ResourceList(fromdict={"_cores": 2, "_nodes": 1, "tmpdir": "<TBD>"})
@@ -82,10 +83,13 @@ class ScriptRule:
         return SimpleNamespace(rule=rule, dag=dag, **{**lists, **self.given})
 
     def text(
-        self, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
+        self,
+        tmpdir: str = NODE_TMPDIR,
+        iteration: int | None = None,
+        workspace: str = "/workspace",
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
-        places = Places(Path.cwd(), lambda: "/workspace")
+        places = Places(Path.cwd(), lambda: workspace)
         return script(self.job, places, tmpdir, iteration, LIMITS)
 
     def run(
@@ -95,7 +99,7 @@ class ScriptRule:
         shell: Sequence[str] = ("bash", "-c"),
     ) -> "subprocess.CompletedProcess[str]":
         """Run it in `site`, which gets what goes up."""
-        text, uploads = self.text()
+        text, uploads = self.text(workspace=str(site))
         for upload in uploads:
             target = site / upload.path
             target.parent.mkdir(parents=True, exist_ok=True)

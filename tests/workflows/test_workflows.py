@@ -64,7 +64,7 @@ def test_same_as_locally(name: str, project: Project, firecrest_place: Place) ->
         lay_out(name, each.directory)
         each.extra |= dict(line.split("=", 1) for line in lines(name, "environment"))
     groups = groupby(lines(name, "options"), key=bool)
-    with closing(twin), closing(other):
+    with closing(twin), closing(project), closing(other):
         for options in [list(words) for given, words in groups if given] or [[]]:
             # At the same time: a run at a site is mostly waiting.
             started = [(remote, remote.start(*options)) for remote in (project, other)]

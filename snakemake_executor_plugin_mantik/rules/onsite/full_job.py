@@ -4,7 +4,7 @@ It reads from its standard input what `rules/nested.py` wrote (JSON, one line), 
 Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node has may be
 an old one.
 
-Four things of Snakemake are changed in its process, because a site has not all that is here:
+Five things of Snakemake are changed in its process, because a site has not all that is here:
 
 - Rules that were not asked for are left out also where a workflow has checkpoints: their inputs
   are not at the site. What checkpoints have made is known from here.
@@ -177,17 +177,6 @@ def _adapt(order: dict[str, Any]) -> None:
         make_checkpoints(self)
         self._created_output.update(order["checkpointed"])
 
-    def alone(act: Any) -> Any:
-        """One job at a time makes an environment that several jobs may need."""
-
-        def locked(*args: Any, **more: Any) -> Any:
-            with open(os.path.join(".snakemake", "mantik.lock"), "w") as lock:
-                with contextlib.suppress(OSError):  # of a file system without locks
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                return act(*args, **more)
-
-        return locked
-
     def split(path: str) -> Any:
         """Snakemake looks for the repository on the disk; what is needed of it is in the cache."""
         file, _, revision = re.sub("^git[+]file:/+", "/", path).rpartition("@")
@@ -209,18 +198,34 @@ def _adapt(order: dict[str, Any]) -> None:
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
-    conda.Env.create, singularity.Image.pull = (
-        alone(conda.Env.create),
-        alone(singularity.Image.pull),
-    )
+    for kind, act in ((conda.Env, "create"), (singularity.Image, "pull")):
+        setattr(kind, act, one_at_a_time(getattr(kind, act)))
 
 
-def differing(kind: str, there: list[str], here: list[str]) -> str:
-    """What is wrong where a job has other files at the site than it has here; empty for nothing."""
-    if there == here:
+def one_at_a_time(act: Any) -> Any:
+    """The same as `act`, but when no other job of the workspace does it."""
+
+    def locked(*args: Any, **more: Any) -> Any:
+        with open(os.path.join(".snakemake", "mantik.lock"), "a") as lock:
+            with contextlib.suppress(OSError):  # of a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            return act(*args, **more)
+
+    return locked
+
+
+def differing(kind: str, there: list[str], here: list[str | None]) -> str:
+    """What is wrong where a job has other files at the site than it has here; empty for nothing.
+
+    None stands for a file that each Snakemake has in its own cache of sources.
+    """
+    own = {number for number, path in enumerate(here) if path is None}
+    theirs = [path for number, path in enumerate(there) if number not in own]
+    ours = [path for path in here if path is not None]
+    if theirs == ours:
         return ""
-    lacking = [path for path in here if path not in there]
-    more = [path for path in there if path not in here]
+    lacking = [path for path in ours if path not in theirs]
+    more = [path for path in theirs if path not in ours]
     what = "is in another order"
     if lacking:
         what = "lacks " + ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")

@@ -224,14 +224,18 @@ class _Finder:
         places = self._places
         # It may lie below the working directory: a sandbox's does.
         yield places.workspace, places.workspace, BEHIND
-        for old, new in self._moved.items():
-            yield old, new, BEHIND if old in self._trees else _WHOLE
         if places.workdir != "/":
             yield places.workdir, places.workspace, BEHIND
+        folders: dict[tuple[str, str], str] = {}
         for old, new in self._moved.items():
             folder, name = os.path.split(old)
-            if os.path.basename(new) == name and (behind := self._reach(folder)):
-                yield folder, os.path.dirname(new), behind
+            beside = folder, os.path.dirname(new)
+            if beside not in folders:
+                folders[beside] = self._reach(folder) if os.path.basename(new) == name else ""
+            # What the whole directory is replaced for needs no search of its own.
+            if folders[beside] != BEHIND:
+                yield old, new, BEHIND if old in self._trees else _WHOLE
+        yield from ((*beside, behind) for beside, behind in folders.items() if behind)
 
     def _reach(self, folder: str) -> str:
         """How much of a moved file's directory belongs to it; empty for nothing."""

@@ -136,3 +136,34 @@ def test_what_was_learned_outlives_the_controller(project: Project) -> None:
     assert asked[:3] == ["100", "200", "300"]
     assert sorted(asked[3:5]) == ["100", "300"]
     assert asked[5] == "100", "it had succeeded"
+
+
+def test_why_a_group_failed_counts_for_its_members(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        from snakemake_executor_plugin_mantik.retry import grows
+
+        rule b:
+            input: "a.txt"
+            output: "b.txt"
+            group: "g"
+            resources:
+                mem_mb=grows(100, on="exit_code"),
+                mantik_retry_on="exit_code"
+            shell: "cp {input} {output}; echo {resources.mem_mb} >> {output}; [ -e {output}.again ]"
+
+        rule a:
+            output: "a.txt"
+            group: "g"
+            resources:
+                mem_mb=grows(200, on="time_limit"),
+                mantik_retry_on="exit_code"
+            shell:
+                "echo {resources.mem_mb} > {output};"
+                " [ ! -e tried ] || touch b.txt.again; touch tried"
+        """,
+    )
+    project.run("--retries", "1").ok()
+    assert project.read("b.txt") == "200\n200\n"
+    assert [r.reason for r in project.tries] == ["exit_code", ""]

@@ -114,6 +114,28 @@ def test_default_resources_and_a_mistake_in_them(project: Project) -> None:
     assert len(project.tries) == 1
 
 
+def test_a_mistake_that_follows_from_a_file_is_told_when_the_file_is_there(
+    project: Project,
+) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule b:
+            input: "a.txt"
+            output: "b.txt"
+            resources: mantik_retry_on=lambda wildcards, input: open(input[0]).read().strip()
+            shell: "touch {output}"
+
+        rule a:
+            output: "a.txt"
+            shell: "echo oom > {output}"
+        """,
+    )
+    said = project.run("--retries", "2").failed()
+    tells(said, "'oom' is no reason", "not tried again")
+    assert [r.rule for r in project.tries] == ["a"]
+
+
 def test_what_was_learned_outlives_the_controller(project: Project) -> None:
     """Snakemake counts attempts from 1 again in each run; the journal knows better."""
     project.write(

@@ -152,7 +152,7 @@ class Slurm:
             "munged", "--foreground", "--force", f"--key-file={munge / 'key'}",
             *(f"--{name}={path}" for name, path in options.items()),
         )  # fmt: skip
-        _until(lambda: (munge / "socket").exists())
+        _until((munge / "socket").exists)
 
     def _start_database(self, port: int) -> None:
         data = self.directory / "mysql"

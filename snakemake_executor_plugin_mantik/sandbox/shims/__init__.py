@@ -1,11 +1,11 @@
-"""Stand-ins for what jobs expect at a site and this machine lacks: `srun` and `module`.
+"""Stand-ins for what jobs expect at a site: `srun`, and `module` where this machine has none.
 
-The shims come last on the search path and only where nothing of that name is there. Modules are
-files below `modules/` named as `NAME/VERSION`; loading one reads it into the shell.
+The sandbox's `srun` comes first on the search path: one of this machine would look for the job in
+a Slurm that does not know it. Modules are files below `modules/` named as `NAME/VERSION`; loading
+one reads it into the shell.
 """
 
 import os
-import shutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -29,15 +29,15 @@ def _module_init() -> str | None:
     return next((init for init in _MODULE_INITS if Path(init).exists()), None)
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str], *, srun: bool = True) -> dict[str, str]:
     """`variables` with the search path of this process and the shims that are needed.
 
     Programs are found as the one who started the sandbox finds them: a virtual environment that is
-    active there serves the jobs too.
+    active there serves the jobs too. Without `srun`, jobs find the one of this machine's Slurm.
     """
     path = os.environ.get("PATH") or _STANDARD_PATH
     found = dict(variables)
-    found["PATH"] = path if shutil.which("srun", path=path) else f"{path}:{_HERE / 'bin'}"
+    found["PATH"] = f"{_HERE / 'bin'}:{path}" if srun else path
     own = _module_init()
     found["BASH_ENV"] = own or str(_HERE / "module.sh")
     if own is None:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.sandbox import shims
 from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.settings import Partition, Settings
@@ -226,10 +225,9 @@ def _moment(text: str) -> float | None:
 
 def _environment(home: Path, user: str) -> dict[str, str]:
     """What sbatch is called in and so jobs find: nothing of ours but what is needed."""
-    kept = ("LANG", "LC_ALL", "TZ", "SLURM_CONF")
+    kept = ("PATH", "LANG", "LC_ALL", "TZ", "SLURM_CONF")
     found = {name: os.environ[name] for name in kept if name in os.environ}
-    found |= {"HOME": str(home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
-    return shims.environment(found, srun=False)
+    return found | {"HOME": str(home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
 
 
 def partitions() -> tuple[Partition, ...]:

@@ -2,7 +2,7 @@
 
 The sandbox's `srun` comes first on the search path: one of this machine would look for the job in
 a Slurm that does not know it. Modules are files below `modules/` named as `NAME/VERSION`; loading
-one reads it into the shell.
+one reads it into the shell. A `module` of this machine finds the same ones below `modulefiles/`.
 """
 
 import os
@@ -29,17 +29,18 @@ def _module_init() -> str | None:
     return next((init for init in _MODULE_INITS if Path(init).exists()), None)
 
 
-def environment(variables: Mapping[str, str], *, srun: bool = True) -> dict[str, str]:
-    """`variables` with the search path of this process and the shims that are needed.
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """`variables` with the search path of this process and the shims.
 
     Programs are found as the one who started the sandbox finds them: a virtual environment that is
-    active there serves the jobs too. Without `srun`, jobs find the one of this machine's Slurm.
+    active there serves the jobs too.
     """
-    path = os.environ.get("PATH") or _STANDARD_PATH
     found = dict(variables)
-    found["PATH"] = f"{_HERE / 'bin'}:{path}" if srun else path
-    own = _module_init()
-    found["BASH_ENV"] = own or str(_HERE / "module.sh")
-    if own is None:
+    found["PATH"] = f"{_HERE / 'bin'}:{os.environ.get('PATH') or _STANDARD_PATH}"
+    found["BASH_ENV"] = str(_HERE / "module.sh")
+    if own := _module_init():
+        found["MANTIK_SANDBOX_MODULE_INIT"] = own
+        found["MANTIK_SANDBOX_MODULES"] = str(_HERE / "modulefiles")
+    else:
         found["MANTIK_SANDBOX_MODULES"] = str(_HERE / "modules")
     return found

@@ -178,6 +178,15 @@ class Sandbox:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         self._port = listener.getsockname()[1]
+        try:
+            self._make_sites()
+        except BaseException:
+            listener.close()
+            self._lock.close()
+            raise
+        return listener
+
+    def _make_sites(self) -> None:
         for option in self.options:
             kind = FirecrestSite if option.api == "firecrest" else UnicoreSite
             place = self.directory / option.name
@@ -187,7 +196,6 @@ class Sandbox:
             self.config_path(option.name).write_text(
                 _CONFIG.format(site=site.config(), queue=queue)
             )
-        return listener
 
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

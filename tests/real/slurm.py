@@ -20,7 +20,10 @@ from string import Template
 from typing import Self
 
 DATA = Path(__file__).parent / "slurmconf"
-PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "mariadb-install-db")
+PROGRAMS = (
+    "munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "srun", "mariadbd", "mariadb-install-db",
+    "setpriv",
+)  # fmt: skip
 START_S = 60.0
 """How long a daemon may take until it answers, seconds."""
 STOP_S = 10.0

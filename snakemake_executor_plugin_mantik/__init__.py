@@ -32,6 +32,17 @@ class ExecutorSettings(ExecutorSettingsBase):
             "metavar": "[NAME=]FILE",
         },
     )
+    software_deployment: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Which of the rules' own environments are deployed at the sites: 'conda',"
+            " 'apptainer' (container:), 'env-modules'; others are not used. Snakemake's own option"
+            " of that kind acts on this machine. End the list with '--' if targets follow.",
+            "nargs": "+",
+            "env_var": True,
+            "metavar": "METHOD",
+        },
+    )
     track: str = field(
         default="mlproject",
         metadata={

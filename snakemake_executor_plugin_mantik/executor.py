@@ -1,6 +1,8 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
+import os
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ class Executor(RemoteExecutor):
         """
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
+        self._named: dict[JobNumber, str] = {}
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice, self.logger.info)
         if any(not job.is_local for job in self.dag.needrun_jobs()):
@@ -46,8 +49,10 @@ class Executor(RemoteExecutor):
 
     def _start(self) -> "Run":
         # Imported here: Snakemake imports this module for every one of its commands.
+        from snakemake_executor_plugin_mantik import retry
         from snakemake_executor_plugin_mantik.startup import start
 
+        retry.executor_runs()
         try:
             self._run = start(self.workflow, self.dag, self.logger)
         except MantikError as error:
@@ -66,6 +71,9 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
+        from snakemake_executor_plugin_mantik import caching
+        from snakemake_executor_plugin_mantik.engine.request import Outcome
+
         self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
         run = self._run or self._start()
@@ -74,13 +82,25 @@ class Executor(RemoteExecutor):
         try:
             request = run.request(job, self.envvars())
             self.workflow.async_run(self._prepare(job))
+            cached = self.workflow.async_run(caching.fetch(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
         except (RuleException, WorkflowError) as error:
             # An unknown name in the command, say: this job's failure, as it is locally.
             self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))
         else:
-            run.engine.submit(request)
+            if cached:
+                run.requested.discard(job.jobid)
+                self._finished[job.jobid] = Outcome(job.jobid, "", True)
+            else:
+                run.engine.submit(request)
+
+    def envvars(self) -> dict[str, str]:
+        """What jobs get of this process's environment: the workflow's own `envvars:`.
+
+        Snakemake's would add the credentials of storages, which are for this machine alone.
+        """
+        return {name: os.environ[name] for name in sorted(self.workflow.envvars)}
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
@@ -97,10 +117,13 @@ class Executor(RemoteExecutor):
 
     def _refuse(self, job: Job, message: str) -> None:
         from snakemake_executor_plugin_mantik.engine.request import Outcome
+        from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
         if self._run is not None:
             self._run.requested.discard(job.jobid)
-        self._finished[job.jobid] = Outcome(job.jobid, "", False, f"{message}\n")
+        self._finished[job.jobid] = Outcome(
+            job.jobid, "", False, f"{message}\n", reason=Reason.REJECTED
+        )
 
     async def check_active_jobs(
         self, active_jobs: list[SubmittedJobInfo]
@@ -108,24 +131,49 @@ class Executor(RemoteExecutor):
         """Yield the jobs that are still active and report the others; every job is one of both."""
         self.next_seconds_between_status_checks = CHECK_S
         if self._run is not None:
+            self._named |= self._run.states.news()
+            self._register(active_jobs)
             self._finished |= {o.number: o for o in self._run.engine.collect()}
         for info in active_jobs:
             outcome = self._finished.pop(info.job.jobid, None) if self._run is not None else None
             if outcome is None:
                 yield info
             else:
-                self._report(info, outcome)
+                await self._report(info, outcome)
 
-    def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
+    def _register(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """Let Snakemake's metadata have the ids that jobs got at their sites, from now on."""
+        for info in active_jobs:
+            if (ids := self._named.pop(info.job.jobid, None)) is not None:
+                info.external_jobid = ids
+                with suppress(OSError):  # told when the job was registered without it
+                    info.job.register(external_jobid=ids)
+
+    async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         self._uncommitted[outcome.number] = outcome
+        if self._run is not None:
+            self._run.ended(outcome)
         info.external_jobid = outcome.site_job or None
-        if outcome.succeeded and (trouble := self._benchmark(info.job)):
+        info.aux = {"site": outcome.site} if outcome.site else {}
+        if not outcome.succeeded:
+            info.aux["reason"] = str(outcome.reason)
+        if outcome.succeeded and (trouble := self._benchmark(info.job) or await self._store(info)):
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
             self.report_job_error(info, msg=outcome.message, aux_logs=logs)
+
+    async def _store(self, info: SubmittedJobInfo) -> str:
+        """Put the outputs into Snakemake's cache, if they belong there; what went wrong, if so."""
+        from snakemake_executor_plugin_mantik import caching
+
+        try:
+            await caching.store(self.workflow, info.job)
+        except (WorkflowError, OSError) as error:
+            return f"the outputs cannot be put into the cache: {error}\n"
+        return ""
 
     def _benchmark(self, job: Job) -> str:
         """Write the job's benchmark file, if it is to have one; what went wrong, if anything."""
@@ -146,6 +194,7 @@ class Executor(RemoteExecutor):
         """Tell what happened; the base class would point to a cluster's log instead."""
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
+        kwargs |= job_info.aux or {}
         job_info.job.log_error(msg, **kwargs)
 
     def handle_job_success(self, job: Job) -> None:
@@ -156,12 +205,32 @@ class Executor(RemoteExecutor):
     def handle_job_error(self, job: Job) -> None:
         """Snakemake knows of the failure: commit."""
         super().handle_job_error(job)
-        self._commit(job)
+        self._veto(job)
+        self._commit(job, failed=True)
 
-    def _commit(self, job: Job) -> None:
+    def _veto(self, job: Job) -> None:
+        """See to it that a job is not tried again for a reason that its rule does not name."""
+        outcome = self._uncommitted.get(job.jobid)
+        if outcome is None or job.attempt > job.restart_times:
+            return
+        from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+        from snakemake_executor_plugin_mantik.rules.resources import RETRY_RESOURCE, retried
+
+        # A success that Snakemake did not take: an output is not as the rule wants it.
+        reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
+        members = job.jobs if job.is_group() else (job,)
+        if not any(reason in retried(member) for member in members):
+            self.logger.info(
+                f"{job.name}: not tried again, since it failed for {reason.words}, which"
+                f" {RETRY_RESOURCE} does not name."
+            )
+            # There is no other way to tell Snakemake that a job is not worth another try.
+            job.attempt = job.restart_times + 1
+
+    def _commit(self, job: Job, *, failed: bool = False) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
-            self._run.engine.commit(outcome)
+            self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
             if (measured := self._run.measured.pop(job.jobid, None)) is not None:
                 measured.unlink(missing_ok=True)
 

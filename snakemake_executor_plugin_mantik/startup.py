@@ -1,31 +1,44 @@
 """The start of a run: all that can be wrong is told here, before anything is sent."""
 
+import asyncio
 import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
+
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
-from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.errors import (
+    ConfigError,
+    MantikError,
+    Mistake,
+    UserError,
+    WorkflowNotRunnable,
+)
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import resources
-from snakemake_executor_plugin_mantik.rules.payload import Context
+from snakemake_executor_plugin_mantik.rules import deployment, resources
+from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
+from snakemake_executor_plugin_mantik.rules.options import options_of, unused
+from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
-from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
     expires_at,
@@ -33,6 +46,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
     require_all,
 )
 from snakemake_executor_plugin_mantik.staging import sources
+from snakemake_executor_plugin_mantik.statelog import StateLog
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
@@ -41,25 +55,37 @@ STATE = "mantik"
 """Our own directory below Snakemake's `.snakemake`."""
 
 
-@dataclass
-class Run:
-    """A run that has started.
+@dataclass(frozen=True)
+class Checked:
+    """A workflow in which nothing is wrong, as far as that can be told without a site.
 
     Attributes:
-        engine: runs the jobs.
         context: what the requests of all jobs have in common.
-        tracker: makes MLflow runs of MLproject jobs.
-        forced: what the user asked to run whatever is there: rules and files, or everything.
-        requested: numbers of the jobs that the engine was asked for.
-        measured: where the measurements of the jobs with a benchmark file will be, by number.
+        planners: the sites' planners by name.
+        jobs: those that will run at a site, as far as they are known.
+        used: the sites that they will run at.
+        settings: what the user said.
+        state: our own local directory, which may not be there yet.
+        lacks: remembers where there is no Snakemake for full jobs.
     """
 
-    engine: Engine
     context: Context
-    tracker: Tracker
-    settings: Any
-    requested: set[JobNumber] = field(default_factory=set)
-    measured: dict[JobNumber, Path] = field(default_factory=dict)
+    planners: Mapping[str, Planner]
+    jobs: list[Any]
+    used: list[str]
+    settings: "_Settings"
+    state: Path
+    lacks: Lacks
+
+    @property
+    def workdir(self) -> Path:
+        """The workflow's working directory."""
+        return self.context.workdir
+
+    @property
+    def configs(self) -> Mapping[str, LoadedConfig]:
+        """The sites' configs by name."""
+        return self.context.sites
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """What the engine is asked for a job.
@@ -67,15 +93,66 @@ class Run:
         Raises:
             UserError: the job cannot be run.
         """
-        refuse([job], self.settings.deployment)
+        refuse([job], self.settings.deployed_here)
+        if not self.settings.conda_here:
+            deployment.keep_unasked(job)
         forced = self.settings.forces(job)
-        request = request_of(job, self.context, secrets=secrets, forced=forced)
+        return request_of(job, self.context, secrets=secrets, forced=forced)
+
+
+@dataclass
+class Run:
+    """A run that has started.
+
+    Attributes:
+        engine: runs the jobs.
+        checked: what was found out before it started.
+        states: tells the log of each job's states.
+        tracker: makes MLflow runs of MLproject jobs.
+        tell: writes a line to the user's log.
+        requested: numbers of the jobs that the engine was asked for.
+        measured: where the measurements of the jobs with a benchmark file will be, by number.
+    """
+
+    engine: Engine
+    checked: Checked
+    states: StateLog
+    tracker: Tracker
+    tell: Callable[[str], None]
+    requested: set[JobNumber] = field(default_factory=set)
+    measured: dict[JobNumber, Path] = field(default_factory=dict)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _full: dict[JobNumber, str] = field(default_factory=dict)
+
+    def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
+        """What the engine is asked for a job.
+
+        Raises:
+            UserError: the job cannot be run.
+        """
+        request = self.checked.request(job, secrets)
         self.requested.add(request.number)
+        if directive := full(job):
+            self._full[request.number] = request.site
+            self._tell_full(request.rule, directive, request.site)
         if request.benchmark is not None:
             self.measured[request.number] = Path(request.benchmark.path).absolute()
         wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        call = call_of(job.params) if self.settings.tracked else None
+        call = call_of(job.params) if self.checked.settings.tracked else None
         return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
+
+    def _tell_full(self, rule: str, directive: str, site: str) -> None:
+        if (rule, site) not in self._told:
+            self._told.add((rule, site))
+            self.tell(f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}.")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Learn from how a full job ended whether its site has a Snakemake."""
+        site = self._full.pop(outcome.number, None)
+        if site is not None and outcome.succeeded:
+            self.checked.lacks.forget(site)
+        elif site is not None and outcome.log is not None:
+            self.checked.lacks.note(site, outcome.log)
 
     def close(self, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
@@ -85,7 +162,8 @@ class Run:
 
 @dataclass(frozen=True)
 class _Settings:
-    deployment: tuple[Any, ...]
+    deployed_here: tuple[Any, ...]
+    conda_here: bool
     tracked: bool
     force_all: bool
     forced: frozenset[str]
@@ -98,44 +176,67 @@ class _Settings:
         )
 
 
-def start(workflow: Any, dag: Any, logger: Any) -> Run:
-    """Read the configs, find the credentials, look at all jobs, and open the sites.
+def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
+    """Read the configs and look at all jobs; no site and no credential is needed.
+
+    Args:
+        workflow: Snakemake's.
+        dag: its jobs.
+        options: the executor's settings.
+        logger: Snakemake's.
 
     Raises:
-        MantikError: with everything that is wrong; nothing has been submitted.
+        UserError: with everything that is wrong.
     """
     workdir = Path.cwd()
-    if workflow.remote_execution_settings.immediate_submit:
-        raise UserError(
-            "--immediate-submit does not go with the mantik executor",
-            do="Leave it out: jobs are submitted when their inputs are there",
-        )
-    configs = _configs(workflow.executor_settings.backend_config, workdir)
+    asked = options_of(workflow)
+    for told in unused(workflow):
+        logger.warning(told)
+    _check_shared(workflow.storage_settings.shared_fs_usage)
+    configs = _configs(options.backend_config, workdir)
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
+    here = frozenset(workflow.deployment_settings.deployment_method)
+    wanted = deployment.methods_of(options.software_deployment)
+    context = Context(configs, workdir, wanted, options=asked)
     settings = _Settings(
-        tuple(workflow.deployment_settings.deployment_method),
-        workflow.executor_settings.track != "none",
+        tuple(here - wanted),
+        DeploymentMethod.CONDA in here,
+        options.track != "none",
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    refuse(jobs, settings.deployment)
+    refuse(jobs, settings.deployed_here)
+    _check_environments(jobs, context, products(dag))
+    for remark in deployment.remarks(jobs, context, full):
+        logger.info(remark)
     _check_projects(jobs, configs)
-    credentials = require_all(
-        {name: c.config.api for name, c in configs.items()},
-        os.environ,
-        issuers={name: issuer_of(config, workdir) for name, config in configs.items()},
-    )
+    state = Path(workflow.persistence.path) / STATE
+    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
+    lacks = Lacks(state, environments)
+    lacks.refuse(jobs)
     planners = {
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
     used = _check_jobs(jobs, planners)
+    return Checked(context, planners, jobs, used, settings, state, lacks)
+
+
+def start(workflow: Any, dag: Any, logger: Any) -> Run:
+    """Check everything, find the credentials, and open the sites.
+
+    Raises:
+        MantikError: with everything that is wrong; nothing has been submitted.
+    """
+    checked = check(workflow, dag, workflow.executor_settings, logger)
+    workdir, configs, planners = checked.workdir, checked.configs, checked.planners
+    jobs, used = checked.jobs, checked.used
+    credentials = _credentials(checked)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    state = Path(workflow.persistence.path) / STATE
-    journal = Journal(state)
+    journal = Journal(checked.state)
     try:
         for name in used:
             credentials[name].login()
@@ -144,19 +245,85 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         journal.close()
         raise
     tracker = _tracker(configs, credentials, workdir, logger)
-    if settings.tracked:
+    if checked.settings.tracked:
         tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
+    states = StateLog(logger.info, workdir)
     engine = Engine(
-        sites, journal=journal, workdir=workdir, state=state, tell=logger.info, observer=tracker
+        sites,
+        journal=journal,
+        workdir=workdir,
+        state=checked.state,
+        tell=logger.info,
+        observer=Several(states, tracker),
     )
     try:
-        engine.open(used, partial(_sources, configs, workdir, _products(dag), logger))
+        engine.open(used, partial(sources_of, checked, products(dag), logger))
         _check_jobs(jobs, planners, engine)
     except BaseException:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    return Run(engine, Context(configs, workdir), tracker, settings)
+    context = replace(checked.context, workspace=engine.workspace)
+    checked = replace(checked, context=context)
+    return Run(engine, checked, states, tracker, logger.info)
+
+
+def facts(checked: Checked) -> dict[str, SiteFacts]:
+    """What the sites that jobs will run at say of themselves; nothing is sent there.
+
+    Raises:
+        MantikError: credentials are missing, or a site cannot be used.
+    """
+    credentials = _credentials(checked)
+    # The name of a workspace that no run has: limits do not depend on it.
+    name = workspace_name(checked.workdir, "check")
+    sites = _sites(checked.configs, credentials, checked.planners, name)
+
+    async def ask(site: Site) -> SiteFacts:
+        try:
+            async with asyncio.timeout(OPEN_WAIT_S):
+                return await site.open()
+        except TimeoutError:
+            raise MantikError(
+                f"the site has not answered for {OPEN_WAIT_S:.0f} s", where=f"site {site.name}",
+                do="Check the URL and the network",
+            ) from None  # fmt: skip
+        finally:
+            await site.close()
+
+    found = {}
+    for name in checked.used:
+        credentials[name].login()
+        found[name] = asyncio.run(ask(sites[name][0]))
+    return found
+
+
+def _credentials(checked: Checked) -> Mapping[str, Credential]:
+    return require_all(
+        {name: c.config.api for name, c in checked.configs.items()},
+        os.environ,
+        issuers={name: issuer_of(c, checked.workdir) for name, c in checked.configs.items()},
+    )
+
+
+_SHARED = ("input-output", "persistence", "storage-local-copies")
+"""What of `--shared-fs-usage` has to be said for files to be where the executor looks for them."""
+
+
+def _check_shared(usage: Any) -> None:
+    """See to it that Snakemake itself leaves the files of jobs to the executor.
+
+    Raises:
+        UserError: it would not: it would fetch no file from a storage, and look for none here.
+    """
+    named = {item.name.lower().replace("_", "-") for item in usage}
+    if lacking := [name for name in _SHARED if name not in named]:
+        raise UserError(
+            f"--shared-fs-usage leaves out {', '.join(lacking)}; with the mantik executor a site's"
+            " file system looks to Snakemake as if it were shared",
+            do=f"Leave the option out, or let it say {', '.join(_SHARED)}: this machine fetches"
+            " from storages and stores there, and stages the files to and from the sites",
+        )
 
 
 def _tracker(
@@ -172,6 +339,25 @@ def _tracker(
     return Tracker(
         workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
     )
+
+
+def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
+    """See to it that the rules' own environments can be had, as far as that shows here.
+
+    Raises:
+        WorkflowNotRunnable: with each rule whose cannot.
+    """
+    found = {
+        job.rule.name: mistake
+        for job in jobs
+        if (mistake := deployment.mistake_of(job, context, products)) is not None
+    }
+    if found:
+        raise WorkflowNotRunnable(
+            "not every rule can have its environment (nothing was sent): "
+            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
+            do="Correct conda: or container: of these rules",
+        )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
@@ -260,12 +446,14 @@ def _check_jobs(
         try:
             given, later = resources.determined(resources.given_resources(job))
             resources.refuse_misspelt(later)
+            resources.retry_reasons(given.get(resources.RETRY_RESOURCE))
             if resources.SITE_RESOURCE in later:
                 continue
             site = resources.site_of(given, planners)
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
             planners[site].resources(given, job.threads)
+            check_launcher(job, planners[site].config)
             if engine is not None:
                 engine.facts_fit(site, given, job.threads)
         except UserError as error:
@@ -300,26 +488,24 @@ def _tell_expiry(
             )
 
 
-def _products(dag: Any) -> frozenset[str]:
+def products(dag: Any) -> frozenset[str]:
     """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
     paths: set[str] = set()
     for job in dag.jobs:
-        paths.update(map(str, [*job.input, *job.output, *job.log]))
-        if job.benchmark is not None:
-            paths.add(str(job.benchmark))
+        benchmark = [job.benchmark] if job.benchmark is not None else []
+        paths.update(map(os.path.relpath, [*job.input, *job.output, *job.log, *benchmark]))
     return frozenset(paths)
 
 
-def _sources(
-    configs: Mapping[str, LoadedConfig],
-    workdir: Path,
-    products: frozenset[str],
-    logger: Any,
-    name: str,
-) -> sources.Sources:
-    config = configs[name].config
+def sources_of(checked: Checked, made: frozenset[str], logger: Any, name: str) -> sources.Sources:
+    """What goes up to a site besides the jobs' inputs and what is `made` of them.
+
+    Raises:
+        UserError: that is too much.
+    """
+    config = checked.configs[name].config
     chosen = sources.select(
-        workdir, Exclude(config.exclude), products=products,
+        checked.workdir, Exclude(config.exclude), products=made,
         file_limit=config.site.source_file_limit_bytes, total_limit=config.site.sources_limit_bytes,
     )  # fmt: skip
     left_out = f", {len(chosen.too_large)} too large ones do not" if chosen.too_large else ""

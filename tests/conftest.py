@@ -5,4 +5,5 @@ pytest_plugins = [
     "tests.support.unicorex",
     "tests.support.benches",
     "tests.support.places",
+    "tests.support.s3",
 ]

@@ -25,9 +25,11 @@ def main() -> None:
 
 def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli import sandbox
+    from snakemake_executor_plugin_mantik.cli.bootstrap import bootstrap
     from snakemake_executor_plugin_mantik.cli.check import check
     from snakemake_executor_plugin_mantik.cli.init import init
     from snakemake_executor_plugin_mantik.cli.jobs import jobs
+    from snakemake_executor_plugin_mantik.cli.plan import Passing, plan
     from snakemake_executor_plugin_mantik.cli.render import render
     from snakemake_executor_plugin_mantik.cli.run import run
     from snakemake_executor_plugin_mantik.cli.schema import schema
@@ -43,8 +45,10 @@ def _app() -> typer.Typer:
     app.command()(init)
     app.command()(check)
     app.command()(render)
+    app.command(cls=Passing)(plan)
     app.command()(schema)
     app.command(context_settings={"allow_interspersed_args": True})(run)
+    app.command(context_settings={"allow_interspersed_args": True})(bootstrap)
     app.command()(jobs)
     app.command()(track)
     app.add_typer(sandbox.app, name="sandbox")

@@ -10,16 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
     Environment,
     Resources,
     ScriptLimits,
 )
-
-IMAGES: Final = f"{OURS}/images"
-"""Where images of other folders than the project's lie in a workspace."""
 
 SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later takes the CPUs of a task from here, not from the job."""
@@ -104,16 +101,21 @@ def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | Non
 
 
 def _image_path(config: BackendConfig, project: Path) -> str:
-    """The image's path, absolute at the site or relative to the workspace.
-
-    An image outside of the project folder has no place of its own in the workspace, which mirrors
-    that folder. It is put where two images of the same name do not meet.
-    """
+    """The image's path, absolute at the site or relative to the workspace."""
     apptainer = config.environment.apptainer
     assert apptainer is not None
     if apptainer.type == "remote":
         return apptainer.path
-    path = posixpath.normpath(apptainer.path)
+    return image_place(apptainer.path, project)
+
+
+def image_place(path: str, project: Path) -> str:
+    """The path in the workspace of an image that is here.
+
+    One outside of the project folder has no place of its own in the workspace, which mirrors that
+    folder. It is put where two images of the same name do not meet.
+    """
+    path = posixpath.normpath(path)
     inside = path if _stays(path) else _in_project(path, project)
     if inside is not None:
         return inside

@@ -15,11 +15,13 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.errors import MantikError, SiteError
+from snakemake_executor_plugin_mantik.engine.witness import Witness
+from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, SiteError
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
+from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Reason
 
 BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
 """Steps of a script in which what it carried may not have been unpacked."""
@@ -39,6 +41,7 @@ class Concluder:
         submitter: Submitter,
         fetcher: Fetcher,
         ender: Ender,
+        witness: Witness,
         observer: Observer,
         workdir: Path,
         logs: Path,
@@ -52,6 +55,7 @@ class Concluder:
             submitter: submits there.
             fetcher: fetches from there.
             ender: tidies up there.
+            witness: asks the scheduler there.
             observer: looks on.
             workdir: the workflow's directory.
             logs: where the jobs' logs go.
@@ -62,6 +66,7 @@ class Concluder:
         self._submitter = submitter
         self._fetcher = fetcher
         self._ender = ender
+        self._witness = witness
         self._observer = observer
         self._workdir = workdir
         self._logs = logs
@@ -87,7 +92,9 @@ class Concluder:
         except (MarkerInvalid, SiteError) as error:
             await self._log(record, None, path)
             words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
-            return self._failed(request, life, f"{words}. {error}\n", path, None)
+            return self._failed(
+                request, life, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
+            )
         if self._purged(life, marker):
             await self._again(life, "files were purged at the site")
             return None
@@ -106,14 +113,19 @@ class Concluder:
         record = life.record
         try:
             fetched = await self._outputs(request, life, marker)
+        except OutputMissing as error:
+            await self._what_there_is(request, record, marker)
+            await self._log(record, marker, path)
+            return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except MantikError as error:
             await self._log(record, marker, path)
-            return self._failed(request, life, f"{error}\n", path, marker)
+            return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except OSError as error:
             return self._failed(
                 request, life,
                 f"The outputs cannot be written here ({messages.trouble(error)}). They are still at"
-                " the site: free space and start again.\n", None, None, keep=True,
+                " the site: free space and start again.\n", None, None,
+                reason=Reason.OUTPUTS, keep=True,
             )  # fmt: skip
         await self._log(record, marker, path)
         return self._succeeded(request, life, marker, fetched, path)
@@ -141,6 +153,17 @@ class Concluder:
             self._tell(f"{record.name}: what it logged to {below} did not come back. {error}")
         return tuple(file for file in fetched.files if not file.path.startswith(below))
 
+    async def _what_there_is(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
+        """Bring the rule's own log files of a job whose outputs are not all there, or those too."""
+        wanted, files = request.outputs, marker.files
+        if not request.incomplete:
+            wanted = tuple(output for output in wanted if output.kind == "log")
+            logs = {output.path for output in wanted}
+            files = tuple(entry for entry in files if entry.path in logs)
+        without = replace(marker, files=files, missing_outputs=())
+        with suppress(MantikError, OSError):
+            await self._fetcher.outputs(record, without, wanted)
+
     async def _conclude_without_marker(
         self, request: JobRequest, life: Life, end: End, path: Path
     ) -> Outcome | None:
@@ -150,9 +173,13 @@ class Concluder:
         log = await self._log(life.record, None, path)
         words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
         await self._ender.rescue(life.record.id)
-        cancelled = end.state is not None and end.state.reason is Reason.CANCELLED
-        how: How = "killed" if cancelled else "failed"
-        return self._failed(request, life, words, path if log else None, None, how=how)
+        reason = end.state.reason if end.state is not None else None
+        if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
+            reason = Reason.UNKNOWN
+        how: How = "killed" if reason is Reason.CANCELLED else "failed"
+        return self._failed(
+            request, life, words, path if log else None, None, reason=reason, how=how
+        )
 
     async def _again(self, life: Life, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
@@ -168,12 +195,12 @@ class Concluder:
             if not marker.bare:
                 await self._outputs(request, life, marker)
         log = await self._log(life.record, marker, path)
-        timed_out = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
-        where = life.where
+        over = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
+        reason = await self._witness.reason(marker, life.ids, over=over)
         said = Said(log, self._shown(path), tuple(self._log_files(request)))
-        words = messages.failed(marker, where, said, timed_out)
-        how: How = "killed" if marker.signal and not timed_out else "failed"
-        return self._failed(request, life, words, path, marker, how=how)
+        words = messages.failed(marker, life.where, said, reason)
+        how: How = "killed" if marker.signal and reason is not Reason.TIME_LIMIT else "failed"
+        return self._failed(request, life, words, path, marker, reason=reason, how=how)
 
     def _lost(self, request: JobRequest, life: Life, end: End) -> str | None:
         """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
@@ -224,7 +251,6 @@ class Concluder:
             life.record, Ended("finished", exit_code=0, log=log, waited=waited, ran=ran)
         )
         self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
-        self._tell(messages.finished(request.name, request.site, waited, ran, self._shown(path)))
         return Outcome(request.number, life.record.id, True, log=log, site_job=life.joined_ids)
 
     def _failed(
@@ -235,6 +261,7 @@ class Concluder:
         path: Path | None,
         marker: Marker | None,
         *,
+        reason: Reason,
         keep: bool = False,
         how: How = "failed",
     ) -> Outcome:
@@ -243,24 +270,25 @@ class Concluder:
         log = path if path is not None and path.exists() else None
         if not keep:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
-            self._observer.ended(life.record, Ended(how, first, code, log, waited, ran))
+            self._observer.ended(life.record, Ended(how, first, code, log, waited, ran, reason))
             self._journal.ended(
                 life.record.id, f"failed: {first}", waited=waited, ran=ran,
-                log=str(log or ""),
+                log=str(log or ""), reason=reason,
             )  # fmt: skip
         return Outcome(
-            request.number, "" if keep else life.record.id, False, words, log, life.joined_ids
-        )
+            request.number, "" if keep else life.record.id, False, words, log, life.joined_ids,
+            reason,
+        )  # fmt: skip
 
     def _log_files(self, request: JobRequest) -> Iterator[tuple[str, bytes]]:
         """The rule's own log files that came back, and their ends."""
         for output in request.outputs:
-            path = self._workdir / output.path
+            path = local_path(output.path, self._workdir)
             if output.kind == "log" and not output.directory and path.is_file():
                 with suppress(OSError), path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - LOG_END_BYTES))
                     if end := file.read():
-                        yield output.path, end
+                        yield shown(output.path), end
 
     def _shown(self, path: Path) -> Path | None:
         """A log's path as the user reads it; None if there is none."""

@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobReques
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteNotFound, UserError, printable
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -110,6 +112,14 @@ class Engine:
         work = self._work[site]
         work.planner.fits(work.planner.resources(resources, threads), work.facts)
 
+    def workspace(self, site: str) -> str:
+        """The absolute path of the workspace at a site, which is opened if it is not yet.
+
+        Raises:
+            MantikError: the site cannot be used.
+        """
+        return self._call(self._site(site)).result().facts.workspace
+
     def submit(self, request: JobRequest) -> None:
         """Take over a job; its outcome comes out of `collect` some time."""
         self._loop.call_soon_threadsafe(self._start, request)
@@ -121,9 +131,14 @@ class Engine:
             outcomes.append(self._outcomes.popleft())
         return outcomes
 
-    def commit(self, outcome: Outcome) -> None:
-        """Snakemake has taken an outcome; returns when that is in the journal."""
-        self._call(self._commit(outcome)).result()
+    def commit(self, outcome: Outcome, *, taken: bool = True) -> None:
+        """Snakemake knows an outcome; returns when that is in the journal.
+
+        Args:
+            outcome: of a job.
+            taken: whether its outputs are as the rule wants them, if it succeeded.
+        """
+        self._call(self._commit(outcome, taken)).result()
 
     def cycles(self, site: str) -> int:
         """How often the jobs of an opened site have been looked at so far."""
@@ -205,9 +220,8 @@ class Engine:
             observer=self._observer,
         )  # fmt: skip
         sources = await asyncio.to_thread(self._source_choice, name)
-        files = [
-            file for path in sources.paths for file in await work.local.look(path, source=True)
-        ]
+        wanted: list[tuple[str, Path | None]] = [(path, None) for path in sources.paths]
+        files = await work.local.look_at(wanted, source=True)
         await work.stager.send_sources(files)
         self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))
@@ -233,25 +247,28 @@ class Engine:
             work = await self._site(request.site)
             outcome = await work.run(request)
         except MantikError as error:
-            outcome = Outcome(request.number, "", False, f"{error}\n")
+            outcome = Outcome(request.number, "", False, f"{error}\n", reason=Reason.REJECTED)
         except asyncio.CancelledError:
             if self._ending:
                 raise
             # Every job has an outcome, or Snakemake would wait for ever.
-            outcome = Outcome(request.number, "", False, f"{request.name}: it was given up.\n")
+            outcome = Outcome(
+                request.number, "", False, f"{request.name}: it was given up.\n",
+                reason=Reason.CANCELLED,
+            )  # fmt: skip
         except Exception:  # noqa: BLE001 - ours: told with all that is known, and the job reported
             outcome = Outcome(
                 request.number, "", False,
                 f"This is a mistake in the executor itself; please report it with"
-                f" {self._journal.path}.\n{traceback.format_exc()}\n",
+                f" {self._journal.path}.\n{traceback.format_exc()}\n", reason=Reason.UNKNOWN,
             )  # fmt: skip
-        self._outcomes.append(outcome)
+        self._outcomes.append(replace(outcome, site=request.site))
 
-    async def _commit(self, outcome: Outcome) -> None:
+    async def _commit(self, outcome: Outcome, taken: bool) -> None:
         request = self._requests.pop(outcome.number)
         self._jobs.pop(outcome.number, None)
         if outcome.try_id:
-            await (await self._site(request.site)).commit(outcome, request)
+            await (await self._site(request.site)).commit(outcome, request, taken=taken)
 
     async def _cancel(self, wait_s: float) -> list[TryRecord]:
         self._ending = True

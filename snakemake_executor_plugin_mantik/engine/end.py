@@ -15,7 +15,14 @@ from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, TRIES, WORK, marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    BUNDLES,
+    OUTSIDE,
+    TRIES,
+    WORK,
+    local_path,
+    marker_name,
+)
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, rest_safe
 
@@ -269,9 +276,9 @@ class Ender:
             file.path
             for file in self._journal.files.remote_files(self._site.name)
             if not file.source
-            and not (workdir / file.path).exists()
+            and not local_path(file.path, workdir).exists()
             and rest_safe(file.path)
-            and not file.path.startswith(".")
+            and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))
         ]
         await asyncio.gather(*(self._site.remove(path) for path in gone))
         self._journal.files.forget_remote_files(self._site.name, gone)
@@ -280,7 +287,7 @@ class Ender:
             parent.as_posix()
             for path in gone
             for parent in PurePosixPath(path).parents
-            if not (workdir / parent).exists()
+            if not local_path(f"{parent}/", workdir).exists()
         }
         for directory in sorted(left, key=len, reverse=True):
             with suppress(SiteNotFound):

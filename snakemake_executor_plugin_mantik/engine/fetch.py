@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import (
     OutputEntry,
     read_marker,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import shown
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
@@ -119,7 +120,8 @@ class Fetcher:
             )
         if marker.missing_outputs:
             raise OutputMissing(
-                "the command ended with 0 but did not make " + ", ".join(marker.missing_outputs),
+                "the command ended with 0 but did not make "
+                + ", ".join(map(shown, marker.missing_outputs)),
                 where=f"{record.name} at {record.site}",
                 do="Correct the paths that it writes to, relative to the working directory",
             )
@@ -142,11 +144,7 @@ class Fetcher:
         return Fetched(marker, files)
 
     async def _collect(self, record: TryRecord, marker: Marker, landing: Landing) -> None:
-        for entry in marker.files:
-            if entry.type == "d":
-                landing.directory(entry)
-        for entry, content in marker.small_outputs():
-            landing.write(entry, content)
+        await asyncio.to_thread(_begin, landing, marker)
         archived = [e for e in marker.files if e.place == "archive" and e.type == "f"]
         if archived:
             await self._archive(record, marker, landing, archived)
@@ -208,3 +206,12 @@ class Fetcher:
             return await self._patience(lambda: read(self._site, record.paths.log))
         except SiteNotFound:
             return b""
+
+
+def _begin(landing: Landing, marker: Marker) -> None:
+    """Make the directories, and put down what came with the marker."""
+    for entry in marker.files:
+        if entry.type == "d":
+            landing.directory(entry)
+    for entry, content in marker.small_outputs():
+        landing.write(entry, content)

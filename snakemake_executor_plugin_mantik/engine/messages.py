@@ -6,7 +6,8 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.sites.base import JobState, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState
 
 TAIL_LINES = 20
 
@@ -101,6 +102,11 @@ def submitted(name: str, site: str, site_job: str, queue: str | None) -> str:
     return f"{name}: submitted to {site}, queue {queue or 'default'}, as {site_job}."
 
 
+def started(name: str, site: str) -> str:
+    """A job has been seen to run."""
+    return f"{name}: runs at {site}."
+
+
 def finished(name: str, site: str, waited: float, ran: float, log: Path | None) -> str:
     """A job has succeeded."""
     times = f"waited {duration(waited)}, ran {duration(ran)}"
@@ -129,20 +135,21 @@ def _compose(what: str, where: str, said: Said, advice: str) -> str:
     return f"{what} ({where}).\n{shown}{kept}{advice}.\n"
 
 
-def failed(marker: Marker, where: str, said: Said, limit: bool) -> str:
+def failed(marker: Marker, where: str, said: Said, reason: Reason) -> str:
     """A job has written that it failed.
 
     Args:
         marker: what it wrote.
         where: site, the site's id of it.
         said: what it said.
-        limit: whether its time was over when it was told to end.
+        reason: why it failed.
     """
-    if marker.signal and limit:
-        return _compose("The job reached its time limit", where, said, _ADVICE[Reason.TIME_LIMIT])
+    if reason is Reason.TIME_LIMIT:
+        return _compose("The job reached its time limit", where, said, _ADVICE[reason])
     if marker.signal:
-        what = f"The job was told to end ({marker.signal})"
-        return _compose(what, where, said, _ADVICE[Reason.CANCELLED])
+        why = "" if reason is Reason.CANCELLED else f": {reason.words}"
+        what = f"The job was told to end ({marker.signal}){why}"
+        return _compose(what, where, said, _ADVICE.get(reason, _ADVICE[Reason.CANCELLED]))
     if marker.failed_step:
         words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
         what = f"The job failed before its command, {words}"
@@ -151,7 +158,9 @@ def failed(marker: Marker, where: str, said: Said, limit: bool) -> str:
     advice = "Correct the command or its inputs and start again"
     if killer := _signal(marker.exit_code):
         what += f", which means that it was ended by {killer}"
-    if killer == "SIGKILL":
+    if reason in _ADVICE:
+        what, advice = f"{what}: {reason.words}", _ADVICE[reason]
+    elif killer == "SIGKILL":
         advice = f"Often that is for want of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
     return _compose(what, where, said, advice)
 
@@ -172,5 +181,5 @@ def stopped(state: JobState | None, where: str, said: Said) -> str:
     if reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):
         what = f"The job ended at the site without saying how{detail}"
     else:
-        what = f"The job ended: {reason.value}{detail}"
+        what = f"The job ended: {reason.words}{detail}"
     return _compose(what, where, said, advice)

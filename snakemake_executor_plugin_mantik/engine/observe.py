@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 
@@ -43,6 +44,7 @@ class Ended:
         exit_code: of the command, where it is known.
         log: the job's log, where it is here.
         waited, ran: seconds, where they are known.
+        reason: why it failed; None if it did not, or another try follows without a word.
     """
 
     how: How
@@ -51,6 +53,7 @@ class Ended:
     log: Path | None = None
     waited: float | None = None
     ran: float | None = None
+    reason: Reason | None = None
 
 
 class Observer(Protocol):
@@ -96,6 +99,45 @@ class Observer(Protocol):
         Those of all tries lie beside each other, and nothing else there.
         """
         ...
+
+
+class Several:
+    """Several observers as one; what the first adds that adds something is added."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    async def prepare(
+        self, request: JobRequest, record: TryRecord, workspace: str
+    ) -> Addition | None:
+        """What the first adds that adds something; all are asked."""
+        added = [await each.prepare(request, record, workspace) for each in self._observers]
+        return next((addition for addition in added if addition is not None), None)
+
+    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.submitting(record, spec)
+
+    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.submitted(record, site_job, queue)
+
+    def started(self, record: TryRecord) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.started(record)
+
+    def ended(self, record: TryRecord, end: Ended) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.ended(record, end)
+
+    def leftover(self, record_id: str) -> str | None:
+        """Of the first that has one."""
+        found = (each.leftover(record_id) for each in self._observers)
+        return next((leftover for leftover in found if leftover is not None), None)
 
 
 class Nobody:

@@ -67,6 +67,9 @@ class Planner:
     ) -> JobSpec:
         """The complete try."""
         resources = self.resources(request.resources, request.threads)
+        environment = environment_of(self.config, self.project, resources.cpus_per_task)
+        if request.own_environment:
+            environment = replace(environment, apptainer=None)
         return JobSpec(
             paths=record.paths,
             workspace=facts.workspace,
@@ -74,7 +77,7 @@ class Planner:
             command=request.command,
             shell=request.shell,
             resources=resources,
-            environment=environment_of(self.config, self.project, resources.cpus_per_task),
+            environment=environment,
             variables=request.variables,
             inputs=staged.inputs,
             outputs=request.outputs,
@@ -83,6 +86,8 @@ class Planner:
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
+            launches=request.launches,
+            incomplete=request.incomplete,
             limits=script_limits(self.config),
         )
 

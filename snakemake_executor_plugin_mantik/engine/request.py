@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 
 JobNumber = int | str
@@ -48,10 +49,15 @@ class JobRequest:
         benchmark: how the command is measured, if it is; the first of its commands is `command`.
         umask: file mode mask of this process: what the job makes gets the modes that it would get
             here; None for the site's own.
+        own_environment: whether the command makes its environment itself: the image of the backend
+            config is not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
+        launches: whether the command starts its tasks itself (MPI).
+        full: whether the command runs a Snakemake at the site.
+        incomplete: whether the outputs of a job that failed come back.
         subject: what an observer wants to know of it; nothing to the engine.
     """
 
@@ -70,9 +76,13 @@ class JobRequest:
     uploads: tuple[Upload, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    own_environment: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
+    launches: bool = False
+    full: bool = False
+    incomplete: bool = False
     subject: object = None
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
@@ -102,6 +112,8 @@ class Outcome:
         message: for a failure: what happened, where, and what to do now.
         log: the job's log, where it is here.
         site_job: the site's id of the job, empty if it has none.
+        reason: why it failed.
+        site: where it ran or was to run; empty if it did not get that far.
     """
 
     number: JobNumber
@@ -110,3 +122,5 @@ class Outcome:
     message: str = ""
     log: Path | None = None
     site_job: str = ""
+    reason: Reason = Reason.SUCCESS
+    site: str = ""

@@ -5,10 +5,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import chain, starmap
 from pathlib import Path
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.engine import claims, messages
+from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import choose
 from snakemake_executor_plugin_mantik.engine.conclude import Concluder
 from snakemake_executor_plugin_mantik.engine.end import Ender
@@ -22,11 +23,14 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.witness import Witness
 from snakemake_executor_plugin_mantik.errors import (
     MantikError,
     SiteRejected,
     UserError,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -98,6 +102,7 @@ class SiteWork:
             submitter=self._submitter,
             fetcher=fetcher,
             ender=self.ender,
+            witness=Witness(site, settings),
             observer=self._observer,
             workdir=workdir,
             logs=state / "logs",
@@ -147,18 +152,16 @@ class SiteWork:
         )
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
-        files = []
-        kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
-        for path in dict.fromkeys([*request.inputs, *kept]):
-            files += await self.local.look(path)
-        if (image := self.planner.image) is not None:
-            files += await self.local.look(image[1], local=image[0])
-        for upload in request.uploads:
-            if upload.content is not None:
-                files.append(LocalFile.holding(upload.path, upload.content))
-            else:
-                files += await self.local.look(upload.path, local=upload.local)
-        return files
+        kept = [
+            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
+        ]
+        wanted: list[tuple[str, Path | None]] = []
+        wanted += [(path, None) for path in dict.fromkeys([*request.inputs, *kept])]
+        if (image := self.planner.image) is not None and not request.own_environment:
+            wanted.append((image[1], image[0]))
+        wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
+        made = [(u.path, u.content) for u in request.uploads if u.content is not None]
+        return [*await self.local.look_at(wanted), *starmap(LocalFile.holding, made)]
 
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
         """The try to go on with: one of an earlier run, or a new one."""
@@ -170,8 +173,6 @@ class SiteWork:
             # What a run that was killed had fetched of it already.
             Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
         if choice.adopted is not None:
-            if choice.adopted.state is not TryState.PLANNED:
-                self._tell(f"{request.name}: taken up again at {request.site}, not run twice.")
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
@@ -229,9 +230,7 @@ class SiteWork:
         if site_job:
             # Earlier ids stay: any of them may be the one that runs.
             life.ids.append(site_job)
-            queue = spec.resources.queue
-            self._observer.submitted(life.record, site_job, queue or "")
-            self._tell(messages.submitted(request.name, request.site, site_job, queue))
+            self._observer.submitted(life.record, site_job, spec.resources.queue or "")
 
     def _unsent(self, life: Life, error: MantikError) -> None:
         """A try that could not be sent and never was is over; the next run makes another one."""
@@ -239,19 +238,27 @@ class SiteWork:
             self._unsendable(life, error)
 
     def _unsendable(self, life: Life, error: MantikError) -> None:
-        self._observer.ended(life.record, Ended("failed", error.what))
+        self._observer.ended(life.record, Ended("failed", error.what, reason=Reason.REJECTED))
         self._journal.abandoned(life.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
         return await self._patience(lambda: claims.revoke(self.site, record))
 
-    async def commit(self, outcome: Outcome, request: JobRequest) -> None:
-        """Snakemake has taken the outcome: nothing of the try is needed any more."""
-        for output in request.outputs:
-            known = self._journal.files.remote_file(self.site.name, output.path)
-            if known is not None and outcome.succeeded:
-                self.local.touched(output.path, known.size, known.sha256)
+    async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
+        """Snakemake knows the outcome: nothing of the try is needed any more.
+
+        With `taken=False` the outputs of a success are not what the rule wants.
+        """
+        if outcome.try_id and not taken:
+            self._journal.spoiled(outcome.try_id)
+        if outcome.succeeded:
+            ledger, site = self._journal.files, self.site.name
+            files = [ledger.remote_file(site, output.path) for output in request.outputs]
+            below = [
+                ledger.remote_files(site, below=o.path) for o in request.outputs if o.directory
+            ]
+            self.local.touched([*filter(None, files), *chain.from_iterable(below)])
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
             await self.ender.done(outcome.try_id, outcome.site_job.split(), let_end=let_end)

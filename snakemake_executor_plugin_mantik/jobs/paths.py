@@ -6,6 +6,10 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
     .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
     .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
+    .mantik/outside/<absolute path>         files from outside of the working directory
+    .mantik/conda/<content>/<attempt>       conda environments of rules
+    .mantik/images/<source>/                container images that lie nowhere in the workflow
+    .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bundle>.tar.gz         files on their way up
     .mantik/bundles/<bundle>.done           says that a bundle has been unpacked
 
@@ -16,12 +20,17 @@ ended and with which exit code. A bucket whose tries are all done goes with two 
 import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 OURS = ".mantik"
 TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
 FILES = f"{OURS}/files"
+OUTSIDE = f"{OURS}/outside"
+CONDA = f"{OURS}/conda"
+IMAGES = f"{OURS}/images"
+SHADOWS = f"{OURS}/shadow"
 
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 
@@ -86,6 +95,22 @@ def bundle_done(bundle: str) -> str:
 def file_path(content: bytes, name: str) -> str:
     """The path of a file that is made here for a job; the same content has the same path."""
     return f"{FILES}/{hashlib.sha256(content).hexdigest()[:16]}/{name}"
+
+
+def outside(path: str) -> str:
+    """The place of what lies at an absolute, normalised path outside of the working directory."""
+    return f"{OUTSIDE}{path}"
+
+
+def local_path(path: str, workdir: Path) -> Path:
+    """Where a path of the workspace is here: in `workdir`, or where `outside` took it from."""
+    beyond = path.removeprefix(f"{OUTSIDE}/")
+    return workdir / path if beyond == path else Path("/", beyond)
+
+
+def shown(path: str) -> str:
+    """A path of the workspace as the user knows it."""
+    return path.removeprefix(OUTSIDE) if path.startswith(f"{OUTSIDE}/") else path
 
 
 def marker_name(name: str) -> tuple[str, int] | None:

@@ -27,7 +27,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "gres": "ask for `gpu=<number>`, and choose a kind by `constraint` or the partition",
     "gpu_model": "choose a kind by `constraint` or the partition",
     "slurm_extra": "use the resources that docs/resources.md lists",
-    "tasks_per_node": "ask for `tasks=<number over all nodes>` and `nodes`",
+    "tasks_per_gpu": "ask for `tasks=<number over all nodes>`",
     "cpus_per_gpu": "ask for `cpus_per_task`",
 }
 """Resources of the Slurm plugin that would change what a job gets, and what to ask for instead."""
@@ -59,7 +59,7 @@ def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resource
     for name in ("nodes", "tasks"):
         if (number := _number(rule, name, lowest=1)) is not None:
             changes[name] = number
-    result = replace(base, **changes)
+    result = _with_tasks(replace(base, **changes), rule)
     result = _with_cpus(result, rule, threads)
     return _with_gpus(_with_memory(result, rule), rule)
 
@@ -116,7 +116,7 @@ def slurm_directives(
         ("time", None if resources.runtime_s is None else _clock(resources.runtime_s)),
         ("nodes", resources.nodes),
         ("ntasks", resources.tasks),
-        ("ntasks-per-node", 1 if resources.tasks is None else None),
+        ("ntasks-per-node", 1 if resources.tasks is None else resources.tasks_per_node),
         ("cpus-per-task", resources.cpus_per_task),
         ("gpus-per-node", resources.gpus_per_node or None),
         ("mem", _mebibytes(resources.memory_mib_per_node)),
@@ -126,9 +126,21 @@ def slurm_directives(
     return (*words, "--no-requeue")
 
 
+def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:
+    per_node = _number(rule, "tasks_per_node", lowest=1)
+    if per_node is None:
+        return base
+    if base.tasks is not None:
+        raise UserError(
+            f"the resources tasks={base.tasks} and tasks_per_node={per_node} contradict each other",
+            do="Ask for one of them",
+        )
+    return replace(base, tasks=per_node * (base.nodes or 1), tasks_per_node=per_node)
+
+
 def _with_cpus(base: Resources, rule: Mapping[str, object], threads: int) -> Resources:
     cpus = _number(rule, "cpus_per_task", lowest=1)
-    if cpus is None and (threads > 1 or rule.get("tasks") is not None):
+    if cpus is None and (threads > 1 or base.tasks is not None):
         # The config's CPUs are those of a node with one task: they say nothing about more tasks.
         cpus = max(threads, 1)
     if cpus is not None:

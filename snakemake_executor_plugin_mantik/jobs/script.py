@@ -11,14 +11,12 @@ import base64
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Final
-
-import jinja2
 
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
+from snakemake_executor_plugin_mantik.jobs.templates import template
 
 STEPS: Final = (
     "workspace",  # the workspace is there
@@ -74,7 +72,7 @@ def render(spec: JobSpec) -> str:
     """
     paths, environment = spec.paths, spec.environment
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
-    return _template().render(
+    return template("script.sh.j2").render(
         title=" ".join(spec.name.split())[:200],
         workspace=_quoted(spec.workspace, "the workspace"),
         try_id=shlex.quote(paths.try_id),
@@ -82,6 +80,7 @@ def render(spec: JobSpec) -> str:
         claim=shlex.quote(paths.claim),
         work=shlex.quote(paths.work),
         limits=spec.limits,
+        incomplete=spec.incomplete,
         umask="" if spec.umask is None else f"{spec.umask:04o}",
         inputs=_inputs(spec),
         outputs=_outputs(spec),
@@ -102,6 +101,7 @@ def render(spec: JobSpec) -> str:
         commands=_commands(spec),
         benchmark=spec.benchmark and _quoted(_place(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
+        launches=spec.launches,
         **_apptainer(environment.apptainer, spec.workspace),
     )
 
@@ -126,7 +126,7 @@ def _commands(spec: JobSpec) -> list[dict[str, str]]:
 def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]:
     if apptainer is None:
         return {"image": ""}
-    options = [_expandable(word) for word in apptainer.options]
+    options = [expandable(word) for word in apptainer.options]
     is_file = "://" not in apptainer.image
     return {
         "image": _quoted(_readable(apptainer.image) if is_file else apptainer.image, "the image"),
@@ -203,7 +203,7 @@ def _encoded(text: str, what: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _expandable(word: str) -> str:
+def expandable(word: str) -> str:
     """A word as bash reads it, its quotes too; `$NAME` and `${NAME}` stay, nothing else expands.
 
     But for the home directory, `~` or `~/…`: Apptainer does not know it. Not so `~user`, `~+` and
@@ -239,21 +239,3 @@ def _in_double_quotes(text: str, *, keep: bool = False) -> str:
         return match[0] if keep and match[1] else re.sub(r"([\\\"`$])", r"\\\1", match[0])
 
     return _IN_QUOTES.sub(escaped, text)
-
-
-@cache
-def _template() -> jinja2.Template:
-    # Bash is full of the usual delimiters: `${#array[@]}` would begin a comment.
-    environment = jinja2.Environment(  # noqa: S701 - bash, not HTML; values are quoted for bash
-        variable_start_string="@{",
-        variable_end_string="}@",
-        block_start_string="@%",
-        block_end_string="%@",
-        comment_start_string="@#",
-        comment_end_string="#@",
-        line_statement_prefix="@@",
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        loader=jinja2.PackageLoader(__package__, "."),
-    )
-    return environment.get_template("script.sh.j2")

@@ -16,6 +16,7 @@ class Resources:
         runtime_s: walltime in seconds.
         nodes: number of nodes.
         tasks: number of tasks of an MPI-like job, over all nodes; None: one task per node.
+        tasks_per_node: tasks on each node, where that is asked for; `tasks` are then all of them.
         cpus_per_task: CPUs of each task.
         total_cpus: CPUs over all nodes.
         gpus_per_node: GPUs on each node.
@@ -29,6 +30,7 @@ class Resources:
     runtime_s: int | None = None
     nodes: int | None = None
     tasks: int | None = None
+    tasks_per_node: int | None = None
     cpus_per_task: int | None = None
     total_cpus: int | None = None
     gpus_per_node: int | None = None
@@ -155,6 +157,8 @@ class JobSpec:
         command: what the shell is given after `-c`, prefix and suffix included.
         shell: base name of the shell, `bash` unless the rule says otherwise.
         resources: what the scheduler is asked for.
+        launches: whether the command starts its tasks itself, with `srun` or `mpiexec`: it runs
+            once then, whatever the environment.
         environment: what the command runs in.
         variables: environment variables that belong to the rule (thread counts and the like);
             the environment's own variables win over them.
@@ -165,6 +169,7 @@ class JobSpec:
         secrets: names of the variables that the file of secrets sets.
         benchmark: how the command is measured, if it is; `command` is then the first run's.
         umask: file mode mask that the command runs with; None for the site's own.
+        incomplete: whether the outputs of a command that failed come back.
         limits: sizes and times.
     """
 
@@ -183,4 +188,6 @@ class JobSpec:
     secrets: tuple[str, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    launches: bool = False
+    incomplete: bool = False
     limits: ScriptLimits = ScriptLimits()

@@ -7,8 +7,24 @@ controller knows each try that may exist at a site. What comes after it may be f
 is then asked of the site again. Readers (`smk-mantik jobs`) may look at any time.
 """
 
+from snakemake_executor_plugin_mantik.journal.database import Copy
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
 from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal, history
-from snakemake_executor_plugin_mantik.journal.records import FileRecord, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal.records import (
+    FileRecord,
+    TryRecord,
+    TryState,
+    job_name,
+)
 
-__all__ = ["BUCKET_SIZE", "FileLedger", "FileRecord", "Journal", "TryRecord", "TryState", "history"]
+__all__ = [
+    "BUCKET_SIZE",
+    "Copy",
+    "FileLedger",
+    "FileRecord",
+    "Journal",
+    "TryRecord",
+    "TryState",
+    "history",
+    "job_name",
+]

@@ -1,20 +1,26 @@
-"""The journal's file: its tables, its lock, its transactions."""
+"""The journal's file: its tables, its lock, its transactions; and a copy of it to look at."""
 
 import fcntl
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
 
-VERSION = 2
+VERSION = 3
 FILE = "journal.sqlite"
 
 _ADDED_IN_2 = """
 CREATE TABLE workflow (id TEXT NOT NULL);
 INSERT INTO workflow VALUES (lower(hex(randomblob(16))));
 CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
+"""
+
+_ADDED_IN_3 = """
+ALTER TABLE tries ADD COLUMN reason TEXT NOT NULL DEFAULT '';
+CREATE INDEX tries_name ON tries (name);
 """
 
 _SCHEMA = f"""
@@ -50,11 +56,93 @@ CREATE TABLE bundle_files (
     bundle TEXT NOT NULL REFERENCES bundles (id), path TEXT NOT NULL, size INTEGER NOT NULL,
     sha256 TEXT NOT NULL, source INTEGER NOT NULL, PRIMARY KEY (bundle, path)
 );
+{_ADDED_IN_3}
 """
 
 
-class Database:
-    """An open journal file. Not thread-safe: it belongs to the thread that made it."""
+class Tables:
+    """The journal's tables, open. Not thread-safe: they belong to the thread that opened them.
+
+    Attributes:
+        path: the journal's file, for messages.
+        db: where they are.
+    """
+
+    path: Path
+    db: sqlite3.Connection
+
+    def _damaged(self, why: str) -> JournalError:
+        return JournalError(
+            f"the journal cannot be read ({why})",
+            where=str(self.path),
+            do="Keep a copy, then move it away; jobs that still run are then not adopted",
+        )
+
+    def _prepare(self) -> None:
+        """Make the tables, or bring those of an older version up to date."""
+        version = self.db.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise JournalError(
+                f"the journal is of version {version}, this executor knows up to {VERSION}",
+                where=str(self.path),
+                do="Update snakemake-executor-plugin-mantik",
+            )
+        steps = {0: _SCHEMA, 1: _ADDED_IN_2 + _ADDED_IN_3, 2: _ADDED_IN_3}.get(version)
+        if steps is not None:
+            self.db.executescript(f"BEGIN; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it is in the tables afterwards, or nothing.
+
+        Raises:
+            JournalError: it cannot be written, the disk is full, say.
+        """
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            yield self.db
+            self.db.execute("COMMIT")
+        except BaseException as error:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise JournalError(
+                    f"the journal cannot be written ({error})",
+                    where=str(self.path),
+                    do="Free space here and start again: what runs is taken up",
+                ) from error
+            raise
+
+
+class Copy(Tables):
+    """What the journal holds just now, in memory: what is written to it is forgotten.
+
+    Needs no lock, so it may be made beside a running controller; without a journal it is empty.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Copy the journal in `directory`.
+
+        Raises:
+            JournalError: it is damaged, or of a newer version.
+        """
+        self.path = directory / FILE
+        self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self.db.row_factory = sqlite3.Row
+        try:
+            if self.path.exists():
+                # Where nobody works with it, SQLite is not to leave files beside it.
+                quiet = not self.path.with_name(f"{FILE}-wal").exists()
+                source = f"file:{quote(str(self.path))}?mode=ro{'&immutable=1' * quiet}"
+                with closing(sqlite3.connect(source, uri=True)) as journal:
+                    journal.backup(self.db)
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
+
+
+class Database(Tables):
+    """An open journal file, locked."""
 
     def __init__(self, directory: Path) -> None:
         """Open or create the journal in `directory` and take its lock.
@@ -86,6 +174,7 @@ class Database:
             self._lock.close()
             raise self._damaged(str(error)) from error
         try:
+            self._check()
             self._prepare()
         except sqlite3.DatabaseError as error:
             self.close()
@@ -94,54 +183,15 @@ class Database:
             self.close()
             raise
 
-    def _damaged(self, why: str) -> JournalError:
-        return JournalError(
-            f"the journal cannot be read ({why})",
-            where=str(self.path),
-            do="Keep a copy, then move it away; jobs that still run are then not adopted",
-        )
-
-    def _prepare(self) -> None:
+    def _check(self) -> None:
         found = self.db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise self._damaged(" ".join(str(found).split()))
-        version = self.db.execute("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
-            raise JournalError(
-                f"the journal is of version {version}, this executor knows up to {VERSION}",
-                where=str(self.path),
-                do="Update snakemake-executor-plugin-mantik",
-            )
-        steps = {0: _SCHEMA, 1: _ADDED_IN_2}.get(version)
-        if steps is not None:
-            self.db.executescript(f"BEGIN; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
 
     def close(self) -> None:
         """Close the file and give the lock back."""
         self.db.close()
         self._lock.close()
-
-    @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it is in the file afterwards, or nothing.
-
-        Raises:
-            JournalError: it cannot be written, the disk is full, say.
-        """
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-            yield self.db
-            self.db.execute("COMMIT")
-        except BaseException as error:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError):
-                raise JournalError(
-                    f"the journal cannot be written ({error})",
-                    where=str(self.path),
-                    do="Free space here and start again: what runs is taken up",
-                ) from error
-            raise
 
 
 def _connect(path: Path) -> sqlite3.Connection:

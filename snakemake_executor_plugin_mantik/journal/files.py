@@ -3,14 +3,14 @@
 import sqlite3
 from collections.abc import Iterable
 
-from snakemake_executor_plugin_mantik.journal.database import Database
+from snakemake_executor_plugin_mantik.journal.database import Tables
 from snakemake_executor_plugin_mantik.journal.records import FileRecord
 
 
 class FileLedger:
     """The files of the workflow: their checksums here, and what lies in the workspaces."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         """Keep the ledger in `database`."""
         self._database = database
         self._db = database.db

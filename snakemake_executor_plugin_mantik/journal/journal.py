@@ -6,8 +6,10 @@ import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
 from snakemake_executor_plugin_mantik.journal.records import TryRecord, TryState
@@ -161,12 +163,26 @@ class Journal:
             )
 
     def ended(
-        self, try_id: str, outcome: str, *, waited: float | None, ran: float | None, log: str
+        self,
+        try_id: str,
+        outcome: str,
+        *,
+        waited: float | None,
+        ran: float | None,
+        log: str,
+        reason: str = "",
     ) -> None:
         """The end of the try is known and told; its results are here or will not be wanted."""
         self._advance(
             try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
-            finished=time.time(),
+            reason=reason, finished=time.time(),
+        )  # fmt: skip
+
+    def spoiled(self, try_id: str) -> None:
+        """What the try made is not what its rule wants: it failed, after all."""
+        self._advance(
+            try_id, TryState.ENDED, outcome="failed: Snakemake did not take its outputs",
+            reason=Reason.OUTPUTS,
         )  # fmt: skip
 
     def done(self, try_id: str) -> None:
@@ -219,8 +235,10 @@ def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> 
     return records
 
 
-def history(directory: Path) -> list[TryRecord]:
-    """All tries of the workflow in `directory`, read beside a running controller.
+def history(directory: Path, name: str = "") -> list[TryRecord]:
+    """All tries of the workflow in `directory`, or those of the job `name`.
+
+    The oldest first, read beside a running controller.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
@@ -231,8 +249,10 @@ def history(directory: Path) -> list[TryRecord]:
             "no job has been sent from here yet", where=str(path), do="Run snakemake first"
         )
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
+        ) as db:
             db.row_factory = sqlite3.Row
-            return read_tries(db, "", ())
+            return read_tries(db, "WHERE name = ?" if name else "", (name,) if name else ())
     except sqlite3.DatabaseError as error:
         raise JournalError(f"the journal cannot be read ({error})", where=str(path)) from error

@@ -1,5 +1,6 @@
 """What the journal tells: values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,6 +28,12 @@ class TryState(StrEnum):
         return self in (TryState.DONE, TryState.ABANDONED)
 
 
+def job_name(rule: str, wildcards: Mapping[str, object]) -> str:
+    """A job's readable name, which the journal finds it by: its rule and its wildcards."""
+    details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
+    return f"{rule} {details}" if details else rule
+
+
 @dataclass(frozen=True)
 class TryRecord:
     """A try as the journal knows it; times are seconds since the epoch, durations seconds.
@@ -35,6 +42,7 @@ class TryRecord:
         job: what the try is a try of: stable over runs (rule, wildcards, outputs).
         fingerprint: of command, parameters, inputs, site and environment.
         outcome: empty while open, else `succeeded`, `failed: …` or `cancelled`.
+        reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
         log: local path of the job's log once it is there.
     """
 
@@ -55,6 +63,7 @@ class TryRecord:
     waited: float | None = None
     ran: float | None = None
     site_jobs: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def paths(self) -> TryPaths:

@@ -13,6 +13,8 @@ from snakemake.shell import shell
 
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.mirrored import mirrored
+from snakemake_executor_plugin_mantik.rules.places import Places
 
 NODE_TMPDIR = "$TMPDIR"
 """Stands in a command for the node's directory for temporary files."""
@@ -23,20 +25,26 @@ _RULE_NAMES = frozenset(
 """Names in a command that mean the job's own things and no global of the workflow."""
 
 
-def command(job: Job, tmpdir: str = NODE_TMPDIR, iteration: int | None = None) -> str:
-    """The text that the shell gets after `-c`, the same as Snakemake's own for a local job.
+def command(
+    job: Job, places: Places, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
+) -> str:
+    """The text that the shell gets after `-c`: Snakemake's own for a local job, paths mapped.
 
     Args:
         job: the Snakemake job.
+        places: where its paths are at its site.
         tmpdir: its directory for temporary files.
         iteration: which run of a command that is measured it is, from 0.
 
     Raises:
-        UserError: a value in the command is not determined before the job runs.
+        UserError: a value in the command is not determined before the job runs, or it is not
+            certain which path is meant.
     """
     rule = job.rule
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
     resources = ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
+    here = mirrored(job, places)
+    names |= {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
     names |= {"resources": resources, "bench_iteration": iteration}
     text: str = job.format_wildcards(rule.shellcmd, **names)
     if str(TBDString()) in text and str(TBDString()) not in rule.shellcmd:
@@ -45,6 +53,11 @@ def command(job: Job, tmpdir: str = NODE_TMPDIR, iteration: int | None = None) -
             where=f"rule {rule.name}",
             do="Make the parameter or resource independent of what is only known inside the job",
         )
+    return here.text(in_shell(job, text))
+
+
+def in_shell(job: Job, text: str) -> str:
+    """A text as the rule's shell gets it: with what the workflow puts before and after each."""
     # Snakemake keeps prefix and suffix in private fields only; there is no other way to them.
     prefix = shell._get_process_prefix(executable_of(job))
     return " ".join((prefix, text, shell._process_suffix)).strip()

@@ -6,18 +6,12 @@ from collections.abc import Callable, Iterable
 from snakemake.settings.types import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.request import plain
+from snakemake_executor_plugin_mantik.rules.payload import full
 
 _NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
-    (lambda job: job.rule.is_script, "has a script: directive"),
-    (lambda job: job.rule.is_notebook, "has a notebook: directive"),
-    (lambda job: job.rule.is_wrapper, "has a wrapper: directive"),
-    (lambda job: job.rule.is_cwl, "has a cwl: directive"),
-    (lambda job: job.rule.is_template_engine, "has a template_engine: directive"),
-    (lambda job: job.rule.shellcmd is None, "has a run: directive"),
-    (lambda job: job.rule.shadow_depth is not None, "has a shadow: directive"),
     (lambda job: job.is_pipe, "writes to a pipe()"),
     (lambda job: job.is_service, "is a service()"),
 )
@@ -40,20 +34,43 @@ def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
     }
     for method in deployment:
         if deployed.get(method):
-            return f"has its own environment with --software-deployment-method {method}"
-    return _outside(job)
+            return (
+                f"has an environment that --software-deployment-method {method} deploys on this"
+                f" machine and not at a site (use --mantik-software-deployment {method} instead)"
+            )
+    return _script(job) or _project(job) or _paths(job)
 
 
-def _outside(job: Job) -> str | None:
-    """What of a job is not in the working directory and so not at a site."""
+def _script(job: Job) -> str | None:
+    """What of a script or notebook cannot run."""
+    if not (job.rule.is_script or job.rule.is_notebook):
+        return None
+    # It imports the parts of Snakemake that know languages and notebooks.
+    from snakemake_executor_plugin_mantik.rules.scripts import mistake
+
+    return mistake(job)
+
+
+def _project(job: Job) -> str | None:
+    """What of an MLproject is not at a site."""
     given = given_of(job.rule.params)
-    if given is not None and (mistake := folder_mistake(given.project.relative_folder())):
-        return mistake
-    for path in [*job.input, *job.output, *job.log]:
-        if os.path.isabs(path) or plain(path).split("/")[0] == "..":
-            return f"uses {path}, which is outside of the working directory or absolute"
-        if ".." in str(path).split("/"):
-            return f"uses {path}: at a site a path may not go up and down again, write it plainly"
+    return folder_mistake(given.project.relative_folder()) or None if given is not None else None
+
+
+def _paths(job: Job) -> str | None:
+    """Which path of a job cannot be mapped to one at a site."""
+    directive = full(job)
+    benchmark = [job.benchmark] if job.benchmark is not None else []
+    for path in [*job.input, *job.output, *job.log, *benchmark]:
+        if os.path.relpath(path).split("/")[0] == OURS:
+            return f"uses {path}: {OURS} is the executor's own directory at a site"
+        if directive is not None and (os.path.isabs(path) or ".." in path.split("/")):
+            return (
+                f"has a {directive} directive and uses {path}: the Snakemake at the site that runs"
+                " it finds only what has a plain path in the working directory"
+            )
+        if job.rule.shadow_depth is not None and ".." in path.split("/"):
+            return f"has a shadow: directive and uses {path}, which has to be an absolute path"
     return None
 
 
@@ -74,6 +91,5 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing was sent): "
             + "; ".join(f"rule {name} {reason}" for name, reason in sorted(found.items())),
-            do="Rewrite these rules with shell: and with files in the working directory, or name"
-            " them in localrules: to run them here",
+            do="Rewrite these rules with shell:, or name them in localrules: to run them here",
         )

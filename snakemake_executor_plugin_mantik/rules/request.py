@@ -1,21 +1,24 @@
 """From a Snakemake job to a JobRequest: all that the engine has to know of it."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
 
 from snakemake.io import is_flagged
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
+from snakemake_executor_plugin_mantik.rules.identity import identity, plain
+from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
+from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -45,25 +48,29 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     site = site_of(resources, context.sites)
     tmpdir = tmpdir_of(job)
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-    outputs = tuple(_outputs(job))
-    identity = [rule.name, sorted(wildcards.items()), [o.path for o in outputs]]
-    identified = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    places = places_of(job, context)
+    outputs = tuple(_outputs(job, places))
+    identified = identity(job)
+    measured = job.benchmark is not None
+    runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
     benchmark = None
-    if job.benchmark is not None:
-        runs = [payload_of(job, context, tmpdir, i) for i in range(job.benchmark_repeats)]
+    if measured and runs[0].full:
+        outputs += (OutputFile(plain(job.benchmark)),)
+    elif measured:
+        runs += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
         benchmark = Benchmark(measured_path(identified), tuple(run.command for run in runs))
         outputs += (OutputFile(benchmark.path),)
-    else:
-        runs = [payload_of(job, context, tmpdir)]
     variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
     if tmpdir != NODE_TMPDIR:
         variables["TMPDIR"] = tmpdir
-    details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
+    name = job_name(rule.name, wildcards)
+    if context.options.jobname is not None:
+        name = job.format_wildcards(context.options.jobname)
     return JobRequest(
         number=job.jobid,
         job=identified,
         rule=rule.name,
-        name=f"{rule.name} {details}" if details else rule.name,
+        name=name,
         site=site,
         command=runs[0].command,
         benchmark=benchmark,
@@ -71,13 +78,17 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         resources=resources,
         threads=job.threads,
         variables=variables,
-        inputs=tuple(dict.fromkeys([*map(plain, job.input), *runs[0].inputs])),
+        inputs=tuple(dict.fromkeys([*_inputs(job, places), *runs[0].inputs])),
         uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
         outputs=outputs,
         umask=_umask(),
+        own_environment=runs[0].own_environment,
         secrets=dict(secrets),
-        parameters=json.dumps(sorted(repr(value) for value in job.non_derived_params)),
+        parameters=steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params))),
         forced=forced,
+        launches=launches(job),
+        full=any(run.full for run in runs),
+        incomplete=context.options.keep_incomplete,
     )
 
 
@@ -89,18 +100,23 @@ def _umask() -> int:
     return mask
 
 
-def _outputs(job: Job) -> Iterable[OutputFile]:
+def _inputs(job: Job, places: Places) -> Iterable[str]:
+    for path in job.input:
+        if stays_in_storage(path) or is_source_file(path):
+            continue
+        if (place := places.place(path)) is not None:
+            yield place
+
+
+def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
     for path in job.output:
-        yield OutputFile(
-            path=plain(path),
-            kind="touched" if is_flagged(path, "touch") else "output",
-            directory=is_flagged(path, "directory"),
-            keep=is_flagged(path, "update"),
-        )
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(
+                path=place,
+                kind="touched" if is_flagged(path, "touch") else "output",
+                directory=is_flagged(path, "directory"),
+                keep=is_flagged(path, "update"),
+            )
     for path in job.log:
-        yield OutputFile(path=plain(path), kind="log")
-
-
-def plain(path: Any) -> str:
-    """A path as archives and listings have it: without `./` and `//`."""
-    return os.path.normpath(str(path))
+        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+            yield OutputFile(path=place, kind="log")

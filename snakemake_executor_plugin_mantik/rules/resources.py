@@ -2,17 +2,20 @@
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.resources import Resources
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, failures_of
 from snakemake_executor_plugin_mantik.rules import Job
 
 SITE_RESOURCE = "mantik_site"
 _PLAIN_SITE = "mantiksite"
+RETRY_RESOURCE = "mantik_retry_on"
+"""Names the reasons for which a job is tried again; without it, all of them."""
 
 
 def given_resources(job: Job) -> dict[str, object]:
@@ -40,6 +43,30 @@ def determined(resources: Mapping[str, object]) -> tuple[dict[str, object], froz
     """
     later = frozenset(name for name, value in resources.items() if isinstance(value, TBDString))
     return {name: value for name, value in resources.items() if name not in later}, later
+
+
+def retried(job: Job) -> Collection[Reason]:
+    """The reasons for which a job that failed is tried again, as far as it has retries.
+
+    Raises:
+        UserError: the resource that tells them is wrong.
+    """
+    return retry_reasons(job.resources.get(RETRY_RESOURCE))
+
+
+def retry_reasons(value: object) -> Collection[Reason]:
+    """The reasons that the value of `mantik_retry_on` names; all of them for None.
+
+    Raises:
+        UserError: it is not a text, or names what is no reason.
+    """
+    if value is None:
+        return FAILURES
+    where = f"the resource {RETRY_RESOURCE}={value!r}"
+    try:
+        return failures_of(value if isinstance(value, str) else "")
+    except UserError as error:
+        raise UserError(error.what, where=where, do=error.do) from None
 
 
 def _expression(resource: Any) -> object:

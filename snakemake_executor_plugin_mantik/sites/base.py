@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 
@@ -101,21 +102,6 @@ class Phase(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     ENDED = "ended"
-    UNKNOWN = "unknown"
-
-
-class Reason(Enum):
-    """Why a job ended that wrote no marker, or was stopped."""
-
-    SUCCESS = "success"
-    EXIT_CODE = "exit code"
-    TIME_LIMIT = "time limit"
-    OUT_OF_MEMORY = "out of memory"
-    NODE_FAILURE = "node failure"
-    PREEMPTED = "preempted"
-    CANCELLED = "cancelled"
-    REJECTED = "rejected by the scheduler"
-    LAUNCH_FAILURE = "launch failure"
     UNKNOWN = "unknown"
 
 

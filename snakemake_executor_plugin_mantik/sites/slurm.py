@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from snakemake_executor_plugin_mantik.sites.base import Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
 SLURM_STATES: Final = {
     "TIMEOUT": Reason.TIME_LIMIT,

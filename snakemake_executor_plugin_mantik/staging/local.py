@@ -5,14 +5,21 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 
 _CHUNK = 1 << 20
+
+Key = tuple[str, int, int]
+"""A content: path, size and modification time in ns."""
+
+_Found = tuple[str, Path, os.stat_result]
+"""Path in the workspace, local path, status."""
 
 
 @dataclass(frozen=True)
@@ -60,35 +67,109 @@ class LocalFiles:
     def __init__(self, workdir: Path, ledger: FileLedger) -> None:
         self._workdir = workdir
         self._ledger = ledger
-        self._reading: dict[tuple[str, int, int], asyncio.Task[str]] = {}
+        self._reading: dict[Key, asyncio.Task[dict[Key, str | OSError]]] = {}
 
     async def look(
         self, path: str, *, local: Path | None = None, source: bool = False
     ) -> list[LocalFile]:
-        """The file at `path`, or all files and empty directories below it.
+        """The file at `path`, or all files and empty directories below it; see `look_at`."""
+        return await self.look_at([(path, local)], source=source)
+
+    async def look_at(
+        self, wanted: Iterable[tuple[str, Path | None]], *, source: bool = False
+    ) -> list[LocalFile]:
+        """Files, and all files and empty directories below directories.
 
         Args:
-            path: where it belongs in the workspace.
-            local: where it is, if not at `path` below the workflow's directory.
-            source: whether it goes up as a source.
+            wanted: where each belongs in the workspace, and where it is, if not where that tells
+                (`jobs.paths.local_path`).
+            source: whether they go up as sources.
 
         Raises:
             UserError: there is no such file, or it cannot be read.
         """
-        root = local or self._workdir / path
+        roots = [
+            (local or local_path(path, self._workdir), path, self._ledger.links(path))
+            for path, local in wanted
+        ]
+        found = await asyncio.to_thread(_walk_all, roots)
+        checksums = await self._checksums(found)
+        return [
+            LocalFile(at, here, 0, status.st_mtime_ns, directory=True, source=source)
+            if stat.S_ISDIR(status.st_mode)
+            else LocalFile(
+                at, here, status.st_size, status.st_mtime_ns, checksums[_key(here, status)],
+                source=source,
+            )
+            for at, here, status in found
+        ]  # fmt: skip
+
+    async def _checksums(self, found: Iterable[_Found]) -> dict[Key, str]:
+        """The checksums of files: known, being taken for another job, or taken now."""
+        keys = [_key(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
+        checksums = {key: sha for key in keys if (sha := self._ledger.local_file(*key)) is not None}
+        unknown = dict.fromkeys(key for key in keys if key not in checksums)
+        fresh = [key for key in unknown if key not in self._reading]
+        if fresh:
+            self._reading |= dict.fromkeys(fresh, asyncio.create_task(self._read(fresh)))
+        for reading in {self._reading[key] for key in unknown}:
+            digests = await reading
+            for key in unknown.keys() & digests.keys():
+                digest = digests[key]
+                if isinstance(digest, OSError):
+                    raise _unreadable(key[0], digest)
+                checksums[key] = digest
+        return checksums
+
+    async def _read(self, keys: list[Key]) -> dict[Key, str | OSError]:
         try:
-            found = await asyncio.to_thread(_walk, root, path, self._ledger.links(path))
-            for at, _, _ in found:
+            digests = await asyncio.to_thread(_checksums, keys)
+            known = [(*key, digest) for key, digest in digests.items() if isinstance(digest, str)]
+            self._ledger.set_local_files(known)
+            return digests
+        finally:
+            for key in keys:
+                self._reading.pop(key, None)
+
+    def touched(self, files: Iterable[FileRecord]) -> None:
+        """Note that files whose content is known were touched, so that they are not read again."""
+        known = []
+        for file in files:
+            local = local_path(file.path, self._workdir)
+            try:
+                status = local.stat()
+            except OSError:
+                continue  # a temp() file that is gone already needs no checksum
+            if status.st_size == file.size and file.sha256:
+                known.append((*_key(local, status), file.sha256))
+        if known:
+            self._ledger.set_local_files(known)
+
+
+def _key(path: Path, status: os.stat_result) -> Key:
+    return str(path), status.st_size, status.st_mtime_ns
+
+
+def _unreadable(path: object, error: OSError) -> UserError:
+    return UserError(
+        f"the file cannot be read ({error.strerror or error})",
+        where=str(path),
+        do="See to it that it exists and is readable",
+    )
+
+
+def _walk_all(roots: Iterable[tuple[Path, str, Mapping[str, str]]]) -> list[_Found]:
+    """What `_walk` finds at each of several places.
+
+    Raises:
+        UserError: there is no such file, or it cannot be sent.
+    """
+    found: list[_Found] = []
+    for root, path, made in roots:
+        try:
+            here = _walk(root, path, made)
+            for at, _, _ in here:
                 at.encode()
-            return [
-                LocalFile(at, here, 0, status.st_mtime_ns, directory=True, source=source)
-                if stat.S_ISDIR(status.st_mode)
-                else LocalFile(
-                    at, here, status.st_size, status.st_mtime_ns,
-                    await self._checksum(here, status), source=source,
-                )
-                for at, here, status in found
-            ]  # fmt: skip
         except UnicodeEncodeError as error:
             raise UserError(
                 f"a file has the name {error.object!r}, which is not UTF-8",
@@ -96,46 +177,20 @@ class LocalFiles:
                 do="Give it another name",
             ) from error
         except OSError as error:
-            raise UserError(
-                f"the file cannot be read ({error.strerror or error})",
-                where=str(root),
-                do="See to it that it exists and is readable",
-            ) from error
-
-    async def _checksum(self, path: Path, status: os.stat_result) -> str:
-        known = self._ledger.local_file(str(path), status.st_size, status.st_mtime_ns)
-        if known is not None:
-            return known
-        key = (str(path), status.st_size, status.st_mtime_ns)
-        if key not in self._reading:
-            self._reading[key] = asyncio.create_task(asyncio.to_thread(checksum, path))
-        try:
-            digest = await self._reading[key]
-        finally:
-            self._reading.pop(key, None)
-        self._ledger.set_local_files([(*key, digest)])
-        return digest
-
-    def touched(self, path: str, size: int, sha256: str) -> None:
-        """Note that a file whose content is known was touched, so that it is not read again."""
-        local = self._workdir / path
-        try:
-            status = local.stat()
-        except OSError:
-            return  # a temp() file that is gone already needs no checksum
-        if status.st_size == size:
-            self._ledger.set_local_files([(str(local), size, status.st_mtime_ns, sha256)])
+            raise _unreadable(root, error) from error
+        found += here
+    return found
 
 
-def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[tuple[str, Path, os.stat_result]]:
-    """(path in the workspace, local path, status) of a file, or of all that is below a directory.
+def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
+    """A file, or all that is below a directory.
 
     Symbolic links count as what they lead to; left out are those that lead nowhere or back to a
     directory above them, and what is neither a file nor a directory. A link that a job made, one of
     `made` (path to target), means a place at its site: nothing of this machine that it happens to
     lead to here goes up.
     """
-    found: list[tuple[str, Path, os.stat_result]] = []
+    found: list[_Found] = []
 
     def add(local: Path, at: str, above: frozenset[tuple[int, int]]) -> None:
         if at in made and local.is_symlink() and os.readlink(local) == made[at]:
@@ -163,6 +218,17 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[tuple[str, Pat
 
     add(root, path, frozenset())
     return found
+
+
+def _checksums(keys: Iterable[Key]) -> dict[Key, str | OSError]:
+    """The checksum of each file, or why it cannot be read."""
+    digests: dict[Key, str | OSError] = {}
+    for key in keys:
+        try:
+            digests[key] = checksum(Path(key[0]))
+        except OSError as error:
+            digests[key] = error
+    return digests
 
 
 def checksum(path: Path) -> str:

@@ -17,12 +17,14 @@ from typing import IO
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Repeats what the site does not answer, as `engine.patience.Patience` does."""
 
 SUFFIX = ".mantik-part"
+_CHUNK = 1 << 20
 ATTEMPTS = 3
 """How often a file is fetched whose checksum is wrong before that is told."""
 
@@ -103,12 +105,12 @@ class Landing:
     """Where the outputs of one try are put together before they take their places."""
 
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
-        """Prepare for `outputs`, the paths that the rule declares, relative to `workdir`."""
+        """Prepare for `outputs`, the paths in the workspace that the rule declares."""
         self._workdir = workdir
         self._made: set[Path] = set()
         # Numbered, since a name of our own added to a long one would be too long.
         self._roots = {
-            path: (workdir / path).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
+            path: local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
             for number, path in enumerate(outputs)
         }
 
@@ -118,11 +120,11 @@ class Landing:
         Raises:
             TransferError: the job tells of a file that the rule does not declare.
         """
-        for root, temporary in self._roots.items():
-            if entry.path == root and entry.type != "l":
-                return temporary
-            if entry.path.startswith(f"{root}/"):
-                parts = entry.path.removeprefix(f"{root}/").split("/")
+        if entry.path in self._roots and entry.type != "l":
+            return self._roots[entry.path]
+        for end in (end for end, letter in enumerate(entry.path) if letter == "/"):
+            if temporary := self._roots.get(entry.path[:end]):
+                parts = entry.path[end + 1 :].split("/")
                 # An absolute path would lead anywhere, and so would a step upwards.
                 if not {"", ".", ".."} & set(parts) and "\0" not in entry.path:
                     return temporary.joinpath(*parts)
@@ -171,10 +173,13 @@ class Landing:
 
     def _stream(self, entry: OutputEntry, content: IO[bytes]) -> None:
         place = self.place(entry)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        self._folder(place.parent)
+        digest = hashlib.sha256()
         with place.open("wb") as file:
-            shutil.copyfileobj(content, file)
-        if entry.sha256 and _sha256(place) != entry.sha256:
+            while chunk := content.read(_CHUNK):
+                digest.update(chunk)
+                file.write(chunk)
+        if entry.sha256 and digest.hexdigest() != entry.sha256:
             raise TransferError("the content is not what the job made", where=entry.path)
 
     def settle(self, entries: Iterable[OutputEntry]) -> None:
@@ -203,7 +208,7 @@ class Landing:
         for root, temporary in self._roots.items():
             if not os.path.lexists(temporary):
                 continue
-            final = self._workdir / root
+            final = local_path(root, self._workdir)
             if final.is_dir() and not final.is_symlink():
                 shutil.rmtree(final)
             temporary.rename(final)

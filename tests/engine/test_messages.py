@@ -8,8 +8,9 @@ from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.messages import Said
 from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 LOG = Path("logs/x.log")
 CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m"
@@ -17,7 +18,7 @@ CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m"
 
 def failed(exit_code: int = 1, **values: str) -> str:
     marker = Marker(exit_code, **values)  # type: ignore[arg-type]
-    return messages.failed(marker, "hpc1, 17", Said(b"the end\n", LOG), False)
+    return messages.failed(marker, "hpc1, 17", Said(b"the end\n", LOG), Reason.EXIT_CODE)
 
 
 @pytest.mark.parametrize("step", STEPS)

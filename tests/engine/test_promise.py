@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.sites.base import Reason
 from tests.support.controller import Controller, Killed, request
 from tests.support.simulated import Fate, Fault, World, result
 

@@ -12,9 +12,10 @@ from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Phase, Reason, Submission
+from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from tests.support import virtualtime
 from tests.support.simulated import Fate, Fault, SimulatedSite, World
 

@@ -150,11 +150,17 @@ def test_every_journal_is_another_workflow(tmp_path: Path) -> None:
         assert journal.workflow not in names
 
 
-def test_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+UNDO_3 = "DROP INDEX tries_name; ALTER TABLE tries DROP COLUMN reason; PRAGMA user_version = 2;"
+UNDO_2 = "DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;"
+
+
+@pytest.mark.parametrize("undo", [UNDO_3, UNDO_3 + UNDO_2])
+def test_older_version_is_brought_up_to_date(tmp_path: Path, undo: str) -> None:
     with closing(Journal(tmp_path)) as journal:
         record = new_try(journal)
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.executescript("DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;")
+        db.executescript(undo)
+    assert [r.reason for r in history(tmp_path)] == [""]
     for _ in range(2):
         with closing(Journal(tmp_path)) as journal:
             assert [r.id for r in journal.all_open_tries()] == [record.id]

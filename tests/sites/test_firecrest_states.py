@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sites.base import Phase, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import Phase
 from snakemake_executor_plugin_mantik.sites.firecrest.states import state_of
 
 

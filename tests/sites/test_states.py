@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.unicore.states import (
     reason_of_details,
     rejection,

@@ -15,12 +15,12 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
     UserError,
 )
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site
 from snakemake_executor_plugin_mantik.sites.base import (
     Phase,
     QueueLimits,
-    Reason,
     SiteFacts,
     Submission,
 )
@@ -230,7 +230,10 @@ def test_extends_by_the_servers_clock(unicorex: UnicoreX, workspace: str) -> Non
 class TestWithoutAScheduler:
     def test_runs(self, unicorex: UnicoreX, workspace: str) -> None:
         async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-            resources = Resources("batch", 600, 1, None, 2, None, None, 1024, qos="unknown here")
+            resources = Resources(
+                queue="batch", runtime_s=600, nodes=1, cpus_per_task=2, memory_mib_per_node=1024,
+                qos="unknown here",
+            )  # fmt: skip
             job = await site.submit(Submission("tag", "x", "exit 0", resources))
             assert await end_of(site, job) is Reason.SUCCESS
             # This server would lose it on the way.

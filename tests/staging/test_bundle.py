@@ -1,6 +1,7 @@
 """Bundles carry every name, and never half of a file that changes."""
 
 import asyncio
+import errno
 import io
 import os
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles, checksum
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
@@ -122,6 +123,33 @@ def test_many_who_ask_at_once_read_once(local: LocalFiles, work: Path) -> None:
     assert len({file.sha256 for (file,) in asyncio.run(all_at_once())}) == 1
 
 
+def test_a_file_that_cannot_be_read_is_only_its_own_jobs_trouble(
+    local: LocalFiles, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (work / name).write_text(name)
+
+    def read(path: Path) -> str:
+        if path.name == "b":
+            raise PermissionError(errno.EACCES, "no")
+        return checksum(path)
+
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.checksum", read)
+
+    async def at_once() -> list[list[LocalFile] | BaseException]:
+        wanted = [("a", None), ("b", None), ("c", None)], [("c", None), ("a", None)], [("b", None)]
+        return await asyncio.gather(*map(local.look_at, wanted), return_exceptions=True)
+
+    first, second, third = asyncio.run(at_once())
+
+    assert isinstance(second, list)
+    assert [file.sha256 for file in second] == [checksum(work / name) for name in "ca"]
+    for failed in (first, third):
+        assert isinstance(failed, UserError)
+        assert "cannot be read (no)" in str(failed)
+        assert str(work / "b") in str(failed)
+
+
 def test_links(local: LocalFiles, work: Path) -> None:
     (work / "d/sub").mkdir(parents=True)
     (work / "d/sub/x").write_text("x")
@@ -163,8 +191,7 @@ def test_what_cannot_be_sent_is_told(local: LocalFiles, work: Path, trouble: str
 
 def test_touched_is_not_read_again(local: LocalFiles, work: Path) -> None:
     (work / "a").write_text("1")
-    local.touched("a", 1, "known")
-    local.touched("gone", 1, "known")
+    local.touched([FileRecord("a", 1, "known"), FileRecord("gone", 1, "known")])
     assert look(local, "a")[0].sha256 == "known"
-    local.touched("a", 2, "another size")
+    local.touched([FileRecord("a", 2, "another size"), FileRecord("a", 1, "")])
     assert look(local, "a")[0].sha256 == "known"

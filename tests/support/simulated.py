@@ -33,13 +33,13 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
     JobState,
     Phase,
-    Reason,
     SiteDetails,
     SiteFacts,
     Submission,

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -19,6 +19,8 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.startup import workspace_name
+from tests.support import forkserver
+from tests.support.forkserver import Fork
 
 WAIT_S = 100.0
 """How long one command may take, seconds."""
@@ -56,6 +58,12 @@ def place_in(box: Sandbox, name: str) -> Place:
     return Place(name, config, box.environment(), directory / "scratch" / own, directory)
 
 
+def with_snakemake(place: Place) -> Place:
+    """The same site with the Python environment of the tests, which Snakemake is in."""
+    environment = f"Environment: {{Python: '{sys.prefix}'}}\n"
+    return replace(place, config=place.config + environment)
+
+
 @dataclass(frozen=True)
 class Ran:
     """A command that has ended: exit code, and all that it said."""
@@ -87,6 +95,7 @@ class Project:
         extra: variables that Snakemake is given beside the site's credentials.
         prefix: what stands before the command.
         sites: further backend configs, as `--mantik-backend-config` takes them.
+        forked: whether a fork may stand for the command, which saves its imports.
     """
 
     directory: Path
@@ -94,6 +103,7 @@ class Project:
     extra: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
     sites: list[str] = field(default_factory=list)
+    forked: bool = True
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -160,32 +170,30 @@ class Project:
 
     def run(self, *arguments: str, plain: bool = False, local: bool = False) -> Ran:
         """Run `snakemake` with `arguments` to its end."""
-        ended = subprocess.run(
-            self.command(*arguments, plain=plain, local=local),
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=WAIT_S,
-            check=False,
-        )
-        return Ran(ended.returncode, ended.stdout)
+        return self.start(*arguments, plain=plain, local=local).end()
 
-    def start(self, *arguments: str, plain: bool = False) -> "Running":
-        """Start `snakemake`."""
+    def start(self, *arguments: str, plain: bool = False, local: bool = False) -> "Running":
+        """Start `snakemake`: a fork of a process that has imported it, or the command itself."""
         log = self.directory.parent / f"output-{time.monotonic_ns()}.txt"
+        command = self.command(*arguments, plain=plain, local=local)
+        process: Fork | subprocess.Popen[bytes]
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                self.command(*arguments, plain=plain),
-                cwd=self.directory,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            if self.forked and not self.prefix and forkserver.can_run(self.environment):
+                process = forkserver.run(
+                    command[command.index("snakemake") + 1 :],
+                    cwd=self.directory,
+                    environment=self.environment,
+                    output=output.fileno(),
+                )
+            else:
+                process = subprocess.Popen(
+                    command,
+                    cwd=self.directory,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
         self._started.append(Running(process, log))
         return self._started[-1]
 
@@ -200,7 +208,7 @@ class Project:
 class Running:
     """A `snakemake` that was started."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | Fork"
     log: Path
 
     @property
@@ -248,7 +256,7 @@ def tree(directory: Path) -> dict[str, str | bytes]:
     found: dict[str, str | bytes] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if name.startswith((".", "mlruns", "mlflow.db")):
+        if name.startswith((".", "mlruns", "mlflow.db")) or "/.snakemake/" in f"/{name}/":
             continue
         if path.is_symlink():
             found[name] = f"-> {path.readlink()}"

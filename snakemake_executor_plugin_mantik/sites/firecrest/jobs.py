@@ -14,7 +14,8 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.firecrest import states
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client

@@ -7,7 +7,8 @@ the source of firecREST and OpenPBS's own documentation.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.slurm import SLURM_STATES
 
 _LONGEST_DETAIL: Final = 500

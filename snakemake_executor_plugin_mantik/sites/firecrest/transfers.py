@@ -23,7 +23,8 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.base import Entry, Phase, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import Entry, Phase
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import Jobs

@@ -13,7 +13,8 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnauthorized,
 )
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from pyunicore.aio.client import JobStatus
 
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.slurm import MEMORY_TEXTS, SLURM_STATES
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"

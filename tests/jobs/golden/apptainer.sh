@@ -489,21 +489,24 @@ _m_variables() {
 # Whether a module has put something before or behind the value of a path variable.
 _m_extended() { [ -n "$2" ] && [[ ":${!1-}:" == *":$2:"* ]]; }
 
+# Defines `module` where the node's shells do not have it already; fails where there is none.
+_m_find_module() {
+  local file
+  type module > /dev/null 2>&1 && return
+  for file in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh \
+    "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" "${MODULESHOME:-/usr/share/Modules}/init/bash" \
+    /usr/share/modules/init/bash; do
+    [ -r "$file" ] && . "$file"
+    type module > /dev/null 2>&1 && return
+  done
+  return 1
+}
 _m_environment() {
   _m_step variables
   _m_variables || _m_fail "a variable cannot be set"
   _m_step modules
-  if ! type module > /dev/null 2>&1; then
-    local file
-    for file in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh \
-      "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" "${MODULESHOME:-/usr/share/Modules}/init/bash" \
-      /usr/share/modules/init/bash; do
-      [ -r "$file" ] && . "$file"
-      type module > /dev/null 2>&1 && break
-    done
-    type module > /dev/null 2>&1 ||
-      _m_fail "there is no command 'module' on this node: load none, or define it in BASH_ENV"
-  fi
+  _m_find_module ||
+    _m_fail "there is no command 'module' on this node: load none, or define it in BASH_ENV"
   module load Stages/2025 Apptainer || _m_fail "not all modules could be loaded: Stages/2025 Apptainer"
   _m_extended OMP_NUM_THREADS 1 || export OMP_NUM_THREADS=1
   _m_extended DATA_DIR /p/data || export DATA_DIR=/p/data

@@ -1,0 +1,41 @@
+"""Snakemake's cache between workflows (`cache:`, `--cache`), which only its local executor serves.
+
+What is in the cache is not run at a site; what a site made is put there.
+"""
+
+from typing import Any
+
+from snakemake_executor_plugin_mantik.rules import Job
+
+
+async def fetch(workflow: Any, job: Job) -> bool:
+    """Put a job's outputs into place if they are in the cache, and say whether they are.
+
+    Raises:
+        WorkflowError: the cache cannot be read.
+    """
+    from snakemake.exceptions import CacheMissException
+
+    if job.is_group() or not _cached(workflow, job):
+        return False
+    try:
+        await job.rule.cache.fetch(job)
+    except CacheMissException:
+        return False
+    return True
+
+
+async def store(workflow: Any, job: Job) -> None:
+    """Put what a job, or each job of a group, has made into the cache, where it asks for that.
+
+    Raises:
+        WorkflowError: the cache cannot be written.
+    """
+    for member in job.jobs if job.is_group() else (job,):
+        if _cached(workflow, member) and not await member.rule.cache.exists(member):
+            await member.rule.cache.store(member)
+
+
+def _cached(workflow: Any, job: Job) -> bool:
+    asked = workflow.workflow_settings.cache is not None
+    return bool(asked and job.rule.cache and job.rule.cache.output)

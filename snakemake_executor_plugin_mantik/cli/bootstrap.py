@@ -1,0 +1,198 @@
+"""`smk-mantik bootstrap`: a Snakemake in the workspace at a site, for full jobs."""
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from snakemake_executor_plugin_mantik.cli.run import RUNS
+from snakemake_executor_plugin_mantik.config.reading import read_all
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
+
+STATE: Final = Path(".snakemake", "mantik")
+
+_TEMPLATE: Final = """\
+# Made by `smk-mantik bootstrap`, for this command line alone.
+rule bootstrap:
+    input:
+        program={program!r},
+        wheels={wheels!r},
+    output:
+        {report!r},
+    params:
+        words={words!r},
+    resources:
+        **{resources},
+    shell:
+        "$(command -v python3 || echo python) {{input.program:q}} {{output:q}} {{params.words}}"
+"""
+
+
+def bootstrap(
+    site: Annotated[
+        str,
+        typer.Argument(
+            help="The site: its name as snakemake has it, or its config as [NAME=]FILE."
+        ),
+    ],
+    snakemake: Annotated[
+        list[str] | None, typer.Argument(help="Options for snakemake, after --.")
+    ] = None,
+    *,
+    from_here: Annotated[
+        bool,
+        typer.Option(
+            "--from-here",
+            help="Fetch the packages here and send them: compute nodes may have no internet.",
+        ),
+    ] = False,
+    package: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", metavar="PACKAGE", help="A further package, as pip takes it; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Make Snakemake available to the full jobs of the workflow in this directory.
+
+    A job at the site makes a virtual environment in the workflow's workspace, with the Snakemake
+    that is installed here; it is used where the environment in the backend config has none.
+    """
+    if importlib.util.find_spec("snakemake") is None:
+        raise UserError(
+            "snakemake is not installed beside this command", where="smk-mantik bootstrap",
+            do="Install it with: pip install snakemake",
+        )  # fmt: skip
+    from snakemake import __version__
+
+    from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+    from snakemake_executor_plugin_mantik.rules.nested import BOOTSTRAPPED
+
+    known = read_all([site], Path()) if "=" in site or os.path.exists(site) else {}
+    name = next(iter(known), site)
+    specs = [f"snakemake=={__version__}", *(package or [])]
+    job = _Job(name, site if known else "", snakemake or [])
+    words = [BOOTSTRAPPED, __version__]
+    wheels: list[str] = []
+    if from_here:
+        typer.echo(f"Asking {name} which Python it has.")
+        there = job.run("ask", [], [])
+        folder = STATE / "wheels" / f"{there['python'].rpartition('.')[0]}-{there['machine']}"
+        typer.echo(f"Fetching wheels for Python {there['python']}, {there['machine']}.")
+        wheels = [str(path) for path in fetched(specs, there, folder)]
+        words += ["--wheels", str(folder)]
+    told = job.run("make", [*words, *(package or [])], wheels)
+    Lacks(STATE, {}).forget(name)
+    typer.echo(f"{name}: {told['result']}.")
+
+
+class _Job:
+    """Runs a job of one rule at the site, as any other job."""
+
+    def __init__(self, name: str, config: str, options: list[str]) -> None:
+        self._name = name
+        self._config = config
+        self._options = options
+
+    def run(self, what: str, words: list[str], wheels: list[str]) -> dict[str, Any]:
+        """Run the job and return its report.
+
+        Args:
+            what: name of the step, for its files.
+            words: the program's arguments behind the report.
+            wheels: files to be sent.
+
+        Raises:
+            UserError: it failed.
+        """
+        from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE
+
+        directory = RUNS / f"bootstrap-{self._name}"
+        directory.mkdir(parents=True, exist_ok=True)
+        program = directory / "bootstrap_job.py"
+        program.write_bytes(Path(bootstrap_job.__file__).read_bytes())
+        report = directory / f"{what}.json"
+        snakefile = directory / f"{what}.smk"
+        quoted = " ".join(map(shlex.quote, words))
+        snakefile.write_text(
+            _TEMPLATE.format(
+                program=str(program), report=str(report), wheels=wheels, words=quoted,
+                resources={} if self._config else {SITE_RESOURCE: self._name},
+            )
+        )  # fmt: skip
+        command = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)]
+        command += ["--mantik-backend-config", self._config] if self._config else []
+        command += ["--nolock", "--rerun-incomplete", "--forceall", "--executor", "mantik"]
+        command += ["--jobs", "1", "--mantik-track", "none", *self._options]
+        sys.stdout.flush()
+        if subprocess.run(command, check=False).returncode != 0:
+            raise UserError(
+                "the job failed; what it said is above", where=f"smk-mantik bootstrap {self._name}",
+                do="Correct that and start again",
+            )  # fmt: skip
+        answer: dict[str, Any] = json.loads(report.read_text())
+        return answer
+
+
+def fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]:
+    """Fetch the wheels of packages, and of all that they need, for another machine.
+
+    Args:
+        specs: packages, as pip takes them.
+        there: what that machine said of itself (`rules/onsite/bootstrap_job.py`).
+        folder: where they go.
+
+    Raises:
+        UserError: pip cannot fetch them.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        report = Path(temporary, "report.json")
+        _pip("install", "--dry-run", "--ignore-installed", "--report", str(report), *specs)
+        chosen = json.loads(report.read_text())["install"]
+    wheels: list[str] = []
+    others: list[str] = []
+    for item in chosen:
+        pinned = f"{item['metadata']['name']}=={item['metadata']['version']}"
+        archive = item["download_info"]["url"].endswith(".whl")
+        (wheels if archive else others).append(pinned)
+    for pinned in others:  # what there is no wheel of is made here: Python alone runs anywhere
+        _pip("wheel", "--no-deps", "--wheel-dir", str(folder), pinned)
+    if wheels:
+        target = ["--python-version", there["python"].rpartition(".")[0], "--implementation", "cp"]
+        for tag in platforms(there):
+            target += ["--platform", tag]
+        _pip("download", "--no-deps", "--dest", str(folder), *target, *wheels)
+    return sorted(folder.glob("*.whl"))
+
+
+def platforms(there: dict[str, Any]) -> list[str]:
+    """The platforms whose wheels run on a Linux machine, as PEP 600 names them."""
+    machine, (libc, version) = there["machine"], there["libc"]
+    newest = int(version.split(".")[1]) if libc == "glibc" else 17
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, 4, -1)]
+    return [*tags, f"manylinux2014_{machine}", f"linux_{machine}"]
+
+
+def _pip(*words: str) -> None:
+    command = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, "--no-input"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise UserError(
+            f"pip cannot fetch the packages here: {done.stdout.strip()}",
+            where=f"pip {words[0]}",
+            do="See whether pip is installed here and can reach its index",
+        )

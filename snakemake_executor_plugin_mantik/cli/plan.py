@@ -1,0 +1,202 @@
+"""`smk-mantik plan`: what a run of a workflow would send, without sending anything."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand
+
+from snakemake_executor_plugin_mantik.cli.check import WRONG
+from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Uploads
+from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.errors import UserError, printable
+from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
+
+_OURS: Final = ("--json", "--connect", "--details", "--help")
+_ONE_LINE: Final = 10_000
+"""Columns where nobody looks on but a program: each job has a line of its own."""
+
+_LATER: Final = "follows from files that are still to be made"
+
+
+class Passing(TyperCommand):
+    """A command that takes a few options of its own and hands on the others as they are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take our options, up to `--` or the end, out of the arguments."""
+        cut = args.index("--") if "--" in args else len(args)
+        own = [word for word in args[:cut] if word in _OURS]
+        rest: list[str] = super().parse_args(ctx, own)
+        ctx.params["arguments"] = [word for word in args[:cut] if word not in _OURS] + args[cut:]
+        return rest
+
+
+def plan(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="SNAKEMAKE-ARGUMENTS", help="As for snakemake.")
+    ] = None,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect", help="Also ask the sites, with your credentials, what their queues allow."
+        ),
+    ] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also show each job's command and outputs.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what `snakemake` with the same arguments would send; nothing is sent, no site asked."""
+    if importlib.util.find_spec("snakemake") is None:
+        raise UserError(
+            "snakemake is not installed beside this command", where="smk-mantik plan",
+            do="Install it with: pip install snakemake",
+        )  # fmt: skip
+    from snakemake_executor_plugin_mantik.dryrun import looking
+    from snakemake_executor_plugin_mantik.planning import planned
+
+    def look(workflow: Any, options: Any, logger: Any) -> Plan:
+        return planned(workflow, options, logger, connect=connect)
+
+    made = looking(arguments or [], look)
+    if made is None:
+        raise typer.Exit(WRONG)
+    if as_json:
+        typer.echo(json.dumps(made.as_json(), indent=2))
+    else:
+        _tell(made, details=details)
+    for mistake in made.mistakes:
+        typer.echo(printable(mistake), err=True)
+    if made.mistakes:
+        raise typer.Exit(WRONG)
+
+
+def _tell(made: Plan, *, details: bool) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_ONE_LINE)
+    if made.jobs:
+        console.print(table(made.jobs))
+    if details:
+        for job in made.jobs:
+            console.print()
+            for line in _details(job):
+                console.print(Text(printable(line)))
+    console.print()
+    for line in _totals(made):
+        console.print(Text(line))
+
+
+def table(jobs: list[Forecast]) -> Table:
+    """A table of jobs, a line each."""
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    right = ("nodes", "tasks", "CPUs", "GPUs", "time")
+    for title in (
+        "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",
+        "goes up", "",
+    ):  # fmt: skip
+        shown.add_column(title, justify="right" if title in right else "left")
+    for job in jobs:
+        # As text: names are the user's, not markup.
+        shown.add_row(*(Text(" ".join(printable(cell).split())) for cell in _cells(job)))
+    return shown
+
+
+def _cells(job: Forecast) -> Iterator[str]:
+    asked = job.resources
+    yield job.job
+    yield job.site or "?"
+    if asked is None:
+        yield from [""] * 7
+    else:
+        gpus = (asked.gpus_per_node or 0) * (asked.nodes or 1)
+        yield asked.queue or "default"
+        for number in (asked.nodes, asked.tasks, total_cpus(asked)):
+            yield "" if number is None else str(number)
+        if asked.memory_mib_per_cpu is not None:
+            yield f"{asked.memory_mib_per_cpu} MiB per CPU"
+        else:
+            yield f"{asked.memory_mib_per_node} MiB" if asked.memory_mib_per_node else ""
+        yield str(gpus) if gpus else ""
+        yield duration(asked.runtime_s) if asked.runtime_s else ""
+    known = job.command is not None
+    yield ("full" if job.full else "thin") if known else ""
+    yield _uploads(job.inputs, short=True) if known else ""
+    yield "cannot be sent, see below" if job.mistake else _note(job)
+
+
+def _note(job: Forecast) -> str:
+    """What is particular about a job: things of it that are not known yet."""
+    if job.sent:
+        return "was sent already: taken up if it is the same"
+    unknown = [*job.later, *(["its command"] if job.command is None else [])]
+    return f"{', '.join(unknown)}: {_LATER}" if unknown else ""
+
+
+def _details(job: Forecast) -> Iterator[str]:
+    yield f"{job.job} at {job.site or 'a site that is not known yet'}"
+    if job.resources is not None:
+        asked = {k: v for k, v in asdict(job.resources).items() if v is not None}
+        yield f"  asks for:    {', '.join(f'{k} {v}' for k, v in asked.items()) or 'nothing'}"
+    if note := job.mistake or _note(job):
+        yield f"  note:        {note}"
+    yield f"  environment: {job.environment or 'none'}"
+    if job.command is not None:
+        yield f"  files:       {_uploads(job.inputs)}"
+        yield "  command:"
+        yield from (f"    {line}" for line in job.command.splitlines())
+    yield f"  makes:       {', '.join(job.outputs)}"
+
+
+def _totals(made: Plan) -> Iterator[str]:
+    for site, total in made.sites.items():
+        yield (
+            f"{site}: {_jobs(total.jobs)}, at most {total.core_hours:.1f} core hours"
+            f" and {total.gpu_hours:.1f} GPU hours"
+            + (f", and {total.without_runtime} ask no walltime" if total.without_runtime else "")
+            + f"; files: {_uploads(total.uploads)}."
+        )
+    later = sum(job.site is None for job in made.jobs)
+    if later:
+        yield f"{_jobs(later)} at a site that {_LATER}."
+    if made.here:
+        yield f"{_jobs(made.here)} on this machine."
+    if made.more:
+        yield "Checkpoints may lead to more jobs."
+    if not made.jobs:
+        yield "No job would be sent."
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+def _uploads(files: Uploads, *, short: bool = False) -> str:
+    """What goes up, in words."""
+    if short:
+        count = "1 file" if files.files == 1 else f"{files.files} files"
+        return f"{count}, {_size(files.bytes)}" if files.files else ""
+    parts = [f"{files.files} go up ({_size(files.bytes)})"]
+    for number, words in (
+        (files.at_site, "are there"),
+        (files.made_there, "are made there"),
+        (files.later, "go up once they are made"),
+    ):
+        if number:
+            parts.append(f"{number} {words}")
+    return ", ".join(parts)
+
+
+def _size(number: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"

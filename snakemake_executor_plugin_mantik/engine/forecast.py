@@ -1,0 +1,296 @@
+"""What a run would send, told beforehand: what goes up, what jobs ask for, what that adds up to.
+
+Values, and what the journal and the local files say. No site is asked.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.journal import Copy, FileLedger
+from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
+
+HERE = ""
+"""Stands for this machine where the name of a site stands otherwise."""
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """Files that are needed at a site.
+
+    Attributes:
+        files: how many go up.
+        bytes: their sizes together.
+        at_site: how many are there already, or on their way.
+        later: how many are still to be made elsewhere and go up then.
+        made_there: how many are still to be made at the same site.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    at_site: int = 0
+    later: int = 0
+    made_there: int = 0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One job as it would be sent; the fields are the keys of `smk-mantik plan --json`.
+
+    Attributes:
+        job: its rule and wildcards.
+        rule: its rule; for a group the rules.
+        site: where it would run; None if that follows from files that are still to be made.
+        resources: what it asks the scheduler for; None where that is not known yet.
+        full: whether it runs a Snakemake at the site.
+        command: what the shell is given; None if it follows from files that are still to be made.
+        environment: what the command runs in.
+        inputs: the files that it needs.
+        outputs: what it makes.
+        later: which of its resources follow from files that are still to be made.
+        sent: whether an earlier run sent it and did not see its end: if it is still the same job,
+            it is taken up and not sent again.
+        mistake: why it cannot be sent; empty if it can.
+    """
+
+    job: str
+    rule: str
+    site: str | None
+    resources: Resources | None = None
+    full: bool = False
+    command: str | None = None
+    environment: str = ""
+    inputs: Uploads = Uploads()
+    outputs: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    sent: bool = False
+    mistake: str = ""
+
+
+@dataclass
+class Total:
+    """What all jobs at one site ask for.
+
+    Attributes:
+        jobs: how many there are.
+        core_hours, gpu_hours: of those whose walltime is known, if each takes all of it.
+        without_runtime: how many ask for no walltime, or for one that is not known yet.
+        uploads: files that go up, each once: inputs, images and sources.
+    """
+
+    jobs: int = 0
+    core_hours: float = 0.0
+    gpu_hours: float = 0.0
+    without_runtime: int = 0
+    uploads: Uploads = field(default_factory=Uploads)
+
+    def add(self, resources: Resources | None) -> None:
+        """Count one more job."""
+        self.jobs += 1
+        if resources is None or resources.runtime_s is None:
+            self.without_runtime += 1
+            return
+        hours = resources.runtime_s / 3600
+        nodes = resources.nodes or 1
+        self.core_hours += hours * (total_cpus(resources) or resources.tasks or nodes)
+        self.gpu_hours += hours * (resources.gpus_per_node or 0) * nodes
+
+
+@dataclass
+class Plan:
+    """What would be sent.
+
+    Attributes:
+        jobs: in an order in which they could run.
+        sites: what the jobs at each site add up to.
+        sources: what of the working directory goes up to each site.
+        here: how many jobs run on this machine.
+        more: whether checkpoints may lead to further jobs.
+    """
+
+    jobs: list[Forecast] = field(default_factory=list)
+    sites: dict[str, Total] = field(default_factory=dict)
+    sources: dict[str, Uploads] = field(default_factory=dict)
+    here: int = 0
+    more: bool = False
+
+    @property
+    def mistakes(self) -> list[str]:
+        """What cannot be sent, and why."""
+        return [f"{job.job}: {job.mistake}" for job in self.jobs if job.mistake]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return asdict(self) | {"mistakes": self.mistakes}
+
+
+class Forecaster:
+    """Tells what of a run's files goes up to its sites. A context manager."""
+
+    def __init__(
+        self,
+        workdir: Path,
+        state: Path,
+        planners: Mapping[str, Planner],
+        made: Mapping[str, str],
+    ) -> None:
+        """Make a forecaster.
+
+        Args:
+            workdir: the workflow's directory.
+            state: our own local directory, with the journal if there is one.
+            planners: of the sites.
+            made: what jobs of the run make, and at which site; `HERE` for this machine.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        self._copy = copy = Copy(state)
+        self._ledger = FileLedger(copy)
+        self._neighbours = {name: _neighbours(copy, name, planners) for name in planners}
+        self._planners = planners
+        self._made = made
+        self._pending = {
+            (name, file.path): (file.size, file.sha256)
+            for name in planners
+            for files in self._ledger.pending_bundles(name).values()
+            for file in files
+        }
+        sizes = {size for size, _ in self._pending.values()}
+        sizes |= {f.size for name in planners for f in self._ledger.remote_files(name)}
+        self._local = _Looking(workdir, self._ledger, sizes)
+        self._workdir = workdir
+        self._runner = asyncio.Runner()
+        # By workspace and path: each file goes up once.
+        self._all: dict[tuple[str, str], tuple[str, int]] = {}
+
+    def __enter__(self) -> Self:
+        """Start to look."""
+        self._runner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End looking."""
+        self._runner.close()
+
+    def needed(self, request: JobRequest) -> Uploads:
+        """The files of one job.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        found: dict[str, tuple[str, int]] = {}
+        look: list[tuple[str, Path | None]] = []
+        near = self._neighbours[request.site]
+        kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
+        for path in dict.fromkeys([*request.inputs, *kept]):
+            maker = self._maker(path)
+            if maker is None:
+                look.append((path, None))
+            else:
+                found[path] = ("made_there" if maker in near else "later", 0)
+        if (image := self._planners[request.site].image) is not None:
+            look.append((image[1], image[0]))
+        for upload in request.uploads:
+            if upload.content is not None:
+                file = LocalFile.holding(upload.path, upload.content)
+                found[file.path] = self._kind(request.site, file)
+            else:
+                look.append((upload.path, upload.local))
+        for file in self._runner.run(self._look(look)):
+            found[file.path] = self._kind(request.site, file)
+        self._note(request.site, found)
+        return _sum(found.values())
+
+    def sent(self, request: JobRequest) -> bool:
+        """Whether a try of a job is under way, as far as is known here."""
+        rows = self._copy.db.execute(
+            "SELECT 1 FROM tries WHERE job = ? AND state NOT IN ('planned', 'done', 'abandoned')",
+            (request.job,),
+        )
+        return rows.fetchone() is not None
+
+    def sources(self, site: str, paths: Sequence[str]) -> Uploads:
+        """The working directory's sources."""
+        files = self._runner.run(self._look([(path, None) for path in paths], source=True))
+        found = {file.path: self._kind(site, file) for file in files}
+        self._note(site, found)
+        return _sum(found.values())
+
+    def all(self, site: str) -> Uploads:
+        """All files that were looked at for a site, and for other names of it, each once."""
+        first = self._neighbours[site][0]
+        return _sum(kind for (at, _), kind in self._all.items() if at == first)
+
+    def _maker(self, path: str) -> str | None:
+        """The site at which a job of the run makes a file, or a directory above it."""
+        while path:
+            if path in self._made:
+                return self._made[path]
+            path = os.path.dirname(path)
+        return None
+
+    def _note(self, site: str, found: Mapping[str, tuple[str, int]]) -> None:
+        first = self._neighbours[site][0]
+        self._all |= {(first, path): kind for path, kind in found.items()}
+
+    async def _look(
+        self, paths: Iterable[tuple[str, Path | None]], *, source: bool = False
+    ) -> list[LocalFile]:
+        return await self._local.look_at(paths, source=source)
+
+    def _kind(self, site: str, file: LocalFile) -> tuple[str, int]:
+        content = (file.size, file.sha256)
+        for name in self._neighbours[site]:
+            known = self._ledger.remote_file(name, file.path)
+            if known is not None and (known.size, known.sha256) == content:
+                return "at_site", 0
+            if self._pending.get((name, file.path)) == content:
+                return "at_site", 0
+        return "files", file.size
+
+
+class _Looking(LocalFiles):
+    """Looks at files, but reads only those that a site might have."""
+
+    def __init__(self, workdir: Path, ledger: FileLedger, sizes: set[int]) -> None:
+        super().__init__(workdir, ledger)
+        self._sizes = sizes
+
+    async def _read(self, keys: list[Key]) -> dict[Key, str | OSError]:
+        alike = [key for key in keys if key[1] in self._sizes]
+        new: dict[Key, str | OSError] = dict.fromkeys((k for k in keys if k not in alike), "new")
+        return {**new, **(await super()._read(alike) if alike else {})}
+
+
+def _neighbours(copy: Copy, name: str, planners: Mapping[str, Planner]) -> list[str]:
+    """The names of the same workspace, always in the same order."""
+    rows = copy.db.execute(
+        "SELECT b.site AS site FROM sites a JOIN sites b ON a.workspace = b.workspace"
+        " WHERE a.site = ? ORDER BY b.site",
+        (name,),
+    ).fetchall()
+    key = _workspace(planners[name])
+    known = {row["site"] for row in rows}
+    return sorted(known | {other for other, p in planners.items() if _workspace(p) == key})
+
+
+def _workspace(planner: Planner) -> Any:
+    config = planner.config
+    return config.api_url, config.firecrest, config.site.workspace, config.site.storage
+
+
+def _sum(kinds: Iterable[tuple[str, int]]) -> Uploads:
+    counts = dict.fromkeys(("files", "at_site", "later", "made_there"), 0)
+    size = 0
+    for kind, its in kinds:
+        counts[kind] += 1
+        size += its
+    return Uploads(bytes=size, **counts)

@@ -1,0 +1,79 @@
+"""The scheduler's word on a job that a signal ended: the job itself cannot know who sent it."""
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
+
+KILLED: Final = 128 + 9
+"""The exit code that a shell gives for a command that KILL ended; the kernel's, for want of memory,
+among others."""
+
+_TELLING: Final = (
+    Reason.TIME_LIMIT,
+    Reason.OUT_OF_MEMORY,
+    Reason.NODE_FAILURE,
+    Reason.PREEMPTED,
+    Reason.CANCELLED,
+)
+"""What explains a signal; that the script ended with a code does not."""
+
+
+class Witness:
+    """Asks one site's scheduler. All methods belong to the event loop's thread."""
+
+    def __init__(self, site: Site, settings: SiteSettings) -> None:
+        self._site = site
+        self._settings = settings
+
+    async def reason(self, marker: Marker, ids: list[str], *, over: bool) -> Reason:
+        """Why a job failed that could still write its marker.
+
+        Args:
+            marker: what it wrote.
+            ids: the site's ids of it.
+            over: whether its time was over.
+        """
+        if marker.signal and over:
+            return Reason.TIME_LIMIT
+        if marker.signal:
+            return await self._said(ids) or Reason.CANCELLED
+        if marker.failed_step:
+            return Reason.SET_UP
+        if marker.exit_code == KILLED:
+            return await self._said(ids) or Reason.EXIT_CODE
+        return Reason.EXIT_CODE
+
+    async def _said(self, ids: list[str]) -> Reason | None:
+        """What the scheduler says, once it says that the job ended; None if it has no reason.
+
+        A site that does not answer, or is slow to notice the end, is waited for `MarkerGrace`.
+        """
+        told: JobState | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.marker_grace_s):
+                while ids and (told := await self._ended(ids)) is None:
+                    await asyncio.sleep(self._settings.poll_min_s)
+        return told.reason if told is not None and told.reason in _TELLING else None
+
+    async def _ended(self, ids: list[str]) -> JobState | None:
+        """The state of the job, which one of `ids` ran; None while the scheduler sees it run."""
+        try:
+            states = await self._site.states(ids)
+            ended = {i: s for i, s in states.items() if s.phase is Phase.ENDED}
+            for job_id, state in ended.items():
+                with suppress(SiteNotFound, SiteRejected):
+                    explained = await self._site.explain(job_id)
+                    state = explained if explained.phase is Phase.ENDED else state  # noqa: PLW2901
+                ended[job_id] = state
+        except SiteError:
+            return None
+        told = [state for state in ended.values() if state.reason in _TELLING]
+        if told or len(ended) == len(ids):
+            return (told or list(ended.values()))[-1]
+        return None

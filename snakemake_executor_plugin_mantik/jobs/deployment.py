@@ -1,0 +1,190 @@
+"""The environment of a rule as bash around its command: modules, conda, a container.
+
+Each function gives a text for bash that makes the environment and then runs the command in it.
+It needs the workspace or a shadow directory as its working directory: `.mantik` is in both.
+What has to be made first, an environment or an image, is made once per workspace by the first job
+that needs it (`once.sh.j2`); a job that cannot have its environment fails before its command.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES
+from snakemake_executor_plugin_mantik.jobs.script import expandable
+from snakemake_executor_plugin_mantik.jobs.templates import template
+
+MACHINES = {
+    "linux-64": "x86_64",
+    "linux-aarch64": "aarch64",
+    "linux-ppc64le": "ppc64le",
+}
+"""Conda's platforms, and what `uname -m` says on them."""
+
+NO_TOOL = (
+    "what to do: load a module that brings one (Environment: Modules in the backend config), or",
+    "name one in the variable MANTIK_CONDA (Environment: Variables in the backend config)",
+)
+NO_ENVIRONMENT = (
+    "what to do: name one that is at the site, by its path if its tool is not found by itself, or",
+    "an environment file (conda: envs/NAME.yaml), of which one is made there",
+)
+NOT_MADE = {
+    "environment": (
+        "what to do: where compute nodes reach no package server, name an environment that is at",
+        "the site (conda: NAME or PATH); a failure that passes is tried again with the next job",
+    ),
+    "image": (
+        "what to do: where compute nodes reach no registry, fetch the image to a file here",
+        "(apptainer pull FILE.sif URL) and name the file in container:",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Times:
+    """How jobs that want the same thing made watch each other, in seconds.
+
+    Attributes:
+        beat_s: between two signs of life of the job that makes it.
+        stale_s: without one after which it is given up. Network file systems show what another
+            node wrote up to a minute late.
+        poll_s: between two looks of a job that waits.
+    """
+
+    beat_s: float = 10
+    stale_s: int = 180
+    poll_s: float = 3
+
+
+@dataclass(frozen=True)
+class CondaFile:
+    """A conda environment that is made of a file; paths are relative to the workspace.
+
+    Attributes:
+        label: the file as the user knows it.
+        place: name of the environment's directory in `.mantik/conda`, another one for each content.
+        file: the environment file.
+        pins: explicit lists of packages by conda's platform, that are preferred to the file.
+        post_deploy: a script that is run in the new environment, and what runs it.
+    """
+
+    label: str
+    place: str
+    file: str
+    pins: Mapping[str, str] = field(default_factory=dict)
+    post_deploy: str = ""
+    interpreter: str = "sh"
+
+
+@dataclass(frozen=True)
+class Image:
+    """A container image.
+
+    Attributes:
+        source: a path, relative to the workspace or absolute at the site, or a URL.
+        place: for a URL: the name of its directory in `.mantik/images`.
+        options: words of the backend config for `apptainer`, with bash's quotes.
+        arguments: further ones as text of a command line.
+    """
+
+    source: str
+    place: str = ""
+    options: tuple[str, ...] = ()
+    arguments: str = ""
+
+
+def with_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
+    """The command in the environment of `module load`, after a purge as Snakemake does it."""
+    words = [word for name in modules for word in name.split()]
+    setup = template("envmodules.sh.j2").render(
+        who=_who(rule),
+        modules=shlex.join(words),
+        failed=shlex.quote(f"not all modules could be loaded: {' '.join(words)}"),
+    )
+    return setup + command
+
+
+def with_conda(
+    environment: CondaFile | str,
+    command: str,
+    *,
+    rule: str,
+    blocked: Iterable[str] = (),
+    times: Times | None = None,
+) -> str:
+    """The command in a conda environment.
+
+    Args:
+        environment: one that is to be made, or the name or path of one that is at the site.
+        command: text for bash.
+        rule: the rule's name, for messages.
+        blocked: variables that would lead the environment's programs elsewhere.
+        times: of the making.
+    """
+    values: dict[str, object]
+    label = environment if isinstance(environment, str) else environment.label
+    if isinstance(environment, str):
+        values = {
+            "created": False,
+            "no_environment": _lines(NO_ENVIRONMENT),
+        }
+    else:
+        values = {
+            "created": True,
+            "no_tool": _lines(NO_TOOL),
+            "turn": shlex.quote(f"{CONDA}/turn"),
+            "place": shlex.quote(f"{CONDA}/{environment.place}"),
+            "file": shlex.quote(environment.file),
+            "pins": [
+                (MACHINES[platform], shlex.quote(path))
+                for platform, path in environment.pins.items()
+            ],
+            "post_deploy": environment.post_deploy and shlex.quote(environment.post_deploy),
+            "interpreter": environment.interpreter,
+        }
+    setup = template("conda.sh.j2").render(
+        who=_who(rule),
+        label=shlex.quote(label),
+        what=shlex.quote(f"conda environment {label}"),
+        advice=_lines(NOT_MADE["environment"]),
+        times=times or Times(),
+        blocked=shlex.join(blocked),
+        **values,
+    )
+    return setup + command
+
+
+def with_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:
+    """A program in a container, whose home and working directory are the workspace's.
+
+    Args:
+        image: what it runs in.
+        start: the program and its arguments, quoted.
+        rule: the rule's name, for messages.
+        times: of the fetching.
+    """
+    arguments = [expandable(word) for word in image.options]
+    if image.arguments:
+        arguments.append(image.arguments)
+    return template("container.sh.j2").render(
+        who=_who(rule),
+        what=shlex.quote(f"image {image.source}"),
+        advice=_lines(NOT_MADE["image"]),
+        times=times or Times(),
+        fetched=bool(image.place),
+        url=shlex.quote(image.source),
+        place=shlex.quote(f"{IMAGES}/{image.place}"),
+        absolute=image.source.startswith("/"),
+        image=shlex.quote(image.source),
+        options="".join(f" {word}" for word in arguments),
+        start=start,
+    )
+
+
+def _who(rule: str) -> str:
+    return shlex.quote(f"rule {rule}")
+
+
+def _lines(lines: Iterable[str]) -> list[str]:
+    return [shlex.quote(line) for line in lines]

@@ -1,0 +1,28 @@
+"""The templates of bash that lie beside this module."""
+
+from functools import cache
+
+import jinja2
+
+
+@cache
+def template(name: str) -> jinja2.Template:
+    """The template `name`; its values have to be quoted for bash by who gives them."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    # Bash is full of the usual delimiters: `${#array[@]}` would begin a comment.
+    return jinja2.Environment(  # noqa: S701 - bash, not HTML; values are quoted for bash
+        variable_start_string="@{",
+        variable_end_string="}@",
+        block_start_string="@%",
+        block_end_string="%@",
+        comment_start_string="@#",
+        comment_end_string="#@",
+        line_statement_prefix="@@",
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        loader=jinja2.PackageLoader(__package__, "."),
+    )

@@ -1,0 +1,165 @@
+"""What the jobs of a workflow would send, from Snakemake's graph of them to values."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snakemake.exceptions import RuleException, format_exception_to_string
+from snakemake_interface_common.exceptions import WorkflowError
+
+from snakemake_executor_plugin_mantik import startup
+from snakemake_executor_plugin_mantik.config.environment import environment_of
+from snakemake_executor_plugin_mantik.engine.forecast import (
+    HERE,
+    Forecast,
+    Forecaster,
+    Plan,
+    Total,
+)
+from snakemake_executor_plugin_mantik.engine.plan import misfits
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.spec import Environment
+from snakemake_executor_plugin_mantik.journal import job_name
+from snakemake_executor_plugin_mantik.rules import Job, resources
+from snakemake_executor_plugin_mantik.rules.identity import plain
+from snakemake_executor_plugin_mantik.startup import Checked
+
+
+def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
+    """What Snakemake's `workflow`, whose jobs are known, would send.
+
+    Args:
+        workflow: Snakemake's, in whose directory we are.
+        options: the executor's settings.
+        logger: Snakemake's.
+        connect: whether to ask the sites what their queues allow.
+
+    Raises:
+        MantikError: with all mistakes that a run would tell at its start.
+    """
+    dag = workflow.dag
+    checked = startup.check(workflow, dag, options, logger)
+    limits = startup.facts(checked) if connect else {}
+    units = _units(dag)
+    sites = {unit: None if unit.is_local else _site(unit, checked.planners) for unit in units}
+    made = {plain(path): sites[unit] or HERE for unit in units for path in unit.output}
+    jobs: list[Forecast] = []
+    state = Path(workflow.persistence.path) / startup.STATE
+    with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
+        secrets = dict.fromkeys(sorted(workflow.envvars), "")  # names alone
+        look = _Look(checked, secrets, workflow.linemaps, forecaster, frozenset(made))
+        jobs = [look.at(unit, sites[unit]) for unit in units if not unit.is_local]
+        products = startup.products(dag)
+        totals: dict[str, Total] = {}
+        for job in jobs:
+            if job.site is not None:
+                totals.setdefault(job.site, Total()).add(job.resources)
+        sources = {
+            site: forecaster.sources(
+                site, startup.sources_of(checked, products, logger, site).paths
+            )
+            for site in totals
+        }
+        for site, total in totals.items():
+            total.uploads = forecaster.all(site)
+    for at, job in enumerate(jobs):
+        if job.site in limits and job.resources is not None:
+            told = [f"{m.what}. {m.do}." for m in misfits(job.resources, limits[job.site])]
+            jobs[at] = replace(job, mistake=" ".join([job.mistake, *told]).strip())
+    return Plan(
+        jobs,
+        totals,
+        sources,
+        here=sum(unit.is_local and not unit.rule.norun for unit in units),
+        more=any(job.is_checkpoint for job in dag.needrun_jobs()),
+    )
+
+
+def _units(dag: Any) -> list[Job]:
+    """The jobs, and groups of jobs, that would run, in an order in which they could."""
+    needed = set(dag.needrun_jobs())
+    ordered = (job for level in dag.toposorted(needed) for job in sorted(level, key=_key))
+    return list(dict.fromkeys(dag.get_job_group(job) or job for job in ordered))
+
+
+def _key(job: Job) -> tuple[str, list[tuple[str, str]]]:
+    return job.rule.name, sorted((k, str(v)) for k, v in job.wildcards_dict.items())
+
+
+def _written(names: Collection[str]) -> Iterator[str]:
+    """The names of resources as a Snakefile has them: sizes under one of their three."""
+    for name in sorted(names):
+        size = name.removesuffix("_mib")
+        if f"{size}_mb" not in names:
+            yield name
+
+
+def _site(job: Job, sites: Mapping[str, object]) -> str | None:
+    """Where a job would run; None if that is not known yet."""
+    given, later = resources.determined(resources.given_resources(job))
+    return None if resources.SITE_RESOURCE in later else resources.site_of(given, sites)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Looks at single jobs.
+
+    Attributes:
+        checked: the workflow.
+        secrets: names of its `envvars:`.
+        linemaps: Snakemake's, for its messages.
+        forecaster: looks at files.
+        made: what jobs of the run make.
+    """
+
+    checked: Checked
+    secrets: Mapping[str, str]
+    linemaps: Any
+    forecaster: Forecaster
+    made: frozenset[str]
+
+    def at(self, job: Job, site: str | None) -> Forecast:
+        """What would be sent for `job` to `site`; None: not known yet."""
+        given, later = resources.determined(resources.given_resources(job))
+        given.pop(resources.SITE_RESOURCE, None)
+        result = Forecast(
+            job_name(job.rule.name, job.wildcards_dict), job.rule.name, site,
+            outputs=tuple(map(str, job.output)), later=tuple(_written(later)),
+        )  # fmt: skip
+        if site is None:
+            return result
+        planner = self.checked.planners[site]
+        result = replace(
+            result,
+            resources=planner.resources(given, job.threads),
+            environment=_words(environment_of(planner.config, self.checked.workdir)),
+        )
+        try:
+            request = self.checked.request(job, self.secrets)
+            needed = self.forecaster.needed(request)
+        except (UserError, RuleException, WorkflowError) as error:
+            if any(plain(path) in self.made for path in job.input):
+                return result  # a value that is not known yet
+            if isinstance(error, UserError):
+                return replace(result, mistake=str(error))
+            return replace(result, mistake=format_exception_to_string(error, self.linemaps).strip())
+        return replace(
+            result,
+            job=request.name,
+            rule=request.rule,
+            full=request.full,
+            command=request.command,
+            inputs=needed,
+            sent=self.forecaster.sent(request),
+        )
+
+
+def _words(environment: Environment) -> str:
+    """What a command runs in, in words; empty for nothing."""
+    parts = [f"modules {' '.join(environment.modules)}"] if environment.modules else []
+    if environment.apptainer:
+        parts.append(f"Apptainer {environment.apptainer.image}")
+    if environment.python:
+        parts.append(f"Python {environment.python}")
+    return ", ".join(parts)

@@ -1,0 +1,237 @@
+"""Runs one job of a workflow with the Snakemake of a site.
+
+It reads from its standard input what `rules/nested.py` wrote (JSON, one line), looks for a fitting
+Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node has may be
+an old one.
+
+Four things of Snakemake are changed in its process, because a site has not all that is here:
+
+- Rules that were not asked for are left out also where a workflow has checkpoints: their inputs
+  are not at the site. What checkpoints have made is known from here.
+- The job's files must be those that it has here. A Snakefile that looks for files while it is read
+  (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
+- Sources that are not files of the workspace come from a cache that is filled before.
+- Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+UNFIT = 78
+"""Exit code where no Snakemake fits (EX_CONFIG of sysexits.h)."""
+
+LACK = "mantik: there is no fitting Snakemake:"
+"""How the line begins that says so."""
+
+_ASK = """\
+import sys
+try:
+    from importlib.metadata import version
+    print(version("snakemake"))
+except Exception:
+    print("")
+"""
+
+
+def fits(found: str, wanted: str) -> bool:
+    """Whether a Snakemake can stand in for another: the same major release, and not an older one.
+
+    A newer minor release runs what an older one ran; what is new in one is missing before it.
+    """
+    try:
+        there, here = ([int(part) for part in text.split(".")[:2]] for text in (found, wanted))
+    except ValueError:
+        return False
+    return there[0] == here[0] and there >= here
+
+
+def own_version() -> str:
+    """The version of Snakemake that this Python has; empty for none."""
+    try:
+        from importlib.metadata import PackageNotFoundError, version
+    except ImportError:  # before Python 3.8, which no Snakemake of today runs with
+        return ""
+    try:
+        return version("snakemake")
+    except PackageNotFoundError:
+        return ""
+
+
+def version_of(python: str) -> str:
+    """The version of Snakemake that another Python has; empty for none."""
+    try:
+        answer = subprocess.run([python, "-c", _ASK], stdout=subprocess.PIPE, check=False)
+    except OSError:
+        return ""
+    return answer.stdout.decode(errors="replace").strip()
+
+
+def main() -> None:
+    """Find a Snakemake and run the job."""
+    text = sys.stdin.read()
+    order = json.loads(text)
+    wanted = order["snakemake"]
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    found = {sys.executable: own_version()}
+    if fits(found[sys.executable], wanted):
+        run(order)
+    for name in [*order["pythons"]]:
+        python = shutil.which(name)
+        if python is None or python in found:
+            continue
+        found[python] = version_of(python)
+        if fits(found[python], wanted):
+            _become(python, text)
+    _unfit(order, found)
+
+
+def _become(python: str, text: str) -> None:
+    """Start this file once more, with another Python."""
+    with tempfile.TemporaryFile() as handed:
+        handed.write(text.encode())
+        handed.seek(0)
+        os.dup2(handed.fileno(), 0)
+    sys.stdout.flush()
+    os.execv(python, [python, os.path.abspath(__file__)])  # noqa: S606 - it takes this one's place
+
+
+def _unfit(order: dict[str, Any], found: dict[str, str]) -> None:
+    seen = ", ".join(
+        f"{python} has {'Snakemake ' + version if version else 'none'}"
+        for python, version in found.items()
+    )
+    wanted = order["snakemake"]
+    needed = f"{wanted} or a newer {wanted.split('.')[0]}.x is needed"
+    sys.stderr.write(f"{LACK} {needed}; {seen}. {order['do']}\n")
+    sys.exit(UNFIT)
+
+
+def run(order: dict[str, Any]) -> None:
+    """Run the job with the Snakemake of this Python, and exit with its code."""
+    for package in order["packages"]:
+        _require(package, order)
+    # Snakemake takes a directory with `metadata` but no `incomplete` for one of an old release,
+    # and several jobs that migrated it at the same time would be in each other's way.
+    os.makedirs(os.path.join(".snakemake", "incomplete"), exist_ok=True)
+    sys.path[0] = os.getcwd()  # as `python -m snakemake` has it
+    sys.argv = ["snakemake", *order["arguments"]]
+    cache = tempfile.mkdtemp(prefix="mantik-sources-")
+    sys.argv[1:1] = ["--runtime-source-cache-path", cache]
+    # First of all: its modules import each other, and only this order works.
+    from snakemake.cli import main as snakemake
+
+    try:
+        _fill(cache, order["cache"])
+        _adapt(order)
+        snakemake(sys.argv[1:])
+    finally:
+        sys.stdout.flush()
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _require(package: str, order: dict[str, Any]) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        needed = f"its Python, {sys.executable}, has no {package}, which the Snakefile imports"
+        sys.stderr.write(f"{LACK} {needed}. {order['do']}\n")
+        sys.exit(UNFIT)
+
+
+def _fill(cache: str, entries: dict[str, str]) -> None:
+    """Copy sources to where Snakemake's cache would have put them."""
+    for entry, path in entries.items():
+        target = os.path.join(cache, entry)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _adapt(order: dict[str, Any]) -> None:
+    """Change in Snakemake what the docstring of this module says."""
+    from snakemake import sourcecache
+    from snakemake.checkpoints import Checkpoints
+    from snakemake.dag import DAG
+    from snakemake.deployment import conda, singularity
+    from snakemake.exceptions import WorkflowError
+    from snakemake.jobs import Job
+
+    split_git_path = sourcecache.split_git_path
+    make_dag, make_checkpoints, prepare = DAG.__init__, Checkpoints.__init__, Job.prepare
+    names = set(order["rules"])
+
+    def only_asked(self: Any, workflow: Any, rules: Any, *args: Any, **more: Any) -> None:
+        make_dag(self, workflow, [rule for rule in rules if rule.name in names], *args, **more)
+
+    def with_made(self: Any) -> None:
+        make_checkpoints(self)
+        self._created_output.update(order["checkpointed"])
+
+    def alone(act: Any) -> Any:
+        """One job at a time makes an environment that several jobs may need."""
+
+        def locked(*args: Any, **more: Any) -> Any:
+            with open(os.path.join(".snakemake", "mantik.lock"), "w") as lock:
+                with contextlib.suppress(OSError):  # of a file system without locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                return act(*args, **more)
+
+        return locked
+
+    def split(path: str) -> Any:
+        """Snakemake looks for the repository on the disk; what is needed of it is in the cache."""
+        file, _, revision = re.sub("^git[+]file:/+", "/", path).rpartition("@")
+        for root in order["repositories"]:
+            if file.startswith(f"{root}/"):
+                return root, file[len(root) + 1 :], revision
+        return split_git_path(path)
+
+    async def compared(self: Any) -> None:
+        for kind in ("input", "output"):
+            difference = differing(kind, list(map(str, getattr(self, kind))), order[kind])
+            if difference:
+                raise WorkflowError(difference, rule=self.rule)
+        await prepare(self)
+
+    def never(self: Any) -> bool:  # noqa: ARG001
+        return False
+
+    DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
+    sourcecache.HostingProviderFile.is_persistently_cacheable = never
+    sourcecache.split_git_path = split
+    conda.Env.create, singularity.Image.pull = (
+        alone(conda.Env.create),
+        alone(singularity.Image.pull),
+    )
+
+
+def differing(kind: str, there: list[str], here: list[str]) -> str:
+    """What is wrong where a job has other files at the site than it has here; empty for nothing."""
+    if there == here:
+        return ""
+    lacking = [path for path in here if path not in there]
+    more = [path for path in there if path not in here]
+    what = "is in another order"
+    if lacking:
+        what = "lacks " + ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")
+    elif more:
+        what = "has also " + ", ".join(more[:5]) + (", …" if len(more) > 5 else "")
+    return (
+        f"the job's {kind} at the site {what}. It follows from something that is not the same"
+        " there: a Snakefile that looks for files while it is read (glob_wildcards, os.listdir)"
+        " sees those of the site. Take the list from a file instead, a sample sheet or a config"
+    )
+
+
+if __name__ == "__main__":
+    main()

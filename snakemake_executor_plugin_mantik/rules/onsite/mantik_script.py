@@ -1,0 +1,363 @@
+"""Runs a Python script of a rule at a site, with a `snakemake` object like Snakemake's own.
+
+This file travels with the jobs: it needs Python 3.7 and the standard library, no Snakemake.
+
+    python3 mantik_script.py SCRIPT PLACE SEARCH < DATA
+
+SCRIPT holds the script's text, PLACE is what the script takes for its file, SEARCH is where it
+finds the modules beside it, and DATA is what `rules/pythonobject.py` made of the job. The script
+is compiled under the name PLACE: a traceback names its own file and lines.
+
+What the object answers follows Snakemake's documentation of scripts; tests compare it with
+Snakemake's own, question by question.
+"""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import importlib
+import importlib.util
+import linecache
+import logging
+import os
+import pickle
+import sys
+import traceback
+import types
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    # Python 3.7 knows such types in annotations only.
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import NoReturn
+
+    Names = Iterable[tuple[str, tuple[int, int | None]]]
+    """Names with the index of their item, or the beginning and end of their items."""
+
+
+def _guard(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AttributeError(
+            f"{name}() cannot be used on snakemake input, output, resources etc., where {name} may"
+            " be the name of an item: use sorted() or make a plain list of it before"
+        )
+
+    return refuse
+
+
+class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Python 3.7
+    """A list whose items, or ranges of them, may have names."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, toclone: Iterable[Any] = (), fromdict: dict[str, Any] | None = None) -> None:
+        super().__init__(toclone)
+        self._names: dict[str, tuple[int, int | None]] = {}
+        self._guards = {name: _guard(name) for name in ("index", "sort")}
+        self.__dict__.update(self._guards)
+        if isinstance(toclone, Namedlist):
+            self._take_names(toclone._get_names())
+        self.update(fromdict or {})
+
+    def _set_name(self, name: str, index: int, end: int | None = None) -> None:
+        self._names[name] = (index, end)
+        setattr(self, name, self[index] if end is None else Namedlist(self[index:end]))
+
+    def _take_names(self, names: Names) -> None:
+        for name, (index, end) in names:
+            self._set_name(name, index, end)
+
+    def _get_names(self) -> Names:
+        return iter(self._names.items())
+
+    def update(self, items: dict[str, Any]) -> None:
+        """Append named items."""
+        for name, value in items.items():
+            if name in self._names:
+                raise ValueError(f"Key {name} already exists in Namedlist")
+            self.append(value)
+            self._set_name(name, len(self) - 1)
+
+    def keys(self) -> Iterable[str]:
+        """The names."""
+        return self._names.keys()
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Names and what they mean: an item or a list of items."""
+        for name in self._names:
+            yield name, getattr(self, name)
+
+    def get(self, key: str, default_value: Any = None) -> Any:
+        """What a name means, or the default."""
+        value = self.__dict__.get(key, default_value)
+        return default_value if value is not None and value is self._guards.get(key) else value
+
+    def __getitem__(self, key: Any) -> Any:
+        return getattr(self, key) if isinstance(key, str) else super().__getitem__(key)
+
+    def __hash__(self) -> int:  # type: ignore[override] # a list's is None
+        return hash(tuple(self))
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The guards cannot be pickled; values and names say it all.
+        return _restored, (type(self).__name__, list(self), list(self._get_names()))
+
+
+class InputFiles(Namedlist):
+    """The rule's input files."""
+
+
+class OutputFiles(Namedlist):
+    """The rule's output files."""
+
+
+class Wildcards(Namedlist):
+    """The rule's wildcards."""
+
+
+class Params(Namedlist):
+    """The rule's parameters."""
+
+
+class ResourceList(Namedlist):
+    """The rule's resources."""
+
+
+class Log(Namedlist):
+    """The rule's log files."""
+
+
+_LISTS = {
+    each.__name__: each
+    for each in (Namedlist, InputFiles, OutputFiles, Wildcards, Params, ResourceList, Log)
+}
+
+
+def _restored(kind: str, values: list[Any], names: Names) -> Namedlist:
+    made = _LISTS.get(kind, Namedlist)(values)
+    made._take_names(names)
+    return made
+
+
+class ReportHref:
+    """A link to another item of the report, as `report_href` gives it."""
+
+    def __init__(
+        self,
+        path: Any,
+        parent: ReportHref | None = None,
+        url_args: dict[str, str] | None = None,
+        anchor: str | None = None,
+    ) -> None:
+        import hashlib  # takes longer than all else here, and few scripts make links
+
+        self._parent = parent
+        self._id: str = parent._id if parent else hashlib.sha256(str(path).encode()).hexdigest()
+        self._path = path if isinstance(path, str) else path.as_posix()
+        self._url_args = dict(url_args or {})
+        self._anchor = anchor
+
+    def child_path(self, path: Any) -> ReportHref:
+        """A link to something below it."""
+        return ReportHref(path, parent=self)
+
+    def url_args(self, **args: str) -> ReportHref:
+        """The same link with arguments."""
+        return ReportHref(self._path, self._parent, args)
+
+    def anchor(self, anchor: str) -> ReportHref:
+        """The same link to a place in the page."""
+        return ReportHref(self._path, self._parent, self._url_args, anchor)
+
+    def __str__(self) -> str:
+        path = os.path.basename(self._path) if self._parent is None else self._path
+        args = "&".join(f"{key}={quote(str(value))}" for key, value in self._url_args.items())
+        anchor = f"#{quote(self._anchor)}" if self._anchor else ""
+        return f"../{self._id[:16]}/{path}{'?' if args else ''}{args}{anchor}"
+
+
+class Snakemake:
+    """The job, as the script sees it."""
+
+    def __init__(self, values: dict[str, Any], scriptdir: str) -> None:
+        self.input: InputFiles = values["input"]
+        self.output: OutputFiles = values["output"]
+        self.wildcards: Wildcards = values["wildcards"]
+        self.threads: int = values["threads"]
+        self.resources: ResourceList = values["resources"]
+        self.log: Log = values["log"]
+        self.config: dict[str, Any] = values["config"]
+        self.rule: str = values["rule"]
+        self.bench_iteration: int | None = values["bench_iteration"]
+        self.scriptdir = scriptdir
+        self._params_store: Params = values["params"]
+        self._params_types: dict[int, str] = values["params_types"]
+
+    @property
+    def params(self) -> Params:
+        """The parameters; tables and arrays are made anew at each look, as Snakemake does it."""
+        values = list(self._params_store)
+        for index, kind in self._params_types.items():
+            values[index] = _converted(kind, values[index])
+        made = Params(values)
+        made._take_names(self._params_store._get_names())
+        return made
+
+    def report_href(self, path: Any) -> ReportHref:
+        """A link to what the report has of `path`."""
+        return ReportHref(path)
+
+    def log_fmt_shell(self, stdout: bool = True, stderr: bool = True, append: bool = False) -> str:
+        """What sends the output of a shell command to the log; nothing if there is no log."""
+        log = str(self.log)
+        if not log:
+            return ""
+        arrow = ">>" if append else ">"
+        return {
+            (True, True): f" {arrow} {log} 2>&1",
+            (True, False): f" {arrow} {log}",
+            (False, True): f" 2{arrow} {log}",
+        }[stdout, stderr]
+
+
+def _converted(kind: str, value: Any) -> Any:
+    """A table or an array, of the plain values that it travelled as."""
+    package = {"pd": "pandas", "np": "numpy", "pl": "polars"}[kind.partition(".")[0]]
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(
+            f"a parameter of the rule is a {kind}, but {package} is not in the environment of the"
+            f" site's Python, {sys.executable}: {error}"
+        ) from error
+    make: dict[str, Callable[[], Any]] = {
+        "pd.DataFrame": lambda: module.DataFrame.from_dict(value),
+        "pd.Series": lambda: module.Series(value),
+        "np.ndarray": lambda: module.array(value),
+        "pl.LazyFrame": lambda: module.from_dict(value).lazy(),
+        "pl.DataFrame": lambda: module.from_dict(value),
+        "pl.Series": lambda: module.Series(**value),
+    }
+    return make[kind]()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what `rules/pythonobject.py` wrote."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        """A value of Snakemake's own, or one that only the node knows."""
+        kind, *rest = pid
+        if kind == "str":
+            return rest[0]
+        if kind == "tmpdir":
+            return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - what the job script takes
+        return _restored(kind, *rest)
+
+
+STUBS: dict[str, tuple[str, ...]] = {
+    "snakemake": (),
+    "snakemake.script": ("snakemake", "Snakemake"),
+    "snakemake.iocontainers": ("snakemake", "Snakemake", "ReportHref", *_LISTS),
+    "snakemake.logging": ("logger",),
+}
+"""What a script may import of Snakemake where there is none."""
+
+
+def _offer_stubs(names: dict[str, Any]) -> None:
+    if importlib.util.find_spec("snakemake") is not None:
+        return
+    for module, offered in STUBS.items():
+        stub = types.ModuleType(module, "Stands in for Snakemake, which is not at this site.")
+        stub.__dict__.update({name: names[name] for name in offered})
+        stub.__path__ = []
+        sys.modules[module] = stub
+        parent, _, child = module.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, stub)
+
+
+def names(data: bytes, place: str, search: str) -> dict[str, Any]:
+    """The global names that a script finds, and a search path for the modules beside it.
+
+    Args:
+        data: the job.
+        place: what the script takes for its file: a path or a URL.
+        search: the directory of the modules beside it.
+    """
+    try:
+        values = _Unpickler(BytesIO(base64.b64decode(data))).load()
+    except (ImportError, AttributeError) as error:
+        sys.exit(
+            "mantik: params or config of the rule hold a value of a Python class that is not in"
+            f" the environment of this site's Python, {sys.executable} ({error}): put its package"
+            " into the backend config's environment, or give the rule plain values"
+        )
+    snakemake = Snakemake(values, os.path.dirname(place))
+    logger = logging.getLogger("snakemake.logging")
+    found = {"snakemake": snakemake, "Snakemake": Snakemake, "logger": logger}
+    _offer_stubs({**found, **_LISTS, "ReportHref": ReportHref})
+    sys.path.append(search)
+    # Snakemake's own preamble leaves these two behind, and scripts use them.
+    return {**found, "sys": sys, "pickle": pickle}
+
+
+def run(script: str, place: str, search: str, data: bytes) -> None:
+    """Run a script as Snakemake does; what it raises ends the process.
+
+    Args:
+        script: the file that holds its text.
+        place: what it takes for its file.
+        search: the directory of the modules beside it.
+        data: the job.
+    """
+    # As text: what a line says of its encoding was true of the file that the text comes from.
+    with open(script, encoding="utf-8-sig") as file:
+        source = file.read()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(names(data, place, search))
+    main.__dict__.update(__file__=place, __real_file__=script, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    sys.argv = [script]
+    lines = [f"{line}\n" for line in source.split("\n")]
+    # The script need not lie at its place; a traceback shows its lines all the same.
+    linecache.cache[place] = (len(source), None, lines, place)
+    try:
+        exec(compile(source, place, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - told as Python tells it, and the process ends
+        own = error.__traceback__
+        below = own.tb_next if own else None
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(type(error), error, below)
+        else:
+            sys.excepthook(type(error), error, below)
+        sys.exit(1)
+
+
+def main() -> None:
+    """The command line."""
+    with open(0, "rb", closefd=False) as file:
+        data = file.read()
+    # The script itself has nothing to read, as everywhere at a site.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    script, place, search = sys.argv[1:]
+    run(script, place, search, data)
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what the script pickles of it is found again.
+    here = os.path.dirname(os.path.abspath(__file__))
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.import_module("mantik_script").main()

@@ -1,0 +1,93 @@
+"""Snakemake's own options that concern its executors: what they mean here, or why they do not go.
+
+Options that Snakemake's scheduler acts on by itself are not looked at.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from snakemake.common import get_container_image
+from snakemake.settings.types import PreemptibleRules
+
+from snakemake_executor_plugin_mantik.errors import UserError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What options of the `snakemake` command ask of each job.
+
+    Attributes:
+        jobname: pattern of a job's name (`--jobname`); None for our own.
+        precommand: what the shell runs before a job's command (`--precommand`); None for nothing.
+        keep_incomplete: whether outputs of a job that failed are fetched (`--keep-incomplete`).
+    """
+
+    jobname: str | None = None
+    precommand: str | None = None
+    keep_incomplete: bool = False
+
+
+def options_of(workflow: Any) -> Options:
+    """What the options of this run ask for.
+
+    Raises:
+        UserError: an option is given that cannot work here.
+    """
+    remote = workflow.remote_execution_settings
+    if remote.immediate_submit:
+        raise UserError(
+            "--immediate-submit does not go with the mantik executor",
+            do="Leave it out: jobs are submitted when their inputs are there",
+        )
+    if remote.jobscript is not None:
+        raise UserError(
+            "--jobscript does not go with the mantik executor, whose job scripts are its own",
+            do="Leave it out; PreRunCommandOnComputeNode in the backend config, or --precommand,"
+            " runs commands before each job",
+        )
+    return Options(
+        jobname=None if remote.jobname.startswith(_JOBNAME) else remote.jobname,
+        precommand=remote.precommand,
+        keep_incomplete=workflow.execution_settings.keep_incomplete,
+    )
+
+
+_JOBNAME = "snakejob."
+"""How Snakemake's default job names begin (`snakemake/cli.py`, `snakemake/settings/types.py`)."""
+
+_UNUSED: tuple[tuple[str, str, tuple[object, ...], str], ...] = (
+    (
+        "--seconds-between-status-checks",
+        "seconds_between_status_checks",
+        (10,),
+        "Site: PollMin and PollMax in the backend config say how often a site is asked",
+    ),
+    (
+        "--max-status-checks-per-second",
+        "max_status_checks_per_second",
+        (10, 100),
+        "one request asks for all jobs at a site, Site: PollMin says how often",
+    ),
+    (
+        "--container-image",
+        "container_image",
+        (get_container_image(),),
+        "Environment: Apptainer in the backend config names an image for all jobs",
+    ),
+    (
+        "--preemptible-rules",
+        "preemptible_rules",
+        (PreemptibleRules(),),
+        "a site's queue says whether a job may be preempted: choose it with resources: queue=…"
+        " (--preemptible-retries counts)",
+    ),
+)
+"""Options, their settings in Snakemake, all defaults that those have, and what to do instead."""
+
+
+def unused(workflow: Any) -> Iterator[str]:
+    """What to tell of the options that are given and that nothing here is done with."""
+    for option, name, defaults, instead in _UNUSED:
+        if getattr(workflow.remote_execution_settings, name) not in defaults:
+            yield f"{option} is not used by the mantik executor: {instead}."

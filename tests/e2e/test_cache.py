@@ -1,0 +1,63 @@
+"""Snakemake's cache between workflows: filled and asked by jobs at sites as by local ones."""
+
+from pathlib import Path
+
+from tests.support.workflows import Place, Project, tells
+
+SNAKEFILE = """
+    rule all:
+        input: "made/last.txt"
+
+    rule cached:
+        input: "in.txt"
+        output: "made/a.txt"
+        cache: True
+        shell: "cat {input} > {output}; echo ran >> runs; echo a >> {output}"
+
+    rule several:
+        input: "made/a.txt"
+        output: one="made/one.txt", tree=directory("made/tree")
+        cache: "omit-software"
+        shell: "cp {input} {output.one}; mkdir {output.tree}; echo 1 > {output.tree}/1"
+
+    rule last:
+        input: rules.several.output
+        output: "made/last.txt"
+        shell: "cat {input[0]} {input[1]}/1 > {output}"
+"""
+
+
+def test_between_workflows(project: Project, firecrest_place: Place, tmp_path: Path) -> None:
+    other = Project(tmp_path / "other", firecrest_place)
+    local = Project(tmp_path / "local", project.place)
+    (tmp_path / "cache").mkdir()
+    for each in (project, other, local):
+        each.write("Snakefile", SNAKEFILE)
+        each.write("in.txt", "in\n")
+        each.extra["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path / "cache")
+    project.run("--cache").ok()
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+    assert {record.rule for record in project.tries} == {"cached", "several", "last"}
+
+    other.run("--cache").ok()
+    assert {record.rule for record in other.tries} == {"last"}, "the others were in the cache"
+    local.run("--cache", local=True).ok()
+    assert not local.exists("runs"), "what a site has made was not taken here"
+
+    for each in (project, other, local):
+        assert each.read("made/last.txt") == "in\na\n1\n"
+        assert (each.directory / "made/a.txt").is_symlink()
+    other.close()
+    local.close()
+
+    # Without the option there is no cache.
+    project.run("--forcerun", "cached", "--until", "cached").ok()
+    assert not (project.directory / "made/a.txt").is_symlink()
+
+
+def test_cache_that_cannot_be_written(project: Project, tmp_path: Path) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    project.write("in.txt", "in\n")
+    project.extra["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path / "nowhere")
+    said = project.run("--cache", "--until", "cached").failed()
+    tells(said, "nowhere", "Cannot access cache location")

@@ -1,0 +1,86 @@
+"""The fork that stands for `python -m snakemake` in most tests behaves as the command does."""
+
+import re
+import signal
+
+import pytest
+
+from tests.support.workflows import Project, until
+
+TELLING = """
+    import atexit, os, stat, sys, threading, time, wave
+    import beside
+
+    def late():
+        time.sleep(0.2)
+        print("thread ended", file=sys.stderr)
+
+    if not os.environ.get("QUIET"):
+        threading.Thread(target=late).start()
+        atexit.register(lambda: print("at exit", file=sys.stderr))
+        print(sys.argv, sys.path[0], os.getcwd(), __name__, threading.active_count())
+        print(sys.stdin.read() == "", os.isatty(1), sys.stdout.line_buffering, os.umask(0o22))
+        print(sorted(k for k in os.environ if k.startswith(("SNAKE", "MANTIK", "OPENBLAS"))))
+        print(sys.modules["__main__"].__spec__.name, wave.__name__, os.getppid() == os.getsid(0))
+        sys.stdout.flush()
+
+    rule all:
+        output: "made"
+        shell: "echo $EXTRA > {output}; echo told; [ {config[end]} = well ]"
+"""
+
+CHANGING = (
+    (r"\d\d:\d\d:\d\d|\d{4}-\d\d-\d\d.*\.log|Workflow ID: .*|Elapsed time: .*", ""),
+    (r"PID \d+", ""),
+)
+
+
+def said(project: Project, *arguments: str) -> tuple[int, list[str], str]:
+    ran = project.run(*arguments, local=True)
+    text = ran.output
+    for pattern, instead in CHANGING:
+        text = re.sub(pattern, instead, text)
+    made = project.read("made") if project.exists("made") else ""
+    (project.directory / "made").unlink(missing_ok=True)
+    return ran.code, sorted(text.splitlines()), made
+
+
+def test_says_and_does_the_same(project: Project) -> None:
+    project.write("Snakefile", TELLING)
+    project.write("beside.py", "value = 1\n")
+    project.extra["EXTRA"] = "ü"
+    told = {}
+    for forked in (True, False):
+        project.forked = forked
+        told[forked] = [
+            said(project, "--config", "end=well"),
+            said(project, "--config", "end=badly"),
+            said(project, "--snakefile", "none"),
+        ]
+        project.run("--unlock", local=True).ok()
+        assert project.run("--no-such-option").code == 2
+    assert told[True] == told[False]
+    assert [code for code, _, _ in told[True]] == [0, 1, 1]
+    assert told[True][0][2] == "ü\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals(project: Project, number: signal.Signals) -> None:
+    project.write("Snakefile", 'rule all:\n  output: "made"\n  shell: "touch begun; sleep 1"\n')
+    codes = []
+    for forked in (True, False):
+        project.forked = forked
+        running = project.start(local=True)
+        until(lambda: project.exists("begun"), "the job's start")
+        assert running.process.poll() is None
+        running.process.send_signal(number)
+        codes.append(running.end().code)
+        (project.directory / "begun").unlink()
+        project.run("--unlock", local=True).ok()
+    assert codes[0] == codes[1] != 0
+
+
+def test_another_start_needs_another_process(project: Project) -> None:
+    project.write("Snakefile", 'import sys\nprint("hash", sys.flags.hash_randomization)\n')
+    project.extra["PYTHONHASHSEED"] = "0"
+    assert "hash 0" in project.run(local=True).output

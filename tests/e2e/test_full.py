@@ -1,0 +1,346 @@
+"""Full jobs, which run in a Snakemake of their own at the site: what a comparison does not show."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.workflows import UNTRACKED, Project, tells, with_snakemake
+
+
+@pytest.fixture
+def project(project: Project) -> Project:
+    """A project at a site whose environment has Snakemake."""
+    return Project(project.directory, with_snakemake(project.place), dict(UNTRACKED))
+
+
+def around(project: Project, before: str, after: str) -> Project:
+    """The project with commands around each job, on the compute node."""
+    hooks = f'PreRunCommandOnComputeNode: "{before}", PostRunCommandOnComputeNode: "{after}", '
+    config = project.place.config.replace("Environment: {", f"Environment: {{{hooks}")
+    return Project(project.directory, replace(project.place, config=config), dict(UNTRACKED))
+
+
+def test_failure_is_told_with_the_lines_of_the_snakefile(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """\
+        rule broken:
+            output: "out.txt"
+            run:
+                open(output[0], "w").write("half")
+                print("before it broke")
+                len(wildcards) / 0
+        """,
+    )
+    ran = project.run()
+    assert ran.code == 1
+    tells(ran.output, "ZeroDivisionError", "line 6", "before it broke", "has run: and runs in")
+    assert ran.output.count("has run: and runs in") == 1
+    assert not project.exists("out.txt")
+    assert not (project.workspace / "out.txt").exists()
+
+
+def test_measured_by_snakemake_itself(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """\
+        rule measured:
+            output: "out.txt"
+            benchmark: repeat("bench/mark.tsv", 2)
+            run:
+                with open(output[0], "a") as file:
+                    print(bench_iteration, file=file)
+        """,
+    )
+    project.run().ok()
+    assert project.read("out.txt") == "0\n1\n"
+    header, *lines = project.read("bench/mark.tsv").splitlines()
+    assert header.startswith("s\th:m:s\tmax_rss")
+    assert len(lines) == 2
+
+
+def test_names_wildcards_secrets_and_environment(project: Project) -> None:
+    project.extra["SECRET_WORD"] = "swordfish $HOME"
+    project.write(
+        "Snakefile",
+        """\
+        envvars: "SECRET_WORD"
+
+        WORDS = ["a,b", "c d='e'", "ü#%$HOME", "line"]
+
+        rule all:
+            input: expand("out/{word}.txt", word=WORDS)
+
+        rule word:
+            output: "out/{word}.txt"
+            params: word=lambda wildcards: wildcards.word
+            run:
+                import os
+                with open(output[0], "w") as file:
+                    print(wildcards.word, params.word, file=file)
+                    print(os.environ["SECRET_WORD"], config.get("text"), config["deep"], file=file)
+        """,
+    )
+    # Snakemake's local executor fails with these values: its shell sees the quotes.
+    project.run("--config", "text=a b'c\"$d", "deep={'z': [1, 2]}").ok()
+    for word in ("a,b", "c d='e'", "ü#%$HOME", "line"):
+        said = f"{word} {word}\nswordfish $HOME a b'c\"$d {{'z': ['1', '2']}}\n"
+        assert project.read(f"out/{word}.txt") == said
+    lying = [p for p in project.workspace.rglob("*") if p.is_file()]
+    assert not [
+        path for path in lying if b"swordfish" in path.read_bytes() and "out" not in str(path)
+    ]
+
+
+def test_code_elsewhere(project: Project) -> None:
+    """Snakefile, includes, config, script and helper modules outside of the working directory.
+
+    While the job runs, they are away: at a site there is no way back to this machine.
+    """
+    home, base = project.directory.parent, project.directory.parent / "lab"
+    hide = f"mv '{base}' '{home}/hidden'; mv '{project.directory}/inside' '{home}/inside'"
+    show = f"mv '{home}/hidden' '{base}'; mv '{home}/inside' '{project.directory}/inside'"
+    project = around(project, hide, show)
+    project.write("inside/absolute.smk", "ABSOLUTE = 'absolute inside'\n")
+    texts = {
+        "workflow/Snakefile": f"""\
+            configfile: "../lab/config/declared.yaml"
+            include: "../common/more.smk"
+            include: "{project.directory}/inside/absolute.smk"
+            include: "{base}/common/absolute.smk"
+            import helper
+            from pathlib import Path
+            TABLE = Path(workflow.basedir, "table.txt").read_text().split()
+
+            rule all:
+                input: "out.txt", "scripted.txt"
+
+            rule out:
+                output: "out.txt"
+                params: path=workflow.source_path("../common/data.txt")
+                run:
+                    with open(output[0], "w") as file, open(params.path) as data:
+                        print(config, MORE, ABSOLUTE, ELSEWHERE, helper.HELP, TABLE, file=file)
+                        print(data.read(), file=file)
+
+            rule scripted:
+                input: "out.txt"
+                output: "scripted.txt"
+                script: "../scripts/do.py"
+            """,
+        "common/more.smk": "MORE = 'more'\n",
+        "common/absolute.smk": "ELSEWHERE = 'absolute elsewhere'\n",
+        "common/data.txt": "data\n",
+        "config/declared.yaml": "a: 1\nb: declared\n",
+        "config/given.yaml": "b: given\n",
+        "workflow/helper.py": "HELP = 'help'\n",
+        "workflow/table.txt": "t1 t2\n",
+        "scripts/do.py": """\
+            from snakemake.utils import simplify_path  # what only Snakemake has
+            from near import NEAR
+            with open(snakemake.output[0], "w") as file:
+                print(NEAR, snakemake.config, file=file)
+            """,
+        "scripts/near.py": "NEAR = 'near'\n",
+    }
+    for path, text in texts.items():
+        project.write(str(base / path), text)
+    options = ("-s", "../lab/workflow/Snakefile", "--configfile", "../lab/config/given.yaml")
+    project.run(*options).ok()
+    twin = project.twin()
+    (twin.directory / "out.txt").unlink()
+    (twin.directory / "scripted.txt").unlink()
+    twin.run(*options, local=True).ok()
+    for path in ("out.txt", "scripted.txt"):
+        assert project.read(path) == twin.read(path)
+    tells(project.read("out.txt"), "'given'", "more absolute inside absolute elsewhere help", "t2")
+
+
+def test_workdir_directive_and_a_profile(project: Project) -> None:
+    project.write("profiles/default/config.yaml", "mantik-track: none\nkeep-going: true\n")
+    project.write(
+        "Snakefile",
+        """\
+        workdir: "run"
+
+        rule out:
+            output: "out.txt"
+            run:
+                import os
+                with open(output[0], "w") as file:
+                    print(os.path.basename(os.path.dirname(os.getcwd())), file=file)
+        """,
+    )
+    project.run().ok()
+    assert project.read("run/out.txt") == "mantik\n"
+
+
+def test_inputs_that_are_others_at_the_site_are_no_silent_success(project: Project) -> None:
+    project.write("raw/a.txt")
+    project.write("raw/b.txt")
+    project.write(
+        "Snakefile",
+        """\
+        NAMES = sorted(glob_wildcards("raw/{name}.txt").name)
+        localrules: cut
+
+        rule all:
+            input: "sum.txt"
+
+        rule cut:
+            input: "raw/{name}.txt"
+            output: "cut/{name}.txt"
+            shell: "cp {input} {output}"
+
+        rule sum:
+            input: expand("cut/{name}.txt", name=NAMES)
+            output: "sum.txt"
+            run:
+                shell("cat {input} > {output}")
+        """,
+    )
+    ran = project.run()
+    assert ran.code == 1
+    tells(ran.output, "lacks cut/a.txt, cut/b.txt", "sample sheet")
+    assert not project.exists("sum.txt")
+
+
+SIMPLE = """\
+rule out:
+    output: "out.txt"
+    run:
+        with open(output[0], "w") as file:
+            print("made", file=file)
+"""
+
+
+def test_no_snakemake_at_the_site(project: Project) -> None:
+    bare = project.place.config.split("Environment:")[0]
+    project.write("Snakefile", SIMPLE)
+    without = Project(project.directory, replace(project.place, config=bare), dict(UNTRACKED))
+    # The sandbox's nodes have the PATH of the tests.
+    first = without.run()
+    assert first.code == 1
+    tells(first.output, "there is no fitting Snakemake", "smk-mantik bootstrap hpc1")
+    sent = len(without.tries)
+    second = without.run()
+    assert second.code == 1
+    tells(second.output, "nothing was sent", "rule out cannot run at hpc1", "has none", "bootstrap")
+    assert len(without.tries) == sent
+    # Another environment is another question.
+    Project(project.directory, project.place, dict(UNTRACKED)).run().ok()
+    lacks = json.loads(project.read(".snakemake/mantik/lacks.json"))
+    assert lacks == {}
+
+
+def test_protected_and_temporary_files_are_so_here_alone(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """\
+        rule all:
+            input: "kept"
+
+        rule first:
+            output: temp("temporary.txt")
+            run:
+                shell("echo 1 > {output}")
+
+        rule kept:
+            input: "temporary.txt"
+            output: protected(directory("kept")), touch("touched")
+            run:
+                shell("mkdir {output[0]}; cp {input} {output[0]}")
+        """,
+    )
+    project.run().ok()
+    assert not project.exists("temporary.txt")
+    assert not (project.directory / "kept" / "temporary.txt").stat().st_mode & 0o222
+    assert (project.workspace / "kept" / "temporary.txt").stat().st_mode & 0o200
+    assert Path(project.directory, "touched").exists()
+
+
+def test_files_in_a_storage_that_the_node_does_not_reach(project: Project, tmp_path: Path) -> None:
+    pytest.importorskip("snakemake_storage_plugin_fs")
+    store, hidden = tmp_path / "store", tmp_path / "hidden"
+    store.mkdir()
+    (store / "in.txt").write_text("stored\n")
+    project = around(project, f"mv '{store}' '{hidden}'", f"mv '{hidden}' '{store}'")
+    project.write(
+        "Snakefile",
+        """\
+        rule out:
+            input: "in.txt"
+            output: "out.txt"
+            run:
+                shell("cat {input} > {output}")
+        """,
+    )
+    project.run("--default-storage-provider", "fs", "--default-storage-prefix", str(store)).ok()
+    assert (store / "out.txt").read_text() == "stored\n"
+
+
+def test_module_of_a_repository(project: Project, tmp_path: Path) -> None:
+    """What is no file of this machine travels, whatever its address: nodes reach nothing."""
+    repository = Project(tmp_path / "repository", project.place)
+    repository.write(
+        "workflow/Snakefile",
+        """\
+        rule first:
+            output: "first.txt"
+            params: text=workflow.source_path("../data/text.txt")
+            run:
+                shell("cat {params.text} > {output}")
+
+        rule second:
+            input: "first.txt"
+            output: "second.txt"
+            script: "scripts/do.py"
+        """,
+    )
+    repository.write("data/text.txt", "of the repository\n")
+    repository.write(
+        "workflow/scripts/do.py",
+        """\
+        from snakemake.utils import simplify_path  # what only Snakemake has
+        with open(snakemake.input[0]) as source, open(snakemake.output[0], "w") as file:
+            file.write(source.read().upper())
+        """,
+    )
+    git = ["git", "-C", str(repository.directory), "-c", "user.name=x", "-c", "user.email=x@y.z"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    hidden = tmp_path / "hidden"
+    project = around(
+        project,
+        f"mv '{repository.directory}' '{hidden}'", f"mv '{hidden}' '{repository.directory}'",
+    )  # fmt: skip
+    project.write(
+        "Snakefile",
+        f"""\
+        module other:
+            snakefile: "git+file://{repository.directory}/workflow/Snakefile@v1"
+
+        use rule * from other
+        """,
+    )
+    project.run("second.txt").ok()
+    assert project.read("second.txt") == "OF THE REPOSITORY"
+
+
+def test_time_limit_ends_what_a_full_job_runs(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """\
+        rule slow:
+            output: "out.txt"
+            resources: runtime="2s"
+            run:
+                shell("echo begun > begun.txt; sleep 300; touch {output}")
+        """,
+    )
+    ran = project.run()
+    assert ran.code == 1
+    tells(ran.output, "time limit")

@@ -1,0 +1,194 @@
+"""Options of the `snakemake` command do for jobs at a site what they do for local ones."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+from tests.support.workflows import Project, tells, tree
+
+SNAKEFILE = """
+    rule all:
+        input: "last.txt", "beside.txt", expand("many/{n}.txt", n=range(4))
+
+    rule first:
+        output: temp("first.txt")
+        shell: "echo first > {output}"
+
+    rule second:
+        input: "first.txt"
+        output: "second.txt"
+        threads: 2
+        resources: mem_mb=100
+        shell: "cat {input} > {output}; echo {threads} {resources.mem_mb} >> {output}"
+
+    rule last:
+        input: "second.txt"
+        output: "last.txt"
+        shell: "cat {input} > {output}"
+
+    rule beside:
+        input: "in.txt"
+        output: "beside.txt"
+        shell: "cat {input} > {output}"
+
+    rule many:
+        output: "many/{n}.txt"
+        resources: licence=1
+        shell: "date +%s.%N > {output}; sleep 0.2; date +%s.%N >> {output}"
+"""
+
+
+def prepare(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    project.write("in.txt", "in\n")
+
+
+def new(project: Project, seen: set[str]) -> list[str]:
+    """The rules whose jobs were sent and are not among the `seen` ones, which they join."""
+    found = [record for record in project.tries if record.id not in seen]
+    seen.update(record.id for record in found)
+    return sorted(record.rule for record in found)
+
+
+def test_what_of_a_workflow_runs(project: Project) -> None:
+    prepare(project)
+    seen: set[str] = set()
+
+    project.run("--until", "second", "--notemp").ok()
+    assert new(project, seen) == ["first", "second"]
+    assert project.read("first.txt") == "first\n"
+    tells(project.run("--delete-temp-output", plain=True).ok().output, "first.txt")
+    assert not project.exists("first.txt")
+
+    project.run("--omit-from", "second", "many").ok()
+    assert new(project, seen) == ["beside"]
+    project.run("many/0.txt", "--allowed-rules", "many").ok()
+    assert new(project, seen) == ["many"]
+
+    project.run("--batch", "all=1/2").ok()
+    first = new(project, seen)
+    project.run("--batch", "all=2/2").ok()
+    assert sorted([*first, *new(project, seen)]) == ["last", *["many"] * 3]
+    tells(project.run().ok().output, "Nothing to be done")
+
+    (project.directory / "in.txt").write_text("new\n")
+    tells(project.run("--consider-ancient", "beside=0").ok().output, "Nothing to be done")
+    tells(project.run("--dry-run").ok().output, "rule beside", "dry-run")
+    project.run("--touch").ok()
+    tells(project.run().ok().output, "Nothing to be done")
+    assert new(project, seen) == []
+
+    project.run("--forcerun", "beside").ok()
+    assert new(project, seen) == ["beside"]
+    assert project.read("beside.txt") == "new\n"
+    summary = project.run("--summary", plain=True).ok().output
+    assert re.search(r"beside\.txt\t.*\tbeside\t", summary)
+    project.run("--report", "report.html", plain=True).ok()
+    assert "beside" in project.read("report.html")
+    project.run("--drop-metadata", "--forcerun", "last").ok()
+    assert new(project, seen) == ["last"]
+
+
+def test_what_jobs_ask_for(project: Project) -> None:
+    prepare(project)
+    project.extra["MANTIK_TEST_SAYS"] = "said"
+    project.write(
+        "Snakefile",
+        SNAKEFILE
+        + """
+    rule shown:
+        output: "shown.txt"
+        threads: 1
+        shell:
+            "echo {threads} {resources.mem_mb} $SLURM_CPUS_PER_TASK $SLURM_MEM_PER_NODE"
+            " $PRE $MANTIK_TEST_SAYS {resources.tries} > {output}; [ {resources.tries} = 3 ]"
+    """,
+    )
+    started = project.run(
+        "shown.txt",
+        *("--set-threads", "shown=3"),
+        *("--set-resources", "shown:mem_mb=300", "shown:tries=attempt"),
+        *("--default-resources", "runtime=5"),
+        *("--retries", "3"),
+        *("--jobname", "of {rulename} {jobid}"),
+        *("--precommand", "export PRE=before  # told to all"),
+        *("--envvars", "MANTIK_TEST_SAYS"),
+        *("--seconds-between-status-checks", "3"),
+        *("--latency-wait", "1"),
+    ).ok()
+    assert project.read("shown.txt") == "3 300 3 300 before said 3\n"
+    assert [record.name for record in project.tries] == ["of shown 0"] * 3
+    tells(started.output, "--seconds-between-status-checks is not used", "PollMin")
+
+    failed = project.run("--forceall", "--precommand", "echo not loaded; false", "beside.txt")
+    tells(failed.failed(), "not loaded", "exit code 1")
+
+
+def times(project: Project) -> list[tuple[float, float]]:
+    found = []
+    for path in (project.directory / "many").iterdir():
+        begun, ended = path.read_text().split()
+        found.append((float(begun), float(ended)))
+    return sorted(found)
+
+
+def test_limits(project: Project) -> None:
+    prepare(project)
+    project.run("--until", "many", "--resources", "licence=1").ok()
+    spans = times(project)
+    assert all(one[1] <= two[0] for one, two in pairwise(spans)), spans
+
+
+def test_failures(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "fine.txt", "after.txt"
+
+        rule fails:
+            output: "half.txt", directory("tree"), "never.txt"
+            log: "fails.log"
+            shell:
+                "echo half > {output[0]}; mkdir {output[1]}; echo 1 > {output[1]}/1; "
+                "echo log > {log}; [ -e go ] && touch {output[2]}"
+
+        rule after:
+            input: "never.txt"
+            output: "after.txt"
+            shell: "cp {input} {output}"
+
+        rule fine:
+            output: "fine.txt"
+            shell: "sleep 1; touch {output}"
+        """,
+    )
+    twin = project.twin()
+    words = ("--keep-going", "--keep-incomplete", "--show-failed-logs")
+    said = project.run(*words).failed()
+    twin.run(*words, local=True).failed()
+    assert tree(project.directory) == tree(twin.directory)
+    assert project.read("tree/1") == "1\n"
+    assert project.exists("fine.txt")
+    tells(said, "fails.log")
+
+    project.write("go", "")
+    project.run("--rerun-incomplete").ok()
+    assert project.exists("after.txt")
+    twin.close()
+
+
+def test_what_cannot_be(project: Project, tmp_path: Path) -> None:
+    prepare(project)
+    (tmp_path / "script.sh").write_text("#!/bin/sh\n{exec_job}\n")
+    said = project.run("--jobscript", str(tmp_path / "script.sh")).failed()
+    tells(said, "--jobscript does not go with the mantik executor", "--precommand")
+    assert "Sources:" not in said
+
+
+def test_what_snakemake_takes_for_shared(project: Project) -> None:
+    prepare(project)
+    words = ["--until", "beside", "--shared-fs-usage", "input-output", "persistence"]
+    tells(project.run(*words).failed(), "--shared-fs-usage leaves out storage-local-copies")
+    project.run(*words, "storage-local-copies").ok()
+    assert project.read("beside.txt") == "in\n"

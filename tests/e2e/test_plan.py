@@ -1,0 +1,211 @@
+"""`smk-mantik plan` tells what `snakemake` would send, and does nothing at all."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.workflows import WAIT_S, Place, Project, Ran, tells
+
+SNAKEFILE = """
+    print("the Snakefile speaks")
+    localrules: here
+
+    rule all:
+        input: "c.txt", expand("x{i}.txt", i=range(2)), "here.txt"
+
+    rule a:
+        input: "data.bin", "dir"
+        output: "a.txt"
+        resources: mem_mb=4000, runtime=90, nodes=2, gpu=4
+        threads: 8
+        shell: "cat data.bin > {output}"
+
+    rule b:
+        input: "a.txt"
+        output: "b.txt"
+        params: first=lambda wildcards, input: open(input[0]).read(1)
+        resources: mem_mb=lambda wildcards, input: int(input.size_mb) + 5
+        shell: "cp {input} {output}; echo {params.first}"
+
+    rule c:
+        input: "b.txt"
+        output: "c.txt"
+        resources: mantik_site="other"
+        shell: "cp {input} {output}"
+
+    rule x:
+        input: "data.bin"
+        output: "x{i}.txt"
+        shell: "cp {input} {output}"
+
+    rule here:
+        output: "here.txt"
+        shell: "touch {output} RAN"
+"""
+
+
+def plan(project: Project, *arguments: str, credentials: bool = False) -> Ran:
+    """Run `smk-mantik plan`; standard error comes first in what it said."""
+    environment = project.environment
+    if not credentials:
+        for name in project.place.environment:
+            environment.pop(name)
+    ended = subprocess.run(
+        [sys.executable, "-m", "snakemake_executor_plugin_mantik", "plan", *arguments],
+        cwd=project.directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    return Ran(ended.returncode, ended.stderr + "\n=====\n" + ended.stdout)
+
+
+def of(ran: Ran) -> dict[str, Any]:
+    """What `--json` printed."""
+    made: dict[str, Any] = json.loads(ran.output.partition("\n=====\n")[2])
+    return made
+
+
+@pytest.fixture
+def planned(project: Project) -> Project:
+    """A workflow with most of what makes a difference, and a second site for one of its rules."""
+    project.write("Snakefile", SNAKEFILE)
+    project.write("data.bin", "x" * 3_000_000)
+    project.write("dir/one.txt")
+    project.write("dir/two.txt")
+    project.write("script.py", "print(1)\n")
+    # The working directory's own profile is read, as it is by snakemake.
+    project.write("profiles/default/config.yaml", f"mantik-backend-config: [{project.config}]\n")
+    return project
+
+
+def options(project: Project) -> list[str]:
+    config = str(project.config)
+    return ["--mantik-backend-config", config, f"other={config}"]
+
+
+def files(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+def test_everything_that_would_be_sent_is_told_and_nothing_is_done(planned: Project) -> None:
+    ran = plan(planned, "--json", *options(planned), "--", "all").ok()
+    made = of(ran)
+
+    jobs = {job["job"]: job for job in made["jobs"]}
+    assert list(jobs) == ["a", "x i=0", "x i=1", "b", "c"]
+    a = jobs["a"]
+    assert (a["site"], a["full"], a["outputs"]) == ("hpc1", False, ["a.txt"])
+    assert a["command"].endswith("cat data.bin > a.txt")
+    expected = {"nodes": 2, "cpus_per_task": 8, "gpus_per_node": 2, "runtime_s": 5400}
+    assert expected.items() <= a["resources"].items()
+    assert a["resources"]["memory_mib_per_node"] == 4000
+    assert a["inputs"] == {
+        "files": 3, "bytes": 3_000_004, "at_site": 0, "later": 0, "made_there": 0,
+    }  # fmt: skip
+    assert jobs["b"]["command"] is None
+    assert jobs["b"]["later"] == ["mem_mb"]
+    assert jobs["c"]["site"] == "other"
+    # Two names of one workspace: what is made at one is there for the other.
+    assert jobs["c"]["inputs"]["made_there"] == 1
+
+    one, other = made["sites"]["hpc1"], made["sites"]["other"]
+    assert (one["jobs"], other["jobs"], made["here"]) == (4, 1, 1)
+    assert one["core_hours"] == 1.5 * 16
+    assert one["gpu_hours"] == 1.5 * 4
+    assert one["without_runtime"] == 3
+    assert 3_000_004 < one["uploads"]["bytes"] < 3_010_000, "data.bin goes up once, with sources"
+    assert made["sources"]["hpc1"]["files"] == 3, "Snakefile, profile and script"
+
+    told = plan(planned, "--details", *options(planned), "--quiet", "-n", "-j1").ok().output
+    said, _, shown = told.partition("=====")
+    assert said.splitlines()[1:] == ["the Snakefile speaks", ""], said
+    tells(shown, "hpc1: 4 jobs, at most 24.0 core hours and 6.0 GPU hours", "1 h 30 min",
+          "mem_mb, its command: follows from files that are still to be made",
+          "1 job on this machine.", "    set -euo pipefail;  cat data.bin > a.txt")  # fmt: skip
+
+    assert not planned.exists("here.txt")
+    assert not planned.exists("RAN")
+    found = files(planned.directory)
+    planned.run("-n", *options(planned), plain=True).ok()
+    assert files(planned.directory) == found, "a dry run leaves the same"
+    assert not planned.exists(".snakemake/mantik")
+
+
+def test_what_is_at_the_site_is_not_counted_again(planned: Project) -> None:
+    planned.run("a.txt", "x0.txt").ok()
+    before = files(planned.directory / ".snakemake" / "mantik")
+
+    made = of(plan(planned, "--json", "x0.txt", "x1.txt", "b.txt"))
+
+    assert [job["job"] for job in made["jobs"]] == ["b", "x i=1"]
+    assert [job["inputs"]["at_site"] for job in made["jobs"]] == [1, 1]
+    assert made["sites"]["hpc1"]["uploads"]["files"] == 0
+    assert files(planned.directory / ".snakemake" / "mantik") == before
+    planned.write("data.bin", "y" * 3_000_000)
+    made = of(plan(planned, "--json", "x1.txt"))
+    assert made["sites"]["hpc1"]["uploads"]["bytes"] == 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--unlock"], "with --unlock Snakemake runs no jobs"),
+        (["--executor", "local"], "--executor local sends nothing to a site"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["nothere.txt"], "MissingRuleException"),
+        (["--set-resources", "x:mantik_site=hpc2"], "there is no site 'hpc2' (did you mean hpc1?)"),
+        (["--mantik-backend-config", "nothere.yaml", "--"], "nothere.yaml"),
+        (["--set-resources", "x:mem_mb_per_cpu=5", "x:mem_mb=5"], "contradict each other"),
+    ],
+)
+def test_mistakes_are_those_of_a_real_run(
+    planned: Project, arguments: list[str], told: str
+) -> None:
+    planned.write("Snakefile", SNAKEFILE.replace('"other"', '"hpc1"'))
+    ran = plan(planned, *arguments)
+    assert ran.code == 2, ran.output
+    tells(ran.output, told)
+    assert "Traceback" not in ran.output
+    assert not ran.output.partition("=====")[2].strip()
+
+
+def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "a.txt", "b.txt"
+
+        rule a:
+            output: "a.txt"
+            shell: "echo {nonsense} > {output}"
+
+        rule b:
+            output: "b.txt"
+            resources: runtime=99999
+            shell: "touch {output}"
+        """,
+    )
+    config = ["--mantik-backend-config", str(project.config)]
+    ran = plan(project, "--connect", *config, credentials=True)
+    assert ran.code == 2
+    tells(ran.output, "a: ", "nonsense", "b: runtime of 5999940s is asked, queue batch allows")
+    assert ran.output.count("cannot be sent, see below") == 2
+    told = plan(project, "--connect", *config)
+    assert told.code == 2
+    tells(told.output, "credentials")
+
+
+def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
+    firecrest.write("Snakefile", "rule a:\n    output: 'a.txt'\n    shell: 'touch {output}'\n")
+    config = ["--mantik-backend-config", str(firecrest.config)]
+    made = of(plan(firecrest, "--json", "--connect", *config, credentials=True).ok())
+    assert [job["site"] for job in made["jobs"]] == [firecrest_place.name]

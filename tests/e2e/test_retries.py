@@ -1,0 +1,138 @@
+"""A try that failed tells why, and the next one asks for more of what it lacked, if at all."""
+
+from tests.support.workflows import Project, tells
+
+SNAKEFILE = """
+    from snakemake_executor_plugin_mantik.retry import grows, last_failure
+
+    def minutes(wildcards, rulename):
+        return 1 if last_failure(rulename, wildcards) == "time_limit" else None
+
+    rule all:
+        input: "eats.txt", "sleeps.txt"
+
+    rule eats:
+        output: "eats.txt"
+        resources:
+            mem_mb=grows(200, on="out_of_memory", factor=4, at_most=700),
+            runtime=grows(1, on="time_limit"),
+        shell: 'python3 -c "x = bytearray(400 << 20); import time; time.sleep(3)";'
+            " echo {resources.mem_mb} {resources.runtime} > {output}"
+
+    rule sleeps:
+        output: "sleeps.txt"
+        resources:
+            mem_mb=grows(500, on="out_of_memory, node_failure"),
+            runtime=minutes,
+        shell: "echo . >> tries.txt; [ $(wc -l < tries.txt) = 2 ] || sleep 60;"
+            " echo {resources.mem_mb} > {output}"
+"""
+
+
+def _hurry(project: Project) -> None:
+    """Let jobs have seconds, and let them be asked about soon after they fell silent."""
+    text = project.config.read_text()
+    for before, after in (
+        ("Resources:\n", "Resources:\n  Runtime: 4s\n"),
+        ("Heartbeat: 10s", "Heartbeat: 1s"),
+        ("MarkerGrace: 5s", "MarkerGrace: 1s"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    project.config.write_text(text)
+
+
+def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(either: Project) -> None:
+    _hurry(either)
+    either.write("Snakefile", SNAKEFILE)
+
+    said = either.run("--retries", "2").ok().output
+
+    assert either.read("eats.txt") == "700 1\n"
+    assert either.read("sleeps.txt") == "500\n"
+    found = {(r.rule, r.outcome.partition(":")[0], r.reason) for r in either.tries}
+    assert found == {
+        ("eats", "failed", "out_of_memory"),
+        ("eats", "succeeded", ""),
+        ("sleeps", "failed", "time_limit"),
+        ("sleeps", "succeeded", ""),
+    }
+    tells(said, "out of memory", "reached its time limit")
+
+
+def test_only_named_reasons_are_worth_a_retry(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "a.txt", "b.txt", "c.txt"
+
+        rule a:
+            output: "a.txt"
+            resources: mantik_retry_on="out_of_memory,node_failure"
+            shell: "echo a >> tries.txt; exit 3"
+
+        rule b:
+            output: "b.txt"
+            shell: "echo b >> tries.txt; exit 3"
+
+        rule c:
+            output: ensure("c.txt", non_empty=True)
+            resources: mantik_retry_on="exit_code"
+            shell: "echo c >> tries.txt; touch {output}"
+        """,
+    )
+
+    said = project.run(
+        "--keep-going", "--retries", "1", "--set-resources", "b:mantik_retry_on=set_up,exit_code"
+    ).failed()
+
+    assert sorted((project.workspace / "tries.txt").read_text().split()) == ["a", "b", "b", "c"], (
+        said
+    )
+    assert {r.rule: r.reason for r in project.tries} == {
+        "a": "exit_code",
+        "b": "exit_code",
+        "c": "outputs",
+    }
+    tells(said, "a: not tried again, since it failed for exit code, which mantik_retry_on does not")
+
+
+def test_default_resources_and_a_mistake_in_them(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule a:
+            output: "a.txt"
+            shell: "exit 3"
+        """,
+    )
+    options = ["--retries", "2", "--default-resources"]
+    said = project.run(*options, "mantik_retry_on=node_failure,oom").failed()
+    tells(said, "nothing was sent", "rule a", "'oom' is no reason", "out_of_memory")
+    project.run(*options, "mantik_retry_on=node_failure,preempted").failed()
+    assert len(project.tries) == 1
+
+
+def test_what_was_learned_outlives_the_controller(project: Project) -> None:
+    """Snakemake counts attempts from 1 again in each run; the journal knows better."""
+    project.write(
+        "Snakefile",
+        """
+        from snakemake_executor_plugin_mantik.retry import grows
+
+        rule a:
+            output: "{name}.txt"
+            resources: mem_mb=grows(100, on="exit_code", at_most=300)
+            shell: "echo {resources.mem_mb} >> asked.txt; [ -e good ]; touch {output}"
+        """,
+    )
+    for _ in range(3):
+        project.run("x.txt").failed()
+    project.write("good")
+    project.run("x.txt", "y.txt").ok()
+    project.run("x.txt", "--force").ok()
+    asked = (project.workspace / "asked.txt").read_text().split()
+    assert asked[:3] == ["100", "200", "300"]
+    assert sorted(asked[3:5]) == ["100", "300"]
+    assert asked[5] == "100", "it had succeeded"

@@ -1,0 +1,144 @@
+"""Scripts through the real `snakemake` command: where they lie, how they fail, what is adopted."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.workflows import UNTRACKED, Project, tells, tree, until
+
+ONCE = """
+    rule once:
+        output: "out.txt"
+        script: "scripts/{word}.py"
+"""
+
+
+def test_where_it_failed_is_told(project: Project) -> None:
+    project.write("Snakefile", ONCE.replace("{word}", "fails"))
+    project.write("scripts/fails.py", "import helper\n\nhelper.check(snakemake.output)\n")
+    project.write("scripts/helper.py", "def check(value):\n    raise ValueError(f'not {value}')\n")
+
+    ran = project.run()
+
+    assert ran.code == 1
+    scripts = f"{project.workspace}/scripts"
+    tells(
+        ran.output,
+        "Traceback (most recent call last):",
+        f'File "{scripts}/fails.py", line 3, in <module>',
+        f'File "{scripts}/helper.py", line 2, in check',
+        "ValueError: not out.txt",
+    )
+    assert "mantik_script.py" not in ran.output
+    assert project.tries[0].outcome != "succeeded"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_only_the_same_script_is_adopted(project: Project, changed: bool) -> None:
+    project.write("Snakefile", ONCE.replace("{word}", "waits"))
+    script = """
+        import os, time
+        open("ran.txt", "a").write("old ")
+        while not os.path.exists("go"):
+            time.sleep(0.05)
+        open(snakemake.output[0], "w").write("old")
+    """
+    project.write("scripts/waits.py", script)
+    ran = project.workspace / "ran.txt"
+    first = project.start("--nolock")
+    until(ran.exists, "a script that runs")
+    first.kill()
+    if changed:
+        project.write("scripts/waits.py", script.replace("old", "new"))
+    second = project.start("--nolock", "--rerun-incomplete")
+    if changed:
+        until(lambda: ran.read_text() == "old new ", "the new script")
+    else:
+        until(lambda: "taken up again" in second.output, "adoption")
+    (project.workspace / "go").touch()
+
+    said = second.end().ok().output
+
+    assert ("taken up again" in said) != changed
+    assert project.read("out.txt") == ("new" if changed else "old")
+
+
+ELSEWHERE = {
+    "flow/Snakefile": """
+        module inner:
+            snakefile: "../inner/Snakefile"
+            config: {"word": "module"}
+
+        rule all:
+            input: "up.txt", "cached.txt", "inner.txt", "bash.txt", "shadow.txt"
+
+        use rule * from inner
+
+        include: "rules/up.smk"
+
+        rule cached:
+            output: "cached.txt"
+            script: workflow.source_path("scripts/cached.py")
+
+        rule bash:
+            output: "bash.txt"
+            script: "scripts/a.sh"
+
+        rule shadow:
+            input: "data.txt"
+            output: "shadow.txt"
+            shadow: "minimal"
+            script: "scripts/shadow.py"
+    """,
+    "flow/rules/up.smk": """
+        rule up:
+            output: "up.txt"
+            script: "../scripts/up.py"
+    """,
+    "flow/scripts/up.py": """
+        from helper import say
+        from package.part import more
+        say(snakemake.output[0], more, snakemake.rule)
+    """,
+    "flow/scripts/helper.py": """
+        def say(path, *words):
+            with open(path, "w") as out:
+                print(*words, file=out)
+    """,
+    "flow/scripts/package/__init__.py": "",
+    "flow/scripts/package/part.py": "more = 'more'",
+    "flow/scripts/cached.py": "open(snakemake.output[0], 'w').write(snakemake.rule)",
+    "flow/scripts/a.sh": '. "${snakemake[scriptdir]}/lib.sh" > "${snakemake_output[0]}"',
+    "flow/scripts/lib.sh": "echo lib",
+    "flow/scripts/shadow.py": """
+        import os
+        from helper import say
+        open("left.txt", "w")
+        say(snakemake.output[0], os.listdir(), open(snakemake.input[0]).read())
+    """,
+    "inner/Snakefile": """
+        rule inner:
+            output: "inner.txt"
+            script: "inner.py"
+    """,
+    "inner/inner.py": "open(snakemake.output[0], 'w').write(snakemake.config['word'])",
+}
+
+
+def test_scripts_elsewhere(either: Project, tmp_path: Path) -> None:
+    either.extra.update(UNTRACKED)
+    for path, text in ELSEWHERE.items():
+        either.write(f"../else where/{path}", text)
+    either.write("data.txt", "data")
+    twin = either.twin()
+    arguments = ("--snakefile", "../else where/flow/Snakefile")
+    twin.run(*arguments, local=True).ok()
+
+    either.run(*arguments).ok()
+
+    files = tree(either.directory)
+    expected = tree(twin.directory)
+    for each in (files, expected):
+        # What else is in a shadow directory is not the workflow's to see.
+        each["shadow.txt"] = each["shadow.txt"].rpartition(b"]")[2]  # type: ignore[arg-type]
+    assert files == expected

@@ -1,0 +1,104 @@
+"""What Snakemake's logger plugins and its metadata hear of a job at a site."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from tests.support.workflows import Project, tells, until
+
+PLUGIN = '''
+    """Writes what it is told into a file, as JSON lines."""
+
+    import json
+
+    from snakemake_interface_logger_plugins.base import LogHandlerBase
+
+    NAMES = ("state", "jobid", "rule_name", "site", "external_jobid", "queue", "reason",
+             "exit_code", "aux", "event")
+
+
+    class LogHandler(LogHandlerBase):
+        writes_to_stream = False
+        writes_to_file = False
+        has_filter = False
+        has_formatter = False
+        needs_rulegraph = False
+
+        def emit(self, record):
+            facts = {name: getattr(record, name) for name in NAMES if hasattr(record, name)}
+            with open("heard.jsonl", "a") as file:
+                print(json.dumps({"text": record.getMessage(), **facts}, default=str), file=file)
+'''
+
+SNAKEFILE = """
+    rule all:
+        input: "good.txt", "bad.txt"
+
+    rule good:
+        output: "good.txt"
+        shell: "until [ -e go ]; do sleep 0.1; done; touch {output}"
+
+    rule bad:
+        output: "bad.txt"
+        shell: "exit 3"
+"""
+
+
+def listening(project: Project, tmp_path: Path) -> None:
+    """Install a logger plugin `ears` for the workflow."""
+    package = tmp_path / "plugins" / "snakemake_logger_plugin_ears"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(dedent(PLUGIN))
+    paths = [str(package.parent), *(path for path in sys.path if path)]
+    project.extra["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def heard(project: Project) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in project.read("heard.jsonl").splitlines()]
+
+
+def test_states_are_told_to_logger_plugins_and_to_the_metadata(
+    either: Project, tmp_path: Path
+) -> None:
+    listening(either, tmp_path)
+    either.write("Snakefile", SNAKEFILE)
+    running = either.start("--logger", "ears", "--keep-going", "--printshellcmds")
+    until(lambda: "good: runs at" in running.output, "the job to run")
+    (good,) = (record for record in either.tries if record.rule == "good")
+    marks = list((either.directory / ".snakemake" / "incomplete").rglob("*"))
+    until(
+        lambda: any(good.site_jobs[0] in m.read_text() for m in marks if m.is_file()),
+        "the job's id in Snakemake's metadata",
+    )
+    (either.workspace / "go").touch()
+    assert running.end().code == 1, running.output
+
+    told = heard(either)
+    name = either.place.name
+    states = [record for record in told if "state" in record]
+    assert [r["state"] for r in states if r["rule_name"] == "good"] == [
+        "submitted", "running", "succeeded",
+    ]  # fmt: skip
+    jobid = next(r["jobid"] for r in told if r.get("rule_name") == "good" and "event" in r)
+    for record in states:
+        assert record["site"] == name
+        if record["rule_name"] == "good":
+            assert record["jobid"] == jobid
+            assert record["external_jobid"] == good.site_jobs[0]
+    failed = next(r for r in states if r["state"] == "failed")
+    assert (failed["rule_name"], failed["reason"], failed["exit_code"]) == ("bad", "exit_code", 3)
+    error = next(r for r in told if r.get("event") == "job_error")
+    assert error["aux"]["reason"] == "exit_code"
+    assert error["aux"]["site"] == name
+    assert error["aux"]["external_jobid"] == failed["external_jobid"]
+    tells(running.output, "Shell command: until [ -e go ]", "    reason: exit_code")
+
+
+def test_quiet_about_progress(project: Project) -> None:
+    project.write("Snakefile", "rule a:\n    output: 'a.txt'\n    shell: 'touch {output}'\n")
+    said = project.run("--quiet", "progress").ok().output
+    assert "submitted to" not in said
+    assert "Sources: " in said

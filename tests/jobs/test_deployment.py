@@ -1,0 +1,338 @@
+"""What is made once at a site is made once, whatever becomes of the jobs that make it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.deployment import (
+    CondaFile,
+    Image,
+    Times,
+    with_conda,
+    with_container,
+    with_modules,
+)
+from tests.support import condas
+from tests.support.trial import NASTY, wait_until
+
+QUICK = Times(beat_s=0.1, stale_s=2, poll_s=0.05)
+COMMAND = "set -euo pipefail; tool"
+
+
+class Node:
+    """A workspace, and jobs in it; `bin` is what this node has beside the system's programs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace = folder / NASTY
+        (self.workspace / ".mantik/files").mkdir(parents=True)
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.home = folder / "home"
+        self.home.mkdir()
+        self._started: list[subprocess.Popen[str]] = []
+
+    @property
+    def environments(self) -> Path:
+        return self.workspace / ".mantik/conda/e1"
+
+    def file(self, text: str, **more: str) -> CondaFile:
+        """An environment that is made of a file; `more` are fields with other files' texts."""
+        (self.workspace / ".mantik/files/env.yaml").write_text(text)
+        return CondaFile("envs/it's.yaml", "e1", ".mantik/files/env.yaml")
+
+    def made(self) -> list[str]:
+        """What the tool began to make, in its order."""
+        path = self.bin / "made"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def start(self, text: str, **variables: str) -> "subprocess.Popen[str]":
+        """Start a job's text in a process group of its own."""
+        environment = {**os.environ, "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home)}
+        process = subprocess.Popen(
+            ["bash", "-c", text],
+            cwd=self.workspace,
+            env={**environment, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, text: str, **variables: str) -> tuple[int, str, str]:
+        """Run a job's text: exit code, standard output and standard error."""
+        return ended(self.start(text, **variables))
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    condas.install(made.bin, "conda")
+    yield made
+    made.close()
+
+
+def conda(environment: CondaFile | str, command: str = COMMAND) -> str:
+    return with_conda(environment, command, rule="train's", blocked=["R_LIBS"], times=QUICK)
+
+
+def test_many_jobs_at_once_make_it_once(node: Node) -> None:
+    text = conda(node.file("slow one"))
+    results = [ended(job) for job in [node.start(text) for _ in range(30)]]
+    assert {code for code, *_ in results} == {0}, results
+    assert len({output for _, output, _ in results}) == 1
+    assert results[0][1] == f"slow one from {node.environments}/1\n"
+    assert len(node.made()) == 1
+    assert sum("waits for another job" in errors for *_, errors in results) > 5
+    # Who comes later finds it.
+    assert node.run(text)[1] == results[0][1]
+    assert len(node.made()) == 1
+
+
+def test_a_killed_job_leaves_nothing_half_made(node: Node) -> None:
+    text = conda(node.file("endless"))
+    killed = node.start(text)
+    wait_until((node.environments / "1/half").exists)
+    node.file("quick")
+    others = [node.start(text) for _ in range(8)]
+    os.killpg(killed.pid, signal.SIGKILL)
+    results = [ended(job) for job in others]
+    assert {output for _, output, _ in results} == {f"quick from {node.environments}/2\n"}
+    assert len(node.made()) == 2
+    assert any("shows no life any more" in errors for *_, errors in results)
+    assert not (node.environments / "1").exists()
+
+
+def test_what_only_the_killed_shell_had_begun_goes_on(node: Node) -> None:
+    text = conda(node.file("slow"))
+    killed = node.start(text)
+    wait_until((node.environments / "1/half").exists)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert node.run(text)[1] == f"slow from {node.environments}/1\n"
+    assert len(node.made()) == 1
+
+
+def test_a_job_that_is_ended_makes_room_at_once(node: Node) -> None:
+    text = conda(node.file("endless"))
+    told = node.start(text)
+    wait_until((node.environments / "1/half").exists)
+    node.file("quick")
+    other = node.start(with_conda(node.file("quick"), COMMAND, rule="b", times=Times(poll_s=0.05)))
+    os.killpg(told.pid, signal.SIGTERM)
+    assert ended(told)[0] == 143
+    code, output, _ = ended(other)  # long before a missing sign of life would tell
+    assert (code, output) == (0, f"quick from {node.environments}/2\n")
+
+
+def test_those_who_waited_for_a_failure_fail_with_it(node: Node) -> None:
+    text = conda(node.file("slow broken package"))
+    results = [ended(job) for job in [node.start(text) for _ in range(6)]]
+    assert {code for code, *_ in results} == {1}
+    assert {output for _, output, _ in results} == {""}
+    waited = [errors for *_, errors in results if "waits for another job" in errors]
+    assert waited
+    for *_, errors in results:
+        assert "nothing provides slow broken package" in errors
+        assert "rule train's: the conda environment envs/it's.yaml could not be made" in errors
+        assert "where compute nodes reach no package server" in errors
+    assert len(node.made()) == 6 - len(waited)
+    # The next job tries again.
+    node.file("quick")
+    code, output, _ = node.run(text)
+    assert code == 0
+    assert output.startswith("quick from")
+
+
+def test_a_slow_one_is_waited_for(node: Node) -> None:
+    text = conda(node.file("x"))
+    node.file("x\nslow")
+    first = node.start(text.replace("--quiet", '--quiet "$(sleep 3.5)"'))
+    wait_until((node.environments / "1.lock").exists)
+    second = node.start(text)
+    assert ended(first)[0] == ended(second)[0] == 0
+    assert len(node.made()) == 1
+
+
+def test_one_that_wakes_up_late_spoils_nothing(node: Node) -> None:
+    text = conda(node.file("slow x"))
+    sleeper = node.start(text)
+    wait_until((node.environments / "1/half").exists)
+    os.killpg(sleeper.pid, signal.SIGSTOP)
+    other = ended(node.start(text))
+    assert other[:2] == (0, f"slow x from {node.environments}/2\n")
+    os.killpg(sleeper.pid, signal.SIGCONT)
+    assert ended(sleeper)[:2] == other[:2]
+    assert not (node.environments / "1").exists()
+
+
+def test_what_was_purged_is_made_again(node: Node) -> None:
+    text = conda(node.file("x"))
+    node.run(text)
+    for path in sorted((node.environments / "1").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (node.environments / "1").rmdir()
+    assert node.run(text)[1] == f"x from {node.environments}/2\n"
+
+
+def test_pins_come_first_and_a_script_follows(node: Node) -> None:
+    files = node.workspace / ".mantik/files"
+    (files / "pin.txt").write_text("pinned")
+    (files / "bad.txt").write_text("broken")
+    (files / "post.sh").write_text('echo "$0 $CONDA_PREFIX $PWD" > "$CONDA_PREFIX/posted"')
+    plain = node.file("plain")
+    pins = {"linux-64": ".mantik/files/pin.txt", "linux-aarch64": ".mantik/files/pin.txt"}
+    one = CondaFile(plain.label, "p1", plain.file, pins, ".mantik/files/post.sh", "bash -e")
+    code, output, errors = node.run(conda(one))
+    assert (code, output.split()[0]) == (0, "pinned"), errors
+    prefix = node.workspace / ".mantik/conda/p1/1"
+    assert (prefix / "posted").read_text() == f"{files}/post.sh {prefix} {node.workspace}\n"
+    calls = (node.bin / "calls").read_text().splitlines()
+    assert calls[0].startswith("conda create --no-default-packages --quiet --file ")
+
+    two = CondaFile(plain.label, "p2", plain.file, dict.fromkeys(pins, ".mantik/files/bad.txt"))
+    code, output, errors = node.run(conda(two))
+    assert (code, output.split()[0]) == (0, "plain"), errors
+
+    (files / "post.sh").write_text("echo why; exit 4")
+    three = CondaFile(plain.label, "p3", plain.file, {}, ".mantik/files/post.sh")
+    code, output, errors = node.run(conda(three))
+    assert (code, output) == (1, "")
+    assert "why" in errors
+
+
+def test_environments_that_are_at_the_site(node: Node) -> None:
+    for tool in ("conda", "micromamba"):
+        prefix = node.bin / f"{tool}-envs/of {tool}"
+        (prefix / "conda-meta").mkdir(parents=True)
+    command = 'echo "$CONDA_PREFIX ${R_LIBS-unset} $1 ${_m_conda-unset} $(type -t _m_say)"'
+    assert node.run(conda("of conda", command), R_LIBS="x")[1] == (
+        f"{node.bin}/conda-envs/of conda unset  unset \n"
+    )
+    # Each tool knows its own environments.
+    assert "of micromamba" not in node.run(conda("of micromamba", command))[1]
+    condas.install(node.bin, "micromamba")
+    for name in ("of conda", "of micromamba"):
+        assert node.run(conda(name, command))[1].endswith(f"{name} unset  unset \n")
+    code, output, errors = node.run(conda("it's", command))
+    assert (code, output) == (1, "")
+    assert "rule train's: there is no conda environment it's on this node" in errors
+
+
+def test_a_path_needs_no_tool(node: Node) -> None:
+    (node.bin / "conda").unlink()
+    prefix = node.home / NASTY
+    (prefix / "conda-meta").mkdir(parents=True)
+    scripts = prefix / "etc/conda/activate.d"
+    scripts.mkdir(parents=True)
+    (scripts / "a.sh").write_text("export ACTIVATED=yes")
+    code, output, errors = node.run(conda(str(prefix), 'echo "$ACTIVATED $CONDA_PREFIX"'))
+    assert (code, output) == (0, f"yes {prefix}\n"), errors
+
+
+def test_without_a_tool_nothing_runs(node: Node) -> None:
+    (node.bin / "conda").unlink()
+    code, output, errors = node.run(conda(node.file("x"), "echo ran"))
+    assert (code, output) == (1, "")
+    assert "rule train's: there is no micromamba, mamba or conda on this node" in errors
+    assert "envs/it's.yaml" in errors
+    assert "MANTIK_CONDA" in errors
+    code, _, errors = node.run(conda(node.file("x")), MANTIK_CONDA="/not/there")
+    assert code == 1
+    assert "MANTIK_CONDA names /not/there" in errors
+    condas.install(node.home, "micromamba")
+    own = str(node.home / "micromamba")
+    code, output, errors = node.run(conda(node.file("x")), MANTIK_CONDA=own)
+    assert (code, output) == (0, f"x from {node.environments}/1\n"), errors
+
+
+MODULE = """
+module() {
+  case $1 in
+    purge) unset LOADED ;;
+    load) shift; for m; do [ "$m" != bad ] || return 1; export LOADED="$LOADED$m,"; done ;;
+  esac
+}
+"""
+
+
+def test_modules(node: Node) -> None:
+    init = node.home / "module.sh"
+    init.write_text(MODULE)
+    command = "set -u; module load late; echo $LOADED"
+    text = with_modules(["A/1", "B C"], command, rule="x")
+    assert node.run(text, BASH_ENV=str(init), LOADED="before,")[1] == "A/1,B,C,late,\n"
+    code, output, errors = node.run(
+        with_modules(["A", "bad"], command, rule="x"), BASH_ENV=str(init)
+    )
+    assert (code, output) == (1, "")
+    assert "rule x: not all modules could be loaded: A bad" in errors
+    # Where a login shell would define it.
+    (node.home / "init").mkdir()
+    (node.home / "init/bash").write_text(MODULE)
+    assert node.run(text, MODULESHOME=str(node.home))[1] == "A/1,B,C,late,\n"
+
+
+ENGINE = """#!/bin/bash
+printf '%s\\n' "${0##*/}" "$@" >> "${0%/*}/calls"
+case $1 in
+  pull) sleep 0.3; [[ $3 != *bad* ]] || { echo "FATAL: no such image"; exit 255; }
+    echo "$3" > "$2" ;;
+  exec) while [ "$1" != bash ]; do shift; done; exec "$@" ;;
+esac
+"""
+
+
+def test_an_image_is_fetched_once(node: Node) -> None:
+    (node.bin / "apptainer").write_text(ENGINE)
+    (node.bin / "apptainer").chmod(0o755)
+    image = Image("docker://a/b:1", "i1", ("--nv", "-B", "$DATA:/d"), "--env 'A=b c'")
+    text = with_container(image, "bash -c 'echo in; pwd'", rule="x", times=QUICK)
+    results = [ended(job) for job in [node.start(text, DATA="/p d") for _ in range(5)]]
+    assert {result[:2] for result in results} == {(0, f"in\n{node.workspace}\n")}, results
+    sif = f"{node.workspace}/.mantik/images/i1/1.sif"
+    assert Path(sif).read_text() == "docker://a/b:1\n"
+    calls = (node.bin / "calls").read_text()
+    assert calls.count(f"pull\n{sif}\ndocker://a/b:1\n") == 1
+    bound = str(node.workspace).replace(",", "\\,")
+    assert (
+        f"exec\n--home\n{node.workspace}\n--bind\n{bound}\n--pwd\n{node.workspace}\n--nv\n-B\n"
+        f"/p d:/d\n--env\nA=b c\n{sif}\nbash\n-c\necho in; pwd\n"
+    ) in calls
+    code, output, errors = node.run(
+        with_container(Image("docker://bad", "i2"), "bash -c 'echo in'", rule="x", times=QUICK)
+    )
+    assert (code, output) == (1, "")
+    assert "FATAL: no such image" in errors
+    assert "apptainer pull FILE.sif URL" in errors
+
+
+def test_an_image_that_is_a_file(node: Node) -> None:
+    image = with_container(Image("img/it's.sif"), "bash -c 'echo in'", rule="x")
+    assert "neither apptainer nor singularity" in node.run(image)[2]
+    (node.bin / "singularity").write_text(ENGINE)
+    (node.bin / "singularity").chmod(0o755)
+    assert f"there is no image {node.workspace}/img/it's.sif" in node.run(image)[2]
+    (node.workspace / "img").mkdir()
+    (node.workspace / "img/it's.sif").touch()
+    assert node.run(image)[1] == "in\n"
+    assert (
+        "there is no image /not/there"
+        in node.run(with_container(Image("/not/there"), "bash -c :", rule="x"))[2]
+    )

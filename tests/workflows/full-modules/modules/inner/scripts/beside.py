@@ -1,0 +1,2 @@
+def mark(text):
+    return f"<{text}>"

@@ -1,0 +1,3 @@
+rule more:
+    output: "more.txt"
+    shell: "cat included/data.txt > {output}"

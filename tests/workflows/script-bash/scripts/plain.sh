@@ -1,0 +1,1 @@
+echo "${snakemake_wildcards[name]}" > "${snakemake_output[0]}"

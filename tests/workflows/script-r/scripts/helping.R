@@ -1,0 +1,1 @@
+say <- function(...) cat(..., sep = " | ", "\n")

@@ -1,0 +1,1 @@
+file.copy(snakemake@input[[1]], snakemake@output[[1]])

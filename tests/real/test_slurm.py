@@ -9,11 +9,12 @@ import pytest
 from tests.e2e.test_equal import test_rules_modules_values_and_environment as equal
 from tests.real.slurm import Slurm
 from tests.support.workflows import UNTRACKED, Place, Project, Running, tells, until
-from tests.workflows.test_workflows import WORKFLOWS, test_same_as_locally
+from tests.workflows.test_workflows import WORKFLOWS
+from tests.workflows.test_workflows import test_same_as_locally as same_as_locally
 
 pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
 
-CHOICE = ("flags-touch",)
+CHOICE = ("checkpoint", "flags-outputs", "mpi", "resources", "retries", "script-python", "shadow")
 """Workflows of tests/workflows that a real scheduler may see otherwise."""
 
 
@@ -38,7 +39,7 @@ class TestSame:
 
     @pytest.mark.parametrize("name", [name for name in WORKFLOWS if name in CHOICE])
     def test_workflow(self, name: str, project: Project, firecrest_place: Place) -> None:
-        test_same_as_locally(name, project, firecrest_place)
+        same_as_locally(name, project, firecrest_place)
 
 
 class TestResources:
@@ -141,6 +142,14 @@ def start(project: Project, command: str, resources: str) -> Started:
     return Started(running, int(mark.read_text()))
 
 
+REFUSED = """
+rule refused_{number}:
+    output: "{number}.txt"
+    resources: {resources}
+    shell: "touch {{output}}"
+"""
+
+
 @contextmanager
 def partition(real_slurm: Slurm, state: str) -> Iterator[None]:
     """A partition `devel` in another state."""
@@ -198,17 +207,25 @@ class TestEnds:
         tells(said, "node failure", "The node failed, not the job")
         assert real_slurm.job(started.job)["JobState"] == "NODE_FAIL"
 
-    @pytest.mark.parametrize(
-        ("resources", "words"),
-        [
-            ("mem_mb=900000", "node configuration is not available"),
-            ("qos='none'", "Invalid qos specification"),
-            ("runtime=3000", "time limit is invalid"),
-        ],
-    )
-    def test_rejected(self, on_slurm: Project, resources: str, words: str) -> None:
-        on_slurm.write("Snakefile", SHOW.format(threads=1, resources=resources))
-        tells(on_slurm.run().failed(), words)
+    def test_rejected(self, on_slurm: Project) -> None:
+        refused = {
+            "qos='none'": "Invalid qos specification",
+            "constraint='none'": "Invalid feature specification",
+            "slurm_account='none'": "Invalid account",
+        }
+        if on_slurm.place.name == "hpc2":  # UNICORE tells its ranges before
+            refused |= {
+                "mem_mb=900000": "node configuration is not available",
+                "runtime=3000": "time limit is invalid",
+            }
+        rules = [
+            REFUSED.format(number=number, resources=resources)
+            for number, resources in enumerate(refused)
+        ]
+        every = ", ".join(f"'{number}.txt'" for number in range(len(rules)))
+        on_slurm.write("Snakefile", f"rule all:\n    input: {every}\n" + "".join(rules))
+
+        tells(on_slurm.run("--keep-going").failed(), *refused.values())
 
     def test_drained_partition(self, on_slurm: Project, real_slurm: Slurm) -> None:
         on_slurm.write("Snakefile", SHOW.format(threads=1, resources="queue='devel'"))

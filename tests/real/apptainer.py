@@ -44,7 +44,8 @@ def make_root(root: Path) -> Path:
         target = root / library.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, target)
-    (root / "etc" / "image").write_text("made of local files\n")
+    for name, text in (("image", "made of local files\n"), ("passwd", ""), ("group", "")):
+        (root / "etc" / name).write_text(text)
     (root / ".singularity.d").mkdir()
     runscript = root / ".singularity.d" / "runscript"
     runscript.write_text(_RUNSCRIPT)

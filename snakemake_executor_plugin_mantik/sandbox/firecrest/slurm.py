@@ -134,8 +134,14 @@ def _step(row: Row) -> Record:
 
 
 def _status(row: Row) -> Record:
-    exit_code, _, signal = row["ExitCode"].partition(":")
-    return status_of(row["State"] or State.PENDING.value, "None", int(exit_code), int(signal or 0))
+    # Empty for a step of a node that went down.
+    exit_code, signal = (int(part) if part else None for part in _parts(row["ExitCode"]))
+    return status_of(row["State"] or State.PENDING.value, "None", exit_code, signal)
+
+
+def _parts(text: str) -> tuple[str, str]:
+    first, _, second = text.partition(":")
+    return first, second
 
 
 def _times(row: Row) -> dict[str, int | None]:

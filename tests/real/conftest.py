@@ -36,6 +36,14 @@ def require(lacking: list[str], what: str) -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _programs() -> Iterator[None]:
+    """Let the sites' jobs find apptainer: they have the search path of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", apptainer.search_path())
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
     """The worker's Slurm, and this process led to it."""
@@ -88,7 +96,7 @@ def on_slurm(request: pytest.FixtureRequest) -> Project:
 
 @pytest.fixture(scope="session")
 def image_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that is a container image, and apptainer on the search path."""
+    """A directory that is a container image."""
     require(apptainer.lacking(), "Apptainer")
     return apptainer.make_root(tmp_path_factory.mktemp("image") / "root")
 

@@ -31,12 +31,11 @@ def contained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Projec
 
 
 def configure(project: Project, image: str = "", variables: str = "") -> None:
-    """Let the site's jobs find apptainer, and run in `image`, the lines of its mapping."""
+    """Let the site's jobs run in `image`, the lines of its mapping."""
     project.config.write_text(
         f"""{project.place.config}
 Environment:
   Variables:
-    PATH: {apptainer.search_path()}
     # A container of root's needs more capabilities than a container has that the tests run in.
     APPTAINER_USERNS: "1"
     {variables}
@@ -56,7 +55,7 @@ SNAKEFILE = """
         threads: 2
         shell:
             "cat /etc/image {input} > {output}; echo {wildcards.x} $MARK {threads} >> {output};"
-            "cat /data/given >> {output}; pwd | sed 's,.*/,,' >> {output}"
+            "cat /data/given >> {output}; basename $PWD >> {output}"
 
     rule made:
         output: directory("made")

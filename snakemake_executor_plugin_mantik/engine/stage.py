@@ -157,8 +157,8 @@ class Stager:
                 gone += [f.path for f in known if f.path not in here and rest_safe(f.path)]
                 links.update(self._ledger.links(directory))
         for path in gone:
-            if any(str(above) in links for above in PurePosixPath(path).parents):
-                continue  # It lies elsewhere: to remove it there is not meant.
+            if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
+                continue  # A job's link, or behind one: what it leads to is not meant.
             await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._site.name, gone)
 

@@ -60,15 +60,10 @@ def in_command(
 
 def _roots(job: Job, places: Places) -> list[str]:
     """The directories of Snakefiles that are not in the working directory, the deepest first."""
+    included = [s for s in job.rule.workflow.included if isinstance(s, LocalSourceFile)]
+    folders = {os.path.dirname(os.path.abspath(source.path)) for source in included}
     own = f"{places.workdir.rstrip('/')}/"
-    found: set[str] = set()
-    for source in job.rule.workflow.included:
-        if isinstance(source, LocalSourceFile):
-            folder = os.path.dirname(os.path.abspath(source.path))
-            if not f"{folder}/".startswith(own):
-                # `workflow.basedir` is as the command line says it: with `..`, mostly.
-                found |= {folder, os.path.dirname(os.path.join(places.workdir, source.path))}
-    return sorted(found, key=len, reverse=True)
+    return sorted((f for f in folders if not f"{f}/".startswith(own)), key=len, reverse=True)
 
 
 def _with_surroundings(path: Path, places: Places, config: BackendConfig) -> list[Path]:

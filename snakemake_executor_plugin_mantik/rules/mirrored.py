@@ -34,9 +34,6 @@ BEHIND = r"(?![\w.~@%+\-])"
 _WHOLE = r"(?![\w.~@%+\-/])"
 _ONE_BELOW = rf"{BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
 
-# `WORKDIR/../flow` is not below WORKDIR: so Snakemake calls a Snakefile's directory.
-_NOT_UP = r"(?!/\.\.(?:[/\s'\"]|$))"
-
 _CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
 
 
@@ -209,7 +206,7 @@ class _Finder:
         for old, new in self._moved.items():
             yield old, new, BEHIND if old in self._trees else _WHOLE
         if places.workdir != "/":
-            yield places.workdir, places.workspace, f"{BEHIND}{_NOT_UP}"
+            yield places.workdir, places.workspace, BEHIND
         for old, new in self._moved.items():
             folder, name = os.path.split(old)
             if os.path.basename(new) == name and (behind := self._reach(folder)):

@@ -65,14 +65,12 @@ def test_only_the_same_script_is_adopted(project: Project, changed: bool) -> Non
 
 ELSEWHERE = {
     "flow/Snakefile": """
-        import os
-
         module inner:
             snakefile: "../inner/Snakefile"
             config: {"word": "module"}
 
         rule all:
-            input: "up.txt", "cached.txt", "inner.txt", "bash.txt", "shadow.txt"
+            input: "up.txt", "cached.txt", "inner.txt", "bash.txt", "shadow.txt", "shell.txt"
 
         use rule * from inner
 
@@ -84,8 +82,12 @@ ELSEWHERE = {
 
         rule bash:
             output: "bash.txt"
-            params: words=os.path.normpath(workflow.basedir + "/words.txt")
+            params: words=workflow.basedir + "/words.txt"
             script: "scripts/a.sh"
+
+        rule shell:
+            output: "shell.txt"
+            shell: "cat {workflow.basedir:q}/words.txt > {output}"
 
         rule shadow:
             input: "data.txt"

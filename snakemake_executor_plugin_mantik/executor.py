@@ -254,7 +254,11 @@ class Executor(RemoteExecutor):
         # A success that Snakemake did not take: an output is not as the rule wants it.
         reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
         members = job.jobs if job.is_group() else (job,)
-        if not any(reason in retried(member) for member in members):
+        try:
+            wanted = any(reason in retried(member) for member in members)
+        except MantikError:
+            wanted = False  # the reason for which the job was refused
+        if not wanted:
             self.logger.info(
                 f"{job.name}: not tried again, since it failed for {reason.words}, which"
                 f" {RETRY_RESOURCE} does not name."

@@ -73,7 +73,7 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
         jobs,
         totals,
         sources,
-        here=sum(unit.is_local and not unit.rule.norun for unit in units),
+        here=sum(bool(unit.is_local and _runs(unit)) for unit in units),
         more=any(job.is_checkpoint for job in dag.needrun_jobs()),
     )
 
@@ -95,6 +95,11 @@ def _written(names: Collection[str]) -> Iterator[str]:
         size = name.removesuffix("_mib")
         if f"{size}_mb" not in names:
             yield name
+
+
+def _runs(unit: Job) -> bool:
+    """Whether a rule of it has something to run."""
+    return any(not member.rule.norun for member in groups.members_of(unit))
 
 
 def _outputs(unit: Job) -> Iterator[object]:

@@ -96,6 +96,7 @@ class Checked:
         refuse([job], self.settings.deployed_here)
         members = groups.members_of(job)
         for member in members:
+            resources.retried(member)
             if not self.settings.conda_here:
                 deployment.keep_unasked(member)
         forced = any(map(self.settings.forces, members))
@@ -481,7 +482,7 @@ def _check_jobs(
         try:
             members = groups.members_of(job)
             for member in members:
-                resources.retry_reasons(member.resources.get(resources.RETRY_RESOURCE))
+                resources.retried(member)
             site, given, threads, later = groups.wanted(job, planners)
             resources.refuse_misspelt(later)
             if site is None:

@@ -55,12 +55,12 @@ def retried(job: Job) -> Collection[Reason]:
 
 
 def retry_reasons(value: object) -> Collection[Reason]:
-    """The reasons that the value of `mantik_retry_on` names; all of them for None.
+    """The reasons that the value of `mantik_retry_on` names; all for none, or none that is known.
 
     Raises:
         UserError: it is not a text, or names what is no reason.
     """
-    if value is None:
+    if value is None or isinstance(value, TBDString):
         return FAILURES
     where = f"the resource {RETRY_RESOURCE}={value!r}"
     try:

@@ -209,3 +209,38 @@ def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
     config = ["--mantik-backend-config", str(firecrest.config)]
     made = of(plan(firecrest, "--json", "--connect", *config, credentials=True).ok())
     assert [job["site"] for job in made["jobs"]] == [firecrest_place.name]
+
+
+def test_a_group_is_one_job(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "b.txt", "c.txt"
+
+        rule a:
+            output: "a.txt"
+            group: "g"
+            resources: runtime=10
+            shell: "touch {output}"
+
+        rule b:
+            input: "a.txt"
+            output: "b.txt"
+            group: "g"
+            threads: 3
+            resources: runtime=20
+            shell: "cp {input} {output}"
+
+        rule c:
+            input: "b.txt"
+            output: "c.txt"
+            shell: "cp {input} {output}"
+        """,
+    )
+    made = of(plan(project, "--json", *options(project), "--", "all").ok())
+    group, after = made["jobs"]
+    assert group["job"] == "group g: a, b"
+    assert group["outputs"] == ["a.txt", "b.txt"]
+    assert {"cpus_per_task": 3, "runtime_s": 1800}.items() <= group["resources"].items()
+    assert after["inputs"]["made_there"] == 1

@@ -2,7 +2,7 @@
 
 from tests.e2e.test_secrets import leaks
 from tests.support.s3 import S3
-from tests.support.workflows import Project, tells
+from tests.support.workflows import Project, tells, with_snakemake
 
 
 def test_s3(s3: S3, either: Project) -> None:
@@ -40,6 +40,33 @@ def test_s3(s3: S3, either: Project) -> None:
     either.run().ok()
     stored = client.get_object(Bucket=either.place.name, Key="out/final.txt")["Body"].read()
     assert stored == b"stored\n"
+
+
+def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
+    client = s3.client()
+    client.create_bucket(Bucket="full")
+    client.put_object(Bucket="full", Key="in/a.txt", Body=b"stored\n")
+    project = Project(project.directory, with_snakemake(project.place), dict(s3.environment))
+    project.write(
+        "Snakefile",
+        """
+        rule double:
+            input: storage("s3://full/in/{name}.txt")
+            output: storage("s3://full/out/{name}.txt")
+            run:
+                with open(input[0]) as given, open(output[0], "w") as made:
+                    made.write(given.read() * 2)
+
+        rule all:
+            default_target: True
+            input: storage("s3://full/out/a.txt")
+        """,
+    )
+
+    project.run().ok()
+
+    stored = client.get_object(Bucket="full", Key="out/a.txt")["Body"].read()
+    assert stored == b"stored\nstored\n"
 
 
 def test_without_a_shared_file_system(project: Project) -> None:

@@ -4,13 +4,15 @@ It reads from its standard input what `rules/nested.py` wrote (JSON, one line), 
 Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node has may be
 an old one.
 
-Five things of Snakemake are changed in its process, because a site has not all that is here:
+Some things of Snakemake are changed in its process, because a site has not all that is here:
 
 - Rules that were not asked for are left out also where a workflow has checkpoints: their inputs
   are not at the site. What checkpoints have made is known from here.
 - The job's files must be those that it has here. A Snakefile that looks for files while it is read
   (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
 - Sources that are not files of the workspace come from a cache that is filled before.
+- Files of a storage are their local copies: a node has the storage's credentials as little as a way
+  to it, and this side fetches and stores.
 - Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
 """
 
@@ -159,7 +161,7 @@ def _fill(cache: str, entries: dict[str, str]) -> None:
 
 def _adapt(order: dict[str, Any]) -> None:
     """Change in Snakemake what the docstring of this module says."""
-    from snakemake import sourcecache
+    from snakemake import sourcecache, storage
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
     from snakemake.deployment import conda, singularity
@@ -167,6 +169,7 @@ def _adapt(order: dict[str, Any]) -> None:
     from snakemake.jobs import Job
 
     split_git_path = sourcecache.split_git_path
+    flag = storage.flag_with_storage_object
     make_dag, make_checkpoints, prepare = DAG.__init__, Checkpoints.__init__, Job.prepare
     names = set(order["rules"])
 
@@ -185,6 +188,12 @@ def _adapt(order: dict[str, Any]) -> None:
                 return root, file[len(root) + 1 :], revision
         return split_git_path(path)
 
+    def local(path: Any, stored: Any) -> Any:
+        flagged = flag(path, stored)
+        if stored.retrieve:
+            del flagged.flags["storage_object"]
+        return flagged
+
     async def compared(self: Any) -> None:
         for kind in ("input", "output"):
             difference = differing(kind, list(map(str, getattr(self, kind))), order[kind])
@@ -198,6 +207,7 @@ def _adapt(order: dict[str, Any]) -> None:
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
+    storage.flag_with_storage_object = local
     for kind, act in ((conda.Env, "create"), (singularity.Image, "pull")):
         setattr(kind, act, one_at_a_time(getattr(kind, act)))
 

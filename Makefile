@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: install demo test check format bench clean
+.PHONY: install demo test test-real check format bench clean
 
 install: $(STAMP)
 
@@ -19,6 +19,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(CORES) --dist worksteal $(PYTEST_ARGS)
+
+test-real: $(STAMP)
+	tests/real/install
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile tests/real $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from snakemake.common.tests import TestWorkflowsLocalStorageBase
+from snakemake.common.tests import (
+    TestWorkflowsLocalStorageBase,
+    TestWorkflowsMinioPlayStorageBase,
+)
 from snakemake_interface_executor_plugins.settings import ExecutorSettingsBase
 
 from snakemake_executor_plugin_mantik import ExecutorSettings
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.support.s3 import S3
 from tests.support.sandbox import FAST
 from tests.support.workflows import FOREIGN, place_in
 
@@ -28,8 +32,8 @@ def lenient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield box
 
 
-class Official(TestWorkflowsLocalStorageBase):  # type: ignore[misc] # Snakemake is not typed
-    """Those whose files are here, at the site `site`."""
+class AtSite:
+    """What is the same for all of them: they run at the site `site`."""
 
     site: str
 
@@ -56,11 +60,38 @@ class Official(TestWorkflowsLocalStorageBase):  # type: ignore[misc] # Snakemake
         return ExecutorSettings(backend_config=[str(self._config)], track="none")
 
 
-class TestUnicore(Official):
+class WithFiles(AtSite, TestWorkflowsLocalStorageBase):  # type: ignore[misc] # Snakemake is not typed
+    """Those whose files are here."""
+
+
+class WithS3(AtSite, TestWorkflowsMinioPlayStorageBase):  # type: ignore[misc] # Snakemake is not typed
+    """Those whose files are in a bucket."""
+
+    @pytest.fixture(autouse=True)
+    def _storage(self, s3: S3) -> None:
+        self._s3 = s3
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where the server is."""
+        return self._s3.url
+
+
+class TestUnicore(WithFiles):
     __test__ = True
     site = "hpc1"
 
 
-class TestFirecrest(Official):
+class TestFirecrest(WithFiles):
+    __test__ = True
+    site = "hpc2"
+
+
+class TestUnicoreWithS3(WithS3):
+    __test__ = True
+    site = "hpc1"
+
+
+class TestFirecrestWithS3(WithS3):
     __test__ = True
     site = "hpc2"

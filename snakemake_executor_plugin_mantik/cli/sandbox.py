@@ -18,6 +18,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.settings import (
+    SCHEDULERS,
     FirecrestSettings,
     Settings,
     SiteOption,
@@ -59,6 +60,10 @@ TokenLifetime = Annotated[
     float,
     typer.Option(min=1, help="Seconds that firecREST's access tokens are valid; it wants 30 left."),
 ]
+SchedulerName = Annotated[
+    str,
+    typer.Option("--scheduler", help="What runs the jobs: local, or slurm for this machine's."),
+]
 _DEFAULT_SITES = ["hpc1=unicore"]
 
 
@@ -67,6 +72,7 @@ def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     *,
     site: Sites = _DEFAULT_SITES,
+    scheduler: SchedulerName = "local",
     slots: Slots = None,
     status_interval: StatusInterval = Timing.status_interval,
     death_lag: DeathLag = Timing.death_lag,
@@ -84,9 +90,12 @@ def run(
             where="smk-mantik sandbox run",
             do="Check the name after --",
         )
-    timing = Timing(status_interval=status_interval, death_lag=death_lag)
-    own = FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime)
-    settings = Settings(timing=timing, slots=slots or machine_slots(), firecrest=own)
+    settings = Settings(
+        timing=Timing(status_interval=status_interval, death_lag=death_lag),
+        slots=slots or machine_slots(),
+        scheduler=_scheduler(scheduler),
+        firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
+    )
     with _sandbox(site, settings) as box:
         code = _run(command, {**os.environ, **box.environment()})
     raise typer.Exit(code)
@@ -96,6 +105,7 @@ def run(
 def up(
     *,
     site: Sites = _DEFAULT_SITES,
+    scheduler: SchedulerName = "local",
     slots: Slots = None,
     status_interval: StatusInterval = Timing.status_interval,
     death_lag: DeathLag = Timing.death_lag,
@@ -109,9 +119,12 @@ def up(
         del number, frame
         over.set()
 
-    timing = Timing(status_interval=status_interval, death_lag=death_lag)
-    own = FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime)
-    settings = Settings(timing=timing, slots=slots or machine_slots(), firecrest=own)
+    settings = Settings(
+        timing=Timing(status_interval=status_interval, death_lag=death_lag),
+        slots=slots or machine_slots(),
+        scheduler=_scheduler(scheduler),
+        firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
+    )
     with _sandbox(site, settings) as box:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, end)
@@ -122,6 +135,16 @@ def up(
         typer.echo(f"# Backend configs: {configs}. Ctrl-C ends the sandbox and all its jobs.")
         sys.stdout.flush()
         over.wait()
+
+
+def _scheduler(name: str) -> str:
+    if name not in SCHEDULERS:
+        raise UserError(
+            f"there is no scheduler {name!r}",
+            where="--scheduler",
+            do=f"Use one of: {', '.join(SCHEDULERS)}",
+        )
+    return name
 
 
 @contextmanager

@@ -7,8 +7,8 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
     .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
     .mantik/outside/<absolute path>         files from outside of the working directory
-    .mantik/conda/<content>/<attempt>       conda environments of rules
-    .mantik/images/<source>/                container images that lie nowhere in the workflow
+    .mantik/conda/<content>-<machine>/      conda environments of rules
+    .mantik/images/<source>-<machine>/      container images that lie nowhere in the workflow
     .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bundle>.tar.gz         files on their way up
     .mantik/bundles/<bundle>.done           says that a bundle has been unpacked

@@ -1,8 +1,8 @@
 """From a group of Snakemake's jobs to one JobRequest: its members run in one job on one node.
 
 Snakemake makes a group of rules with `group:`, and by itself of jobs that hand each other data by
-`pipe()`, use a `service()` or read `nodelocal()` files. What each member runs is what it would run
-by itself, a full one a Snakemake of its own; one program (`jobs/group.py`) runs them all.
+`pipe()`, use a `service()` or read `temp(…, group_jobs=True)` files. What each member runs is what
+it would run by itself, a full one a Snakemake of its own; one program (`jobs/group.py`) runs all.
 """
 
 import hashlib
@@ -133,7 +133,7 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
     if not unit.is_group() or len(unit) == 1:
         return None
     given = given_resources(member)
-    for name in ("tasks", "nodes"):
+    for name in ("tasks", "tasks_per_node", "nodes"):
         if isinstance(number := given.get(name), int) and number > 1:
             return f"asks for {name}={number} in a group, whose members all run on one node"
     if given.get("mpi"):
@@ -202,6 +202,8 @@ def wanted(
     """
     members = members_of(unit)
     if len(members) > 1:
+        if any(isinstance(m.resources.get(SITE_RESOURCE), TBDString) for m in members):
+            return None, {}, 0, frozenset({SITE_RESOURCE})
         of_group = asked(unit, sites)
         return of_group.site, of_group.resources, of_group.threads, frozenset()
     given, later = determined(given_resources(members[0]))
@@ -363,8 +365,8 @@ def _layers(group: Job) -> list[list[Job]]:
 
 
 def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
-    given = given_resources(member)
-    if isinstance(given.get(SITE_RESOURCE), TBDString):
+    given, later = determined(given_resources(member))
+    if SITE_RESOURCE in later:
         raise UserError(
             f"its resource {SITE_RESOURCE} follows from a file that its own group makes",
             where=f"rule {member.rule.name}",
@@ -382,7 +384,7 @@ def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
         given["mem_mb"] = per_cpu * cores
     if "gpus" in given:
         given.setdefault("gpu", given.pop("gpus"))
-    for name in ("mem_mib", "disk_mib", "nodes", "tasks", "mpi"):
+    for name in ("mem_mib", "disk_mib", "nodes", "tasks", "tasks_per_node", "mpi"):
         given.pop(name, None)
     return _Asking(given, member.pipe_group, site, member.rule.name)
 

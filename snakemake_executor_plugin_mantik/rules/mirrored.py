@@ -34,6 +34,10 @@ BEHIND = r"(?![\w.~@%+\-])"
 _WHOLE = r"(?![\w.~@%+\-/])"
 _ONE_BELOW = rf"{BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
 
+_LETTER = r"[^\s'\";|&<>()`]"
+"""What an unquoted path may hold."""
+_NAME = r"[^\s'\";|&<>()`/]"
+
 _CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
 
 
@@ -182,6 +186,7 @@ class _Finder:
         """
         if not self.finds(text):
             return text
+        text = self._plainly(text)
         found = self._pattern.found(text)
         upwards = [path for path in found if path.startswith("..")]
         if upwards and _CHANGES_DIRECTORY.search(text):
@@ -193,6 +198,22 @@ class _Finder:
             )
         return self._pattern.replace(text)
 
+    def _plainly(self, text: str) -> str:
+        """A text without paths that go out of the working directory by way of it.
+
+        `workflow.basedir` is one with `--snakefile ../workflow/Snakefile`.
+        """
+        if f"{self._places.workdir}/" not in text or "/.." not in text:
+            return text
+        within = rf"{BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
+        way = rf"{within}/\.\.(?!{_NAME}){_LETTER}*"
+
+        def plain(match: re.Match[str]) -> str:
+            path = os.path.normpath(match[0])
+            return path if os.path.realpath(path) == os.path.realpath(match[0]) else match[0]
+
+        return re.sub(way, plain, text)
+
     @property
     def _pattern(self) -> _Pattern:
         if self._made is None:
@@ -203,14 +224,18 @@ class _Finder:
         places = self._places
         # It may lie below the working directory: a sandbox's does.
         yield places.workspace, places.workspace, BEHIND
-        for old, new in self._moved.items():
-            yield old, new, BEHIND if old in self._trees else _WHOLE
         if places.workdir != "/":
             yield places.workdir, places.workspace, BEHIND
+        folders: dict[tuple[str, str], str] = {}
         for old, new in self._moved.items():
             folder, name = os.path.split(old)
-            if os.path.basename(new) == name and (behind := self._reach(folder)):
-                yield folder, os.path.dirname(new), behind
+            beside = folder, os.path.dirname(new)
+            if beside not in folders:
+                folders[beside] = self._reach(folder) if os.path.basename(new) == name else ""
+            # What the whole directory is replaced for needs no search of its own.
+            if folders[beside] != BEHIND:
+                yield old, new, BEHIND if old in self._trees else _WHOLE
+        yield from ((*beside, behind) for beside, behind in folders.items() if behind)
 
     def _reach(self, folder: str) -> str:
         """How much of a moved file's directory belongs to it; empty for nothing."""

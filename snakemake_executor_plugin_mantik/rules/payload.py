@@ -130,8 +130,7 @@ def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Pay
         # It imports the parts of Snakemake that know languages and notebooks.
         from snakemake_executor_plugin_mantik.rules.scripts import script
 
-        limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
-        text, uploads = script(job, places, tmpdir, iteration, limits)
+        text, uploads = script(job, places, tmpdir, iteration, config)
         return Payload(in_shell(job, text), shell, uploads)
     text = command(job, places, tmpdir, iteration)
     text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)

@@ -103,7 +103,7 @@ class JobResources:
             case "GET", []:
                 return shown(request, self._job_shown(job))
             case "GET", ["details"]:
-                return shown(request, job.details())
+                return shown(request, await job.details(self._site))
             case "GET", ["submitted"]:
                 hidden = [item | {"Data": "n/a"} if "Data" in item else item
                           for item in job.json.get("Imports") or []]  # fmt: skip

@@ -3,11 +3,13 @@
 import asyncio
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from snakemake_executor_plugin_mantik.sandbox import scripts
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
 from snakemake_executor_plugin_mantik.sandbox.description import (
     Command,
     Description,
@@ -18,7 +20,6 @@ from snakemake_executor_plugin_mantik.sandbox.description import (
 from snakemake_executor_plugin_mantik.sandbox.login import run_on_login_node
 from snakemake_executor_plugin_mantik.sandbox.resources import check_resources
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
-from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 from snakemake_executor_plugin_mantik.sandbox.staging import StagingError, stage_in, stage_out
 
@@ -123,13 +124,13 @@ class UnicoreJob:
         if self.done:
             return
         self.note("Got 'abort' request.")
-        self._cancel_batch(site)
+        await self._cancel_batch(site)
         await self._stop_task()
         self._end("FAILED", "Job aborted.")
 
     async def destroy(self, site: Surroundings) -> None:
         """End the job and remove its directory."""
-        self._cancel_batch(site)
+        await self._cancel_batch(site)
         await self._stop_task()
         await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
 
@@ -138,10 +139,11 @@ class UnicoreJob:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _cancel_batch(self, site: Surroundings) -> None:
+    async def _cancel_batch(self, site: Surroundings) -> None:
         # Of several scheduler jobs the server knows the last one only.
         if self.batch is not None:
-            site.scheduler.cancel(self.batch.id)
+            with suppress(CancelError):
+                await site.scheduler.cancel(self.batch.id)
 
     def _end(self, status: str, message: str = "") -> None:
         self.status_message = message
@@ -174,7 +176,7 @@ class UnicoreJob:
         self.note("Status set to PENDING.")
         await self._command(site, description.before, description, "Pre-command")
         try:
-            queue = check_resources(description.resources, site.settings.partitions).name
+            queue = check_resources(description.resources, site.scheduler.partitions).name
         except ValueError as error:
             raise _Failed(f"{_PROCESSING_FAILED}{error} (Invalid resource request)") from error
         if description.executable:
@@ -251,7 +253,7 @@ class UnicoreJob:
                 await asyncio.sleep(site.settings.timing.resubmit_delay)
             try:
                 for _ in range(self.submissions):
-                    self.batch = site.scheduler.submit(script, self.directory)
+                    self.batch = await site.scheduler.submit(script, self.directory)
                     self.batch_ids.append(self.batch.id)
                 break
             except SbatchError as error:
@@ -312,50 +314,11 @@ class UnicoreJob:
                 f"might be available in the job's working directory '{self.directory}/'"
             )
 
-    def details(self) -> dict[str, Any]:
+    async def details(self, site: Surroundings) -> dict[str, str]:
         """The scheduler's own view, as `scontrol show job` tells it, at once."""
-        batch = self.batch
-        if batch is None:
-            return {"rawDetailsData": "N/A"}
-        request = batch.request
-        return {
-            "JobId": str(batch.id),
-            "JobName": request.name,
-            "JobState": batch.state.value,
-            "Reason": batch.reason,
-            "ExitCode": batch.exit_text,
-            "Partition": request.partition,
-            "Account": request.account or "(null)",
-            "QOS": request.qos or "normal",
-            "Comment": request.comment,
-            "TimeLimit": _clock(request.time_s),
-            "RunTime": _clock((batch.ended or time.time()) - (batch.started or time.time())),
-            "SubmitTime": _date(batch.submitted),
-            "StartTime": _date(batch.started),
-            "EndTime": _date(batch.ended),
-            "NumNodes": str(request.nodes),
-            "NumCPUs": str(request.cpus),
-            "NumTasks": str(request.tasks),
-            "CPUs/Task": str(request.cpus_per_task),
-            "MinMemoryNode": f"{request.memory_mib}M" if request.memory_mib else "0",
-            "TresPerNode": f"gres:gpu:{request.gpus}" if request.gpus else "(null)",
-            "Restarts": str(max(0, batch.starts - 1)),
-            "WorkDir": str(batch.directory),
-            "StdOut": request.output,
-            "StdErr": request.error or request.output,
-        }
+        found = await site.scheduler.details(self.batch.id) if self.batch else None
+        return found or {"rawDetailsData": "N/A"}
 
 
 def _quoted(path: Path) -> str:
     return "'" + str(path).replace("'", "'\\''") + "'"
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return (f"{days}-" if days else "") + f"{hour:02}:{minute:02}:{second:02}"
-
-
-def _date(when: float | None) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when)) if when else "Unknown"

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from snakemake_executor_plugin_mantik.sandbox.scheduler import Scheduler
+from snakemake_executor_plugin_mantik.sandbox.batch import Scheduler
 
 _KINDS = (
     (re.compile(r"/firecrest/v2/compute/[^/]+/jobs/[^/]+/(\w+)"), r"compute/jobs/*/\1"),

@@ -67,11 +67,13 @@ class Rules:
             default.
         records_refused: a job that no node can run is refused and yet leaves a FAILED record with
             an id of its own (seen).
+        job_memory: seconds that the scheduler remembers a job that has ended (`MinJobAge`).
     """
 
     part_limits: bool = True
     accounts: tuple[str, ...] | None = None
     records_refused: bool = False
+    job_memory: float = 300.0
 
 
 @dataclass(frozen=True)

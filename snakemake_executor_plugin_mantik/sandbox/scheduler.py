@@ -1,4 +1,4 @@
-"""The batch scheduler of one sandbox site: a queue, slots, limits, and jobs as local processes."""
+"""The sandbox's own batch scheduler: a queue, slots, limits, and jobs as local processes."""
 
 import asyncio
 import itertools
@@ -8,11 +8,12 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.sandbox import processes, shims
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
 from snakemake_executor_plugin_mantik.sandbox.sbatch import (
     BatchRequest,
     Rules,
@@ -26,24 +27,6 @@ _NO_DIRECTORY_SIGNAL = 53
 """What Slurm says of a job whose working directory or output file cannot be used."""
 
 
-class State(Enum):
-    """The states of Slurm that a job of the sandbox can be in."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    TIMEOUT = "TIMEOUT"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    CANCELLED = "CANCELLED"
-    NODE_FAIL = "NODE_FAIL"
-
-    @property
-    def final(self) -> bool:
-        """Whether the job has ended."""
-        return self not in (State.PENDING, State.RUNNING)
-
-
 _REASONS = {
     State.TIMEOUT: "TimeLimit",
     State.OUT_OF_MEMORY: "OutOfMemory",
@@ -53,54 +36,37 @@ _REASONS = {
 
 
 @dataclass
-class BatchJob:
-    """One job of the scheduler.
+class LocalJob(BatchJob):
+    """A job of the local scheduler.
 
     Attributes:
-        id: the scheduler's id, a number.
         request: what it asked for.
-        script: the copy of the batch script that is run.
+        copy: the copy of the batch script that is run.
         directory: working directory.
-        state, reason: as Slurm says them.
-        exit_code: of the batch script, None until it ended; 0 when a signal ended it.
-        signal: that ended the batch script, 0 for none.
-        starts: how often it was started.
-        submitted, started, ended: seconds since the epoch, None if not yet.
-        pid: of the batch script while it runs.
         slots: slots of this machine that it is charged.
+        pid: of the batch script while it runs.
         environment: variables that the submission brought.
+        mark: what its processes carry in their environment.
         verdict: the state that it will end in, None as long as its exit code decides.
     """
 
-    id: int
-    request: BatchRequest
-    script: Path
-    directory: Path
-    slots: int
-    state: State = State.PENDING
-    reason: str = "None"
-    exit_code: int | None = None
-    signal: int = 0
-    starts: int = 0
-    submitted: float = field(default_factory=time.time)
-    started: float | None = None
-    ended: float | None = None
+    request: BatchRequest = field(kw_only=True)
+    copy: Path = field(kw_only=True)
+    directory: Path = field(kw_only=True)
+    slots: int = 0
     pid: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     verdict: State | None = None
 
-    @property
-    def exit_text(self) -> str:
-        """The exit code as scontrol writes it: `code:signal`."""
-        return f"{self.exit_code or 0}:{self.signal}"
 
-
-class Scheduler:
+class LocalScheduler(Scheduler):
     """A FIFO queue with first fit: a job starts when its slots are free, in the order of arrival.
 
-    All methods are to be called in the loop that runs the jobs.
+    `fail_node` kills all processes of the one job at once.
     """
+
+    jobs: dict[int, LocalJob]
 
     def __init__(
         self,
@@ -112,7 +78,8 @@ class Scheduler:
         rules: Rules | None = None,
     ) -> None:
         """Keep batch scripts in `directory`; jobs run with `home` and `user` in the environment."""
-        self.jobs: dict[int, BatchJob] = {}
+        self.jobs = {}
+        self.partitions = settings.partitions
         self._directory = directory
         self._settings = settings
         self._home = home
@@ -121,28 +88,24 @@ class Scheduler:
         self._ids = itertools.count(_FIRST_ID)
         self._free = settings.slots
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._listeners: list[Callable[[BatchJob], None]] = []
+        self._listeners: list[Callable[[LocalJob], None]] = []
         directory.mkdir(parents=True, exist_ok=True)
 
-    def listen(self, listener: Callable[[BatchJob], None]) -> None:
+    def listen(self, listener: Callable[[LocalJob], None]) -> None:
         """Call `listener` whenever the state of a job changes."""
         self._listeners.append(listener)
 
-    def submit(
+    def start(self) -> None:
+        """Nothing: the jobs run in tasks of the loop."""
+
+    async def submit(
         self,
         script: str,
         directory: Path,
         options: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> BatchJob:
-        """Queue a batch script that is to run in `directory`.
-
-        `options` are those of sbatch's command line by their long names, `environment` variables
-        for the job.
-
-        Raises:
-            SbatchError: where sbatch would refuse it, in its words.
-        """
+    ) -> LocalJob:
+        """Queue a batch script; see `Scheduler.submit`."""
         try:
             request = parse_script(script, self._settings.partitions, options, self._rules)
         except SbatchError as error:
@@ -154,9 +117,11 @@ class Scheduler:
         copy.write_text(script)
         copy.chmod(0o700)
         chdir = directory / request.chdir if request.chdir else directory
-        job = BatchJob(number, request, copy, chdir, min(request.cpus, self._settings.slots))
-        job.environment = environment or {}
-        job.reason = request.blocked or "None"
+        job = LocalJob(
+            number, request.name, reason=request.blocked or "None", request=request, copy=copy,
+            directory=chdir, slots=min(request.cpus, self._settings.slots),
+            environment=environment or {},
+        )  # fmt: skip
         self.jobs[number] = job
         self._dispatch()
         return job
@@ -167,20 +132,89 @@ class Scheduler:
             return
         number = next(self._ids)
         request = BatchRequest(self._settings.partitions[0].name, 0, name=name)
-        job = BatchJob(number, request, self._directory, directory, 0, state=State.FAILED)
+        job = LocalJob(
+            number, name, State.FAILED, request=request, copy=self._directory, directory=directory
+        )
         job.ended = job.submitted
         self.jobs[number] = job
 
-    def cancel(self, number: int) -> None:
-        """End a job: TERM to all its processes, KILL to those left after the kill wait."""
+    async def cancel(self, number: int) -> None:
+        """End a job; see `Scheduler.cancel`."""
+        complaint = f"scancel: error: Kill job error on job id {number}: "
+        job = self.jobs.get(number)
+        if job is None:
+            raise CancelError(f"{complaint}Invalid job id specified")
+        if job.state.final or job.verdict is State.CANCELLED:
+            what = f"scancel: Terminating job {number}\n{complaint}"
+            raise CancelError(f"{what}Job/step already completing or completed")
         self._end(number, State.CANCELLED)
 
-    def fail_node(self, number: int) -> None:
+    async def fail_node(self, number: int) -> None:
         """Let the node of a running job die: all its processes are killed at once."""
         job = self.jobs[number]
         if job.state is State.RUNNING and job.pid is not None:
             job.verdict = State.NODE_FAIL
             processes.signal_job(job.pid, signal.SIGKILL)
+
+    async def script(self, number: int) -> str:
+        """The batch script of a job."""
+        copy = self.jobs[number].copy
+        return copy.read_text() if copy.is_file() else ""
+
+    async def attach(self, number: int, command: str) -> tuple[int, str]:
+        """Run a command beside a running job; see `Scheduler.attach`."""
+        job = self.jobs.get(number)
+        if job is None or job.state is not State.RUNNING:
+            return 1, "srun: error: Unable to confirm allocation for job: Invalid job id"
+        environment = shims.environment({"HOME": str(self._home), processes.MARK: job.mark})
+        process = await asyncio.create_subprocess_exec(
+            "/bin/bash", "-c", command, cwd=job.directory, env=environment,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            _, errors = await process.communicate()
+        except asyncio.CancelledError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        return process.returncode or 0, errors.decode(errors="replace")
+
+    async def details(self, number: int) -> dict[str, str] | None:
+        """What `scontrol show job` would tell, as long as the scheduler remembers the job."""
+        job = self.jobs[number]
+        if job.ended is not None and job.ended < time.time() - self._rules.job_memory:
+            return None
+        request = job.request
+        output = str(self.output_path(job))
+        return {
+            "JobId": str(job.id),
+            "JobName": request.name,
+            "JobState": job.state.value,
+            "Reason": job.reason,
+            "ExitCode": job.exit_text,
+            "Partition": request.partition,
+            "Account": request.account or "(null)",
+            "QOS": request.qos or "normal",
+            "Comment": request.comment,
+            "TimeLimit": _clock(request.time_s),
+            "RunTime": _clock((job.ended or time.time()) - (job.started or time.time())),
+            "SubmitTime": _date(job.submitted),
+            "StartTime": _date(job.started),
+            "EndTime": _date(job.ended),
+            "NumNodes": str(request.nodes),
+            "NumCPUs": str(request.cpus),
+            "NumTasks": str(request.tasks),
+            "CPUs/Task": str(request.cpus_per_task),
+            "MinMemoryNode": f"{request.memory_mib}M" if request.memory_mib else "0",
+            "TresPerNode": f"gres:gpu:{request.gpus}" if request.gpus else "(null)",
+            "Restarts": str(max(0, job.starts - 1)),
+            "WorkDir": str(job.directory),
+            "StdErr": str(self.error_path(job) or output),
+            "StdIn": "/dev/null",
+            "StdOut": output,
+        }
 
     def _end(self, number: int, verdict: State) -> None:
         job = self.jobs.get(number)
@@ -194,7 +228,7 @@ class Scheduler:
             wait = self._settings.timing.kill_wait
             asyncio.get_running_loop().call_later(wait, self._kill, job)
 
-    def _kill(self, job: BatchJob) -> None:
+    def _kill(self, job: LocalJob) -> None:
         if job.state is State.RUNNING and job.pid is not None:
             processes.signal_job(job.pid, signal.SIGKILL)
 
@@ -211,7 +245,7 @@ class Scheduler:
         await asyncio.gather(*self._tasks.values())
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _set(self, job: BatchJob, state: State) -> None:
+    def _set(self, job: LocalJob, state: State) -> None:
         job.state = state
         job.reason = _REASONS.get(state, "None")
         if state.final:
@@ -231,7 +265,7 @@ class Scheduler:
                 else:
                     job.reason = "Resources"
 
-    async def _run(self, job: BatchJob) -> None:
+    async def _run(self, job: LocalJob) -> None:
         try:
             await self._execute(job)
         except OSError as error:
@@ -245,13 +279,13 @@ class Scheduler:
             self._set(job, job.verdict or (State.FAILED if job.exit_code else State.COMPLETED))
             self._dispatch()
 
-    async def _execute(self, job: BatchJob) -> None:
+    async def _execute(self, job: LocalJob) -> None:
         output, error = self.output_path(job), self.error_path(job)
         with output.open("wb") as out:
             err = error.open("wb") if error else None
             try:
                 process = await asyncio.create_subprocess_exec(
-                    str(job.script),
+                    str(job.copy),
                     cwd=job.directory,
                     env=self._environment(job),
                     stdin=asyncio.subprocess.DEVNULL,
@@ -275,7 +309,7 @@ class Scheduler:
         if job.signal and job.verdict is None:
             job.verdict = State.FAILED
 
-    async def _enforce(self, job: BatchJob) -> None:
+    async def _enforce(self, job: LocalJob) -> None:
         """End the job when its walltime is over or it uses more memory than it asked for."""
         assert job.pid is not None
         deadline = time.monotonic() + job.request.time_s
@@ -292,20 +326,20 @@ class Scheduler:
             await asyncio.sleep(min(left, self._settings.timing.memory_interval))
         self._end(job.id, State.TIMEOUT)
 
-    def output_path(self, job: BatchJob) -> Path:
+    def output_path(self, job: LocalJob) -> Path:
         """Where a job's output goes."""
         return job.directory / self._expand(job.request.output, job)
 
-    def error_path(self, job: BatchJob) -> Path | None:
+    def error_path(self, job: LocalJob) -> Path | None:
         """Where a job's error output goes, None for the file of its output."""
         error = job.request.error
         return job.directory / self._expand(error, job) if error else None
 
     @staticmethod
-    def _expand(name: str, job: BatchJob) -> str:
+    def _expand(name: str, job: LocalJob) -> str:
         return name.replace("%j", str(job.id)).replace("%x", job.request.name)
 
-    def _environment(self, job: BatchJob) -> dict[str, str]:
+    def _environment(self, job: LocalJob) -> dict[str, str]:
         """A job's environment: nothing of ours but the search path and the language.
 
         The sandbox often runs with the user's credentials in its environment; they must not be
@@ -345,3 +379,14 @@ class Scheduler:
             environment["SLURM_MEM_PER_NODE"] = str(request.memory_mib)
         given = dict(self._settings.environment) | dict(job.environment)
         return shims.environment(environment) | given
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hour:02}:{minute:02}:{second:02}"
+
+
+def _date(when: float | None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when)) if when else "Unknown"

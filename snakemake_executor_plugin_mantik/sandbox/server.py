@@ -130,11 +130,11 @@ class Sandbox:
 
     def cancel_job(self, name: str, scheduler_id: int) -> None:
         """Cancel a job behind the API's back, as scancel does."""
-        self.call(lambda: self.site(name).scheduler.cancel(scheduler_id))
+        self._wait(self.site(name).scheduler.cancel(scheduler_id))
 
     def fail_node(self, name: str, scheduler_id: int) -> None:
         """Let the node that a job runs on die."""
-        self.call(lambda: self.site(name).scheduler.fail_node(scheduler_id))
+        self._wait(self.site(name).scheduler.fail_node(scheduler_id))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None
@@ -178,16 +178,24 @@ class Sandbox:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         self._port = listener.getsockname()[1]
+        try:
+            self._make_sites()
+        except BaseException:
+            listener.close()
+            self._lock.close()
+            raise
+        return listener
+
+    def _make_sites(self) -> None:
         for option in self.options:
             kind = FirecrestSite if option.api == "firecrest" else UnicoreSite
             place = self.directory / option.name
             site = kind(option.name, place, self.settings, f"http://127.0.0.1:{self._port}")
             self._sites[option.name] = site
-            queue = self.settings.partitions[0].name
+            queue = site.scheduler.partitions[0].name
             self.config_path(option.name).write_text(
                 _CONFIG.format(site=site.config(), queue=queue)
             )
-        return listener
 
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

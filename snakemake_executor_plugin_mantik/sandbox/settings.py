@@ -11,6 +11,9 @@ from snakemake_executor_plugin_mantik.errors import UserError
 APIS = ("unicore", "firecrest")
 """The APIs that a site of the sandbox can speak."""
 
+SCHEDULERS = ("local", "slurm")
+"""What can run the jobs: the sandbox's own scheduler, or this machine's Slurm."""
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -80,8 +83,8 @@ class FirecrestSettings:
             input); real: 5.
         accounting_lag: seconds that the accounting is behind the scheduler, with half records
             and jobs that are missing in lists by name; real: 0.3 to 4.
-        job_memory: seconds that the scheduler remembers a job that has ended, for its metadata;
-            Slurm's MinJobAge, real: 300.
+        job_memory: seconds that the local scheduler remembers a job that has ended, for its
+            metadata; Slurm's MinJobAge, real: 300.
         max_sessions: commands at the same time; OpenSSH's MaxSessions, real: 10.
         max_file_size: bytes of the largest direct upload; real: 5 MiB.
         max_part_size: bytes of one part of a large upload; real: 2 GiB.
@@ -122,7 +125,8 @@ class Settings:
     Attributes:
         timing: how slow it is.
         slots: CPUs that the jobs of one site share.
-        partitions: the queues, the first is the default.
+        partitions: the queues of the local scheduler, the first is the default.
+        scheduler: what runs the jobs, one of SCHEDULERS.
         environment: variables that every job finds, over the minimal ones.
         firecrest: what is particular to sites that speak firecREST.
     """
@@ -130,6 +134,7 @@ class Settings:
     timing: Timing = Timing()
     slots: int = field(default_factory=machine_slots)
     partitions: tuple[Partition, ...] = PARTITIONS
+    scheduler: str = "local"
     environment: Mapping[str, str] = field(default_factory=dict)
     firecrest: FirecrestSettings = FirecrestSettings()
 

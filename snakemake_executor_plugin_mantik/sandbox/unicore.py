@@ -30,7 +30,7 @@ from snakemake_executor_plugin_mantik.sandbox.jobresources import JobResources, 
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
 from snakemake_executor_plugin_mantik.sandbox.record import Record
 from snakemake_executor_plugin_mantik.sandbox.resources import ranges
-from snakemake_executor_plugin_mantik.sandbox.scheduler import Scheduler
+from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 
 VERSION = "11.0.0"
@@ -72,8 +72,8 @@ class UnicoreSite:
             "USER": self.access.username,
             "LOGNAME": self.access.username,
         }
-        self.scheduler = Scheduler(
-            self.directory / "spool", settings, home=home, user=self.access.username
+        self.scheduler = scheduler_of(
+            settings, self.directory / "spool", home=home, user=self.access.username
         )
         self._since = time.time()
         self._job_resources = JobResources(self)
@@ -127,6 +127,7 @@ class UnicoreSite:
 
     def start(self) -> None:
         """Begin to look at the scheduler; to be called in the loop that serves the site."""
+        self.scheduler.start()
         self._updates = asyncio.create_task(self._look())
 
     async def stop(self) -> None:
@@ -255,7 +256,7 @@ class UnicoreSite:
                 partition.name: {
                     name: f"{low}-{high}" for name, (low, high) in ranges(partition).items()
                 }
-                for partition in self.settings.partitions
+                for partition in self.scheduler.partitions
             },
             "acl": [],
             "tags": [],

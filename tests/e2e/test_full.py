@@ -364,3 +364,33 @@ def test_cancelling_ends_what_a_full_job_runs(project: Project) -> None:
     assert ran.code == 1, ran.output
     tells(ran.output, "no job of this run goes on")
     until(lambda: not process.exists(), "the end of the command")
+
+
+def test_taken_up_again(project: Project) -> None:
+    """A run that was killed, and before that had read code of a rule that is done now."""
+    project.write(
+        "Snakefile",
+        """\
+        rule first:
+            output: "first.txt"
+            script: "first.py"
+
+        rule second:
+            input: "first.txt"
+            output: "second.txt"
+            params: text=workflow.source_path(".hidden.txt")
+            run:
+                shell("touch begun; until [ -e go ]; do sleep 0.1; done")
+                shell("cat {params.text} > {output}")
+        """,
+    )
+    project.write("first.py", "open(snakemake.output[0], 'w').close()\n")
+    project.write(".hidden.txt", "hidden\n")
+    running = project.start("second.txt")
+    until((project.workspace / "begun").exists, "the job's beginning", deadline=60)
+    running.kill()
+    again = project.start("second.txt", "--nolock", "--rerun-incomplete")
+    until(lambda: "taken up again" in again.output, f"what was sent: {again.log}", deadline=60)
+    (project.workspace / "go").touch()
+    again.end().ok()
+    assert project.read("second.txt") == "hidden\n"

@@ -57,19 +57,19 @@ def test_killed_while_a_group_runs(either: Project, meanwhile: str) -> None:
     assert either.read("sum.txt") == "0\n1\n"
 
 
-def test_another_grouping_does_not_meet_the_old_one(project: Project) -> None:
+def test_jobs_that_became_a_group_do_not_meet_it(project: Project) -> None:
+    alone = ("--groups", "slow=x", "--group-components", "x=1", *FLAGS)
     project.write("Snakefile", GROUP)
-    first = project.start(*FLAGS)
-    until(lambda: len(ran(project)) == 2, "members that run")
+    first = project.start(*alone)
+    until(lambda: len(ran(project)) == 2, "jobs that run")
     first.kill()
-    project.write("Snakefile", GROUP.replace('group: "g"', "retries: 0"))
     second = project.start(*FLAGS)
-    until(lambda: len(ran(project)) >= 6, "the jobs that are no group any more")
+    until(lambda: len(ran(project)) >= 6, "the members of the group")
     (project.workspace / "go").touch()
 
     said = second.end().ok().output
 
-    # The group was over before any of its members was run again.
+    # The jobs were over before any member of the group was run.
     order = [line.split()[0] for line in ran(project)]
     assert order[2:4] == ["end", "end"], said
     assert sorted(order[4:]) == ["0", "1", "sum"], said
@@ -240,3 +240,74 @@ def test_pipes_of_rules_that_run_here(project: Project) -> None:
     project.run("out.txt", "--cores", "2").ok()
     assert project.read("out.txt") == "here\n"
     assert not project.exists(".snakemake/mantik/journal.sqlite")
+
+
+CORNERS = r"""
+    from snakemake_executor_plugin_mantik.retry import grows
+
+    rule all:
+        input: "../up/out.txt"
+
+    rule a:
+        input: "../up/in.txt"
+        output:
+            here=temp("only here.txt", group_jobs=True),
+            passing=temp(directory("passing")),
+            kept=temp("kept.txt"),
+        group: "g"
+        shell:
+            "cp {input} {output.here:q}; mkdir {output.passing}; cp {input} {output.passing}/x; "
+            "cp {input} {output.kept}"
+
+    rule b:
+        input: "only here.txt", "passing"
+        output: "b.txt"
+        resources: turn=grows(1, on="exit_code")
+        group: "g"
+        shell: "[ {resources.turn} = 2 ]; cat {input[0]:q} {input[1]}/x > {output}"
+
+    rule c:
+        input: "b.txt", "kept.txt"
+        output: "../up/out.txt"
+        shell: "cat {input} > {output}"
+"""
+
+
+def test_files_of_a_group_and_its_retries(project: Project) -> None:
+    project.write("Snakefile", CORNERS)
+    project.write("../up/in.txt", "in\n")
+    said = project.run("--retries", "1").ok().output
+    assert project.read("../up/out.txt") == "in\n" * 3
+    tells(said, "b ended with exit code 1")
+    groups = [record for record in project.tries if record.rule == "a, b"]
+    assert [record.reason for record in groups] == ["exit_code", ""]
+    for place in (project.directory, project.workspace):
+        left = {path.name for path in place.iterdir()} & {"only here.txt", "passing", "kept.txt"}
+        assert not left, place
+
+
+def test_entry_points_in_groups_are_not_tracked(project: Project) -> None:
+    project.extra.clear()
+    project.write("p/MLproject", "name: p\nentry_points:\n  main:\n    command: echo ran\n")
+    project.write(
+        "Snakefile",
+        """
+        from snakemake_executor_plugin_mantik import mlproject
+        project = mlproject.load("p")
+
+        rule main:
+            output: touch("main.txt")
+            params: **project.entry_point("main")
+            group: "g"
+            shell: "{params.command}"
+
+        rule after:
+            input: "main.txt"
+            output: "after.txt"
+            group: "g"
+            shell: "cp {input} {output}"
+        """,
+    )
+    said = project.run("after.txt").ok().output
+    tells(said, "not tracked: rule main. Take them out of the group for that.")
+    assert not project.exists("mlflow.db")

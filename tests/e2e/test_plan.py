@@ -226,3 +226,38 @@ def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
     assert made["jobs"][1]["inputs"] == {
         "files": 1, "bytes": 1 << 40, "at_site": 0, "later": 0, "made_there": 1,
     }  # fmt: skip
+
+
+def test_a_group_is_one_job(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "b.txt", "c.txt"
+
+        rule a:
+            output: "a.txt"
+            group: "g"
+            resources: runtime=10
+            shell: "touch {output}"
+
+        rule b:
+            input: "a.txt"
+            output: "b.txt"
+            group: "g"
+            threads: 3
+            resources: runtime=20
+            shell: "cp {input} {output}"
+
+        rule c:
+            input: "b.txt"
+            output: "c.txt"
+            shell: "cp {input} {output}"
+        """,
+    )
+    made = of(plan(project, "--json", *options(project), "--", "all").ok())
+    group, after = made["jobs"]
+    assert group["job"] == "group g: a, b"
+    assert group["outputs"] == ["a.txt", "b.txt"]
+    assert {"cpus_per_task": 3, "runtime_s": 1800}.items() <= group["resources"].items()
+    assert after["inputs"]["made_there"] == 1

@@ -65,6 +65,8 @@ def test_only_the_same_script_is_adopted(project: Project, changed: bool) -> Non
 
 ELSEWHERE = {
     "flow/Snakefile": """
+        import os
+
         module inner:
             snakefile: "../inner/Snakefile"
             config: {"word": "module"}
@@ -82,6 +84,7 @@ ELSEWHERE = {
 
         rule bash:
             output: "bash.txt"
+            params: words=os.path.normpath(workflow.basedir + "/words.txt")
             script: "scripts/a.sh"
 
         rule shadow:
@@ -108,7 +111,11 @@ ELSEWHERE = {
     "flow/scripts/package/__init__.py": "",
     "flow/scripts/package/part.py": "more = 'more'",
     "flow/scripts/cached.py": "open(snakemake.output[0], 'w').write(snakemake.rule)",
-    "flow/scripts/a.sh": '. "${snakemake[scriptdir]}/lib.sh" > "${snakemake_output[0]}"',
+    "flow/scripts/a.sh": """
+        . "${snakemake[scriptdir]}/lib.sh" > "${snakemake_output[0]}"
+        cat "${snakemake_params[words]}" >> "${snakemake_output[0]}"
+    """,
+    "flow/words.txt": "words",
     "flow/scripts/lib.sh": "echo lib",
     "flow/scripts/shadow.py": """
         import os

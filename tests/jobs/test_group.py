@@ -292,7 +292,9 @@ def test_measured_members(place: Place) -> None:
 
 
 def test_term_reaches_all_members(place: Place) -> None:
-    careful = "trap 'touch saved-$n; exit 0' TERM; touch up-$n; while :; do sleep 0.1; done"
+    careful = (
+        "trap 'sleep 1; touch saved-$n; exit 0' TERM; touch up-$n; while :; do sleep 0.1; done"
+    )
     group = singles(
         member("a", f"n=a; {careful}"),
         member("b", "touch up-b; sleep 600"),
@@ -309,6 +311,7 @@ def test_term_reaches_all_members(place: Place) -> None:
     assert process.returncode == 143, said
     assert place.exists("saved-a")
     assert not place.exists("c")
+    assert "a: succeeded after" in said
     assert "b: failed with exit code 143" in said
 
 

@@ -57,12 +57,12 @@ def job(tmp_path: Path) -> SimpleNamespace:
     )
 
 
-def payload(job: Any, *methods: DeploymentMethod) -> Payload:
+def payload(job: Any, *methods: DeploymentMethod, command: str = "echo") -> Payload:
     config: Any = SimpleNamespace(
         config=SimpleNamespace(environment=SimpleNamespace(apptainer=None))
     )
     context = Context({"site": config}, job.folder, frozenset(methods))
-    return deployed(Payload("echo", "zsh"), job, context)
+    return deployed(Payload(command, "zsh"), job, context)
 
 
 def test_another_environment_for_each_content(job: SimpleNamespace) -> None:
@@ -88,6 +88,16 @@ def test_another_environment_for_each_content(job: SimpleNamespace) -> None:
 
 def test_what_is_not_wanted_changes_nothing(job: SimpleNamespace) -> None:
     assert payload(job, DeploymentMethod.APPTAINER) == Payload("echo", "zsh")
+
+
+def test_a_command_that_is_no_word_goes_as_a_file(job: SimpleNamespace) -> None:
+    job.container_img_url = "docker://x"
+    long = "# " + "x" * 200_000 + "\necho"
+    made = payload(job, DeploymentMethod.APPTAINER, command=long)
+    [upload] = made.uploads
+    assert upload.content == f"{long}\n".encode()
+    assert made.command.rstrip().endswith(f'"$_m_image" zsh {upload.path}')
+    assert len(made.command) < 20_000
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Snakemake leaves them open

@@ -67,6 +67,8 @@ def test_texts(root: Path) -> None:
         "cat ../../up/y.csv a/../up/y.csv ../upper": "cat ../../up/y.csv a/../up/y.csv ../upper",
         f"python {root}/run/a.py {root}/running": f"python /w/a.py {root}/running",
         f"cd {root}/run": "cd /w",
+        f"{root}/run/../code/x {root}/run/in/../a.py": f"{root}/code/x /w/a.py",
+        f"ls {root}/run/..; ls {root}/run/..in": f"ls {root}; ls /w/..in",
         "ls /usr/share/s /usr/share/t /usr/share": (
             "ls /w/.mantik/outside/usr/share/s /usr/share/t /usr/share"
         ),

@@ -291,6 +291,8 @@ def test_undetermined_parameters() -> None:
     write("a.py", "")
     with pytest.raises(UserError, match="parameter scratch is still to be determined"):
         ScriptRule("a.py", given={"params": named(Params, scratch=f"{TBDString()}/x")}).text()
+    with pytest.raises(UserError, match="a parameter is still to be determined"):
+        ScriptRule("a.py", given={"params": named(Params, [f"{TBDString()}/x"])}).text()
 
 
 @pytest.mark.parametrize(

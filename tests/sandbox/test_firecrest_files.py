@@ -13,100 +13,100 @@ MIB = 1 << 20
 
 
 class TestFiles:
-    def test_names_in_listings(self, fire: FirecrestClient, place: str) -> None:
+    def test_names_in_listings(self, fire: FirecrestClient, there: str) -> None:
         for name in ("ü", "a b", "#%&+", ".hidden"):
-            assert fire.upload(place, name, b"1").status_code == 204
-        listing = fire.ops("GET", "ls", params={"path": place}).json()["output"]
+            assert fire.upload(there, name, b"1").status_code == 204
+        listing = fire.ops("GET", "ls", params={"path": there}).json()["output"]
         assert [file["name"] for file in listing] == ["#%&+", "a b", "\\303\\274"]
-        listing = fire.ops("GET", "ls", params={"path": place, "showHidden": "true"})
+        listing = fire.ops("GET", "ls", params={"path": there, "showHidden": "true"})
         assert len(listing.json()["output"]) == 4
-        single = fire.ops("GET", "ls", params={"path": f"{place}/a b"}).json()["output"]
-        assert [file["name"] for file in single] == [f"{place}/a b"]
+        single = fire.ops("GET", "ls", params={"path": f"{there}/a b"}).json()["output"]
+        assert [file["name"] for file in single] == [f"{there}/a b"]
         assert shown_name('q"b\\n\n') == 'q"b\\n\\n'
 
-    def test_names_of_uploads(self, fire: FirecrestClient, place: str) -> None:
-        assert fire.upload(place, 'a"b', b"1").status_code == 204
-        listing = fire.ops("GET", "ls", params={"path": place}).json()["output"]
+    def test_names_of_uploads(self, fire: FirecrestClient, there: str) -> None:
+        assert fire.upload(there, 'a"b', b"1").status_code == 204
+        listing = fire.ops("GET", "ls", params={"path": there}).json()["output"]
         assert [file["name"] for file in listing] == ["a%22b"]
 
-    def test_single_quotes(self, fire: FirecrestClient, place: str) -> None:
+    def test_single_quotes(self, fire: FirecrestClient, there: str) -> None:
         for answer in (
-            fire.ops("GET", "stat", params={"path": f"{place}/it's"}),
-            fire.upload(place, "it's", b"1"),
-            fire.ops("POST", "mkdir", json={"path": f"{place}/it's"}),
+            fire.ops("GET", "stat", params={"path": f"{there}/it's"}),
+            fire.upload(there, "it's", b"1"),
+            fire.ops("POST", "mkdir", json={"path": f"{there}/it's"}),
         ):
             assert message(answer, 500).startswith("Remote process failed with exit status:2")
         # Two of them vanish: it is another path.
-        fire.upload(place, "a'b'c", b"1")
-        assert fire.ops("GET", "stat", params={"path": f"{place}/abc"}).status_code == 200
+        fire.upload(there, "a'b'c", b"1")
+        assert fire.ops("GET", "stat", params={"path": f"{there}/abc"}).status_code == 200
 
-    def test_paths_outside(self, fire: FirecrestClient, place: str) -> None:
-        for path in ("/etc", f"{place}/../../../../etc"):
+    def test_paths_outside(self, fire: FirecrestClient, there: str) -> None:
+        for path in ("/etc", f"{there}/../../../../etc"):
             answer = fire.ops("GET", "ls", params={"path": path})
             assert "does not match any of the defined filesystem paths" in message(answer, 400)
         answer = fire.ops("GET", "ls", params={"path": "relative"})
         assert "is not an absolute path" in message(answer, 400)
-        assert fire.ops("GET", "ls", params={"path": f"{place}/x/.."}).status_code == 404
-        assert fire.ops("GET", "ls", params={"path": f"{place}/."}).status_code == 200
+        assert fire.ops("GET", "ls", params={"path": f"{there}/x/.."}).status_code == 404
+        assert fire.ops("GET", "ls", params={"path": f"{there}/."}).status_code == 200
 
     @pytest.mark.parametrize("name", ["ls", "stat", "view", "tail", "head", "checksum", "download"])
-    def test_missing(self, fire: FirecrestClient, place: str, name: str) -> None:
-        answer = fire.ops("GET", name, params={"path": f"{place}/nothing"})
+    def test_missing(self, fire: FirecrestClient, there: str, name: str) -> None:
+        answer = fire.ops("GET", name, params={"path": f"{there}/nothing"})
         assert "No such file or directory" in message(answer, 404)
 
-    def test_missing_or_there_already(self, fire: FirecrestClient, place: str) -> None:
-        assert message(fire.ops("DELETE", "rm", params={"path": f"{place}/nothing"}), 404)
-        assert message(fire.upload(f"{place}/nothing", "x", b"1"), 404)
-        archive = {"sourcePath": f"{place}/a.tgz", "targetPath": place}
+    def test_missing_or_there_already(self, fire: FirecrestClient, there: str) -> None:
+        assert message(fire.ops("DELETE", "rm", params={"path": f"{there}/nothing"}), 404)
+        assert message(fire.upload(f"{there}/nothing", "x", b"1"), 404)
+        archive = {"sourcePath": f"{there}/a.tgz", "targetPath": there}
         assert message(fire.ops("POST", "extract", json=archive), 404)
-        assert "File exists" in message(fire.ops("POST", "mkdir", json={"path": place}), 400)
-        again = {"sourcePath": place, "parent": True}
+        assert "File exists" in message(fire.ops("POST", "mkdir", json={"path": there}), 400)
+        again = {"sourcePath": there, "parent": True}
         assert fire.ops("POST", "mkdir", json=again).status_code == 201
-        fire.upload(place, "file", b"1")
-        over = {"path": f"{place}/file", "parent": True}
+        fire.upload(there, "file", b"1")
+        over = {"path": f"{there}/file", "parent": True}
         assert "File exists" in message(fire.ops("POST", "mkdir", json=over), 400)
-        under = {"path": f"{place}/file/x", "parent": True}
+        under = {"path": f"{there}/file/x", "parent": True}
         assert "Not a directory" in message(fire.ops("POST", "mkdir", json=under), 500)
         assert "Is a directory" in message(
-            fire.upload(fire.home, place.rpartition("/")[2], b"1"), 500
+            fire.upload(fire.home, there.rpartition("/")[2], b"1"), 500
         )
-        view = fire.ops("GET", "view", params={"path": place})
+        view = fire.ops("GET", "view", params={"path": there})
         assert message(view, 500).startswith("Remote process failed")
 
     def test_empty_upload_takes_too_long_and_happens(
-        self, fire: FirecrestClient, place: str
+        self, fire: FirecrestClient, there: str
     ) -> None:
-        assert message(fire.upload(place, "empty", b""), 408)
-        found = fire.ops("GET", "stat", params={"path": f"{place}/empty"}).json()["output"]
+        assert message(fire.upload(there, "empty", b""), 408)
+        found = fire.ops("GET", "stat", params={"path": f"{there}/empty"}).json()["output"]
         assert found["size"] == 0
 
-    def test_sizes_of_uploads(self, fire: FirecrestClient, place: str) -> None:
-        assert fire.upload(place, "most", bytes(5 * MIB)).status_code == 204
-        assert message(fire.upload(place, "more", bytes(5 * MIB + 1)), 413) == (
+    def test_sizes_of_uploads(self, fire: FirecrestClient, there: str) -> None:
+        assert fire.upload(there, "most", bytes(5 * MIB)).status_code == 204
+        assert message(fire.upload(there, "more", bytes(5 * MIB + 1)), 413) == (
             "File to upload is too large."
         )
-        answer = fire.ops("GET", "stat", params={"path": f"{place}/more"})
+        answer = fire.ops("GET", "stat", params={"path": f"{there}/more"})
         assert answer.status_code == 404
 
-    def test_sizes_of_downloads(self, fire: FirecrestClient, place: str) -> None:
+    def test_sizes_of_downloads(self, fire: FirecrestClient, there: str) -> None:
         for size, status in ((3_932_100, 200), (3_932_160, 413)):
-            fire.upload(place, "file", bytes(size))
-            answer = fire.ops("GET", "download", params={"path": f"{place}/file"})
+            fire.upload(there, "file", bytes(size))
+            answer = fire.ops("GET", "download", params={"path": f"{there}/file"})
             assert answer.status_code == status
             if status == 200:
                 assert len(answer.content) == size
             else:
                 assert message(answer, 413) == "Command output exceeded buffer limit."
 
-    def test_view_in_parts(self, fire: FirecrestClient, place: str) -> None:
-        fire.upload(place, "file", b"0123456789")
+    def test_view_in_parts(self, fire: FirecrestClient, there: str) -> None:
+        fire.upload(there, "file", b"0123456789")
         for size, offset, text in ((4, 0, "0123"), (4, 3, "3456"), (4, 8, "89"), (100, 5, "56789")):
-            params = {"path": f"{place}/file", "size": size, "offset": offset}
+            params = {"path": f"{there}/file", "size": size, "offset": offset}
             assert fire.ops("GET", "view", params=params).json()["output"] == text
-        params = {"path": f"{place}/file", "size": 5 * MIB + 1}
+        params = {"path": f"{there}/file", "size": 5 * MIB + 1}
         assert message(fire.ops("GET", "view", params=params), 400)
-        fire.upload(place, "binary", b"\xff\x00a")
-        view = fire.ops("GET", "view", params={"path": f"{place}/binary"})
+        fire.upload(there, "binary", b"\xff\x00a")
+        view = fire.ops("GET", "view", params={"path": f"{there}/binary"})
         assert view.json()["output"] == "\ufffd\x00a"
 
     @pytest.mark.parametrize(
@@ -124,31 +124,31 @@ class TestFiles:
         ],
     )
     def test_ends(
-        self, fire: FirecrestClient, place: str, name: str, params: dict[str, str], content: str
+        self, fire: FirecrestClient, there: str, name: str, params: dict[str, str], content: str
     ) -> None:
-        fire.upload(place, "lines", "".join(f"{n}\n" for n in range(12)).encode())
-        answer = fire.ops("GET", name, params={"path": f"{place}/lines", **params})
+        fire.upload(there, "lines", "".join(f"{n}\n" for n in range(12)).encode())
+        answer = fire.ops("GET", name, params={"path": f"{there}/lines", **params})
         assert answer.json()["output"]["content"] == content
 
-    def test_packing(self, fire: FirecrestClient, place: str) -> None:
-        fire.upload(place, "file", b"1" * 1000)
+    def test_packing(self, fire: FirecrestClient, there: str) -> None:
+        fire.upload(there, "file", b"1" * 1000)
         for kind in ("none", "gzip", "bzip2", "xz"):
             packed = {
-                "sourcePath": f"{place}/file",
-                "targetPath": f"{place}/a",
+                "sourcePath": f"{there}/file",
+                "targetPath": f"{there}/a",
                 "compression": kind,
             }
             assert fire.ops("POST", "compress", json=packed).status_code == 204
-            target = fire.directory(f"{place.rpartition('/')[2]}/{kind}")
-            unpacked = {"path": f"{place}/a", "target_path": target, "compression": kind}
+            target = fire.directory(f"{there.rpartition('/')[2]}/{kind}")
+            unpacked = {"path": f"{there}/a", "target_path": target, "compression": kind}
             assert fire.ops("POST", "extract", json=unpacked).status_code == 204
             stat = fire.ops("GET", "stat", params={"path": f"{target}/file"}).json()["output"]
             assert stat["size"] == 1000
-        broken = {"path": f"{place}/file", "targetPath": place}
+        broken = {"path": f"{there}/file", "targetPath": there}
         assert "not in gzip format" in message(fire.ops("POST", "extract", json=broken), 500)
 
-    def test_mode_has_the_type_of_the_file(self, fire: FirecrestClient, place: str) -> None:
-        stat = fire.ops("GET", "stat", params={"path": place}).json()["output"]
+    def test_mode_has_the_type_of_the_file(self, fire: FirecrestClient, there: str) -> None:
+        stat = fire.ops("GET", "stat", params={"path": there}).json()["output"]
         assert stat["mode"] & 0o170000 == 0o040000
         assert list(stat) == [
             "mode", "ino", "dev", "nlink", "uid", "gid", "size", "atime", "ctime", "mtime"

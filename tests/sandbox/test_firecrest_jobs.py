@@ -42,8 +42,8 @@ def test_time_above_the_partitions_waits_for_ever(fire: FirecrestClient) -> None
     assert fire.ended(number)["status"]["state"] == "CANCELLED by 1000"
 
 
-def test_record(fire: FirecrestClient, place: str) -> None:
-    number = fire.submit("true", "--job-name=whole", "--time=90", workingDirectory=place)
+def test_record(fire: FirecrestClient, there: str) -> None:
+    number = fire.submit("true", "--job-name=whole", "--time=90", workingDirectory=there)
     job = fire.ended(number)
     assert list(job) == [
         "jobId", "name", "status", "tasks", "time", "account", "allocationNodes", "cluster",
@@ -52,7 +52,7 @@ def test_record(fire: FirecrestClient, place: str) -> None:
     ]  # fmt: skip
     assert (job["jobId"], job["name"], job["partition"]) == (number, "whole", "batch")
     assert (job["user"], job["account"]) == ("mantik", "sandbox")
-    assert job["workingDirectory"] == place
+    assert job["workingDirectory"] == there
     assert (job["time"]["limit"], job["time"]["suspended"]) == (5400, 0)
     assert job["tasks"][0]["id"] == f"{number}.batch"
 
@@ -162,26 +162,26 @@ def test_size_of_a_script(fire: FirecrestClient) -> None:
     assert "parameter too long" in message(answer, 500)
 
 
-def test_fields_beyond_pyfirecrests(fire: FirecrestClient, place: str) -> None:
+def test_fields_beyond_pyfirecrests(fire: FirecrestClient, there: str) -> None:
     number = fire.submit(
         "echo out; echo err >&2",
         "--job-name=no",
         name="yes",
-        workingDirectory=place,
+        workingDirectory=there,
         standardOutput="o-%j",
         standardError="e",
     )
     assert fire.ended(number)["name"] == "yes"
-    view = fire.ops("GET", "view", params={"path": f"{place}/o-{number}"})
+    view = fire.ops("GET", "view", params={"path": f"{there}/o-{number}"})
     assert view.json()["output"] == "out\n"
 
 
-def test_variables_with_commas_are_cut(fire: FirecrestClient, place: str) -> None:
+def test_variables_with_commas_are_cut(fire: FirecrestClient, there: str) -> None:
     env = {"A": "1,X=2", "B": "a b'\"$=;\nc", "C": "x,y"}
     assert exported(env) == {"A": "1", "X": "2", "B": "a b'\"$=;\nc", "C": "x"}
-    number = fire.submit('echo "$A $X $C"; env | grep -c F7T', env=env, workingDirectory=place)
+    number = fire.submit('echo "$A $X $C"; env | grep -c F7T', env=env, workingDirectory=there)
     fire.ended(number)
-    view = fire.ops("GET", "view", params={"path": f"{place}/slurm-{number}.out"})
+    view = fire.ops("GET", "view", params={"path": f"{there}/slurm-{number}.out"})
     assert view.json()["output"] == "1 2 x\n0\n"
 
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox import processes
-from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.batch import State
+from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalJob, LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
 
 SETTINGS = Settings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
-Test = Callable[[Scheduler], Awaitable[None]]
+Test = Callable[[LocalScheduler], Awaitable[None]]
 
 
 def play(directory: Path, test: Test, settings: Settings = SETTINGS) -> None:
     """Run a test with a scheduler whose jobs work in `directory`, and stop it afterwards."""
 
     async def main() -> None:
-        scheduler = Scheduler(directory / "spool", settings, home=directory, user="somebody")
+        scheduler = LocalScheduler(directory / "spool", settings, home=directory, user="somebody")
         try:
             async with asyncio.timeout(30):
                 await test(scheduler)
@@ -41,7 +42,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def end(job: BatchJob) -> None:
+async def end(job: LocalJob) -> None:
     await until(lambda: job.state.final)
 
 
@@ -50,10 +51,10 @@ def alive(pid: int) -> bool:
 
 
 def test_exit_codes(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
-        good = scheduler.submit(script("echo hello"), tmp_path)
-        bad = scheduler.submit(script("exit 7"), tmp_path)
-        shot = scheduler.submit(script("kill -SEGV $$"), tmp_path)
+    async def test(scheduler: LocalScheduler) -> None:
+        good = await scheduler.submit(script("echo hello"), tmp_path)
+        bad = await scheduler.submit(script("exit 7"), tmp_path)
+        shot = await scheduler.submit(script("kill -SEGV $$"), tmp_path)
         await asyncio.gather(end(good), end(bad), end(shot))
         assert (good.state, good.exit_text) == (State.COMPLETED, "0:0")
         assert (bad.state, bad.exit_text) == (State.FAILED, "7:0")
@@ -64,9 +65,9 @@ def test_exit_codes(tmp_path: Path) -> None:
 
 
 def test_walltime_is_enforced_with_term_first(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         body = "trap 'echo caught > caught; exit 5' TERM; sleep 60 & wait"
-        job = scheduler.submit(script(body, "--time=0:01"), tmp_path)
+        job = await scheduler.submit(script(body, "--time=0:01"), tmp_path)
         await end(job)
         assert (job.state, job.reason, job.exit_text) == (State.TIMEOUT, "TimeLimit", "5:0")
         assert (tmp_path / "caught").exists()
@@ -75,12 +76,12 @@ def test_walltime_is_enforced_with_term_first(tmp_path: Path) -> None:
 
 
 def test_who_ignores_term_is_killed_after_the_kill_wait(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         body = "trap '' TERM; touch ready; while :; do sleep 0.1; done"
-        job = scheduler.submit(script(body), tmp_path)
+        job = await scheduler.submit(script(body), tmp_path)
         await until((tmp_path / "ready").exists)
         asked = time.monotonic()
-        scheduler.cancel(job.id)
+        await scheduler.cancel(job.id)
         await end(job)
         assert time.monotonic() - asked >= SETTINGS.timing.kill_wait
         assert (job.state, job.signal) == (State.CANCELLED, 9)
@@ -89,13 +90,13 @@ def test_who_ignores_term_is_killed_after_the_kill_wait(tmp_path: Path) -> None:
 
 
 def test_cancel_ends_grandchildren_and_daemons(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         body = "(sleep 300 & echo $! > one; wait) & setsid -f sleep 301; touch ready; wait"
-        job = scheduler.submit(script(body), tmp_path)
+        job = await scheduler.submit(script(body), tmp_path)
         await until(lambda: (tmp_path / "ready").exists() and (tmp_path / "one").exists())
         mine = [p.pid for p in processes.marked(job.mark, processes.processes())]
         assert len(mine) >= 4
-        scheduler.cancel(job.id)
+        await scheduler.cancel(job.id)
         await end(job)
         assert not any(alive(pid) for pid in mine)
 
@@ -105,8 +106,8 @@ def test_cancel_ends_grandchildren_and_daemons(tmp_path: Path) -> None:
 
 
 def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
-        job = scheduler.submit(script("sleep 300 & echo $! > left; disown"), tmp_path)
+    async def test(scheduler: LocalScheduler) -> None:
+        job = await scheduler.submit(script("sleep 300 & echo $! > left; disown"), tmp_path)
         await end(job)
         assert job.state is State.COMPLETED
         assert not alive(int((tmp_path / "left").read_text()))
@@ -115,11 +116,11 @@ def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_memory_over_the_limit_is_killed(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         # The child, not the batch script, uses the memory.
         hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
-        job = scheduler.submit(script(hog + "; true", "--mem=100M"), tmp_path)
-        modest = scheduler.submit(script("sleep 1", "--mem=100M"), tmp_path)
+        job = await scheduler.submit(script(hog + "; true", "--mem=100M"), tmp_path)
+        modest = await scheduler.submit(script("sleep 1", "--mem=100M"), tmp_path)
         await asyncio.gather(end(job), end(modest))
         assert (job.state, job.reason, job.signal) == (State.OUT_OF_MEMORY, "OutOfMemory", 9)
         assert modest.state is State.COMPLETED
@@ -128,12 +129,12 @@ def test_memory_over_the_limit_is_killed(tmp_path: Path) -> None:
 
 
 def test_first_come_first_served_and_what_fits_goes_ahead(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         wait = "while [ ! -e go ]; do sleep 0.02; done"
-        first = scheduler.submit(script(wait), tmp_path)
-        wide = scheduler.submit(script("true", "--cpus-per-task=2"), tmp_path)
-        third = scheduler.submit(script(wait), tmp_path)
-        fourth = scheduler.submit(script("true"), tmp_path)
+        first = await scheduler.submit(script(wait), tmp_path)
+        wide = await scheduler.submit(script("true", "--cpus-per-task=2"), tmp_path)
+        third = await scheduler.submit(script(wait), tmp_path)
+        fourth = await scheduler.submit(script("true"), tmp_path)
         await until(lambda: first.pid and third.pid)
         states = [job.state for job in (first, wide, third, fourth)]
         assert states == [State.RUNNING, State.PENDING, State.RUNNING, State.PENDING]
@@ -147,16 +148,16 @@ def test_first_come_first_served_and_what_fits_goes_ahead(tmp_path: Path) -> Non
 
 
 def test_slots_are_never_oversubscribed(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         most = 0
 
-        def look(_: BatchJob) -> None:
+        def look(_: LocalJob) -> None:
             nonlocal most
             running = sum(job.state is State.RUNNING for job in scheduler.jobs.values())
             most = max(most, running)
 
         scheduler.listen(look)
-        jobs = [scheduler.submit(script("sleep 0.05"), tmp_path) for _ in range(12)]
+        jobs = [await scheduler.submit(script("sleep 0.05"), tmp_path) for _ in range(12)]
         await asyncio.gather(*(end(job) for job in jobs))
         assert most == 2
 
@@ -164,8 +165,10 @@ def test_slots_are_never_oversubscribed(tmp_path: Path) -> None:
 
 
 def test_more_cpus_than_the_machine_has_take_all_of_it(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
-        job = scheduler.submit(script("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64"), tmp_path)
+    async def test(scheduler: LocalScheduler) -> None:
+        job = await scheduler.submit(
+            script("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64"), tmp_path
+        )
         await end(job)
         assert (job.slots, (tmp_path / "out").read_text()) == (2, "64\n")
 
@@ -173,20 +176,20 @@ def test_more_cpus_than_the_machine_has_take_all_of_it(tmp_path: Path) -> None:
 
 
 def test_a_job_waiting_is_cancelled_without_being_started(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
-        scheduler.submit(script("sleep 60", "--cpus-per-task=2"), tmp_path)
-        waiting = scheduler.submit(script("true"), tmp_path)
-        scheduler.cancel(waiting.id)
+    async def test(scheduler: LocalScheduler) -> None:
+        await scheduler.submit(script("sleep 60", "--cpus-per-task=2"), tmp_path)
+        waiting = await scheduler.submit(script("true"), tmp_path)
+        await scheduler.cancel(waiting.id)
         assert (waiting.state, waiting.starts) == (State.CANCELLED, 0)
 
     play(tmp_path, test)
 
 
 def test_node_failure(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
-        job = scheduler.submit(script("trap 'touch trapped' TERM EXIT; sleep 60"), tmp_path)
+    async def test(scheduler: LocalScheduler) -> None:
+        job = await scheduler.submit(script("trap 'touch trapped' TERM EXIT; sleep 60"), tmp_path)
         await until(lambda: job.pid)
-        scheduler.fail_node(job.id)
+        await scheduler.fail_node(job.id)
         await end(job)
         assert (job.state, job.reason) == (State.NODE_FAIL, "NodeDown")
         assert not (tmp_path / "trapped").exists()
@@ -197,9 +200,9 @@ def test_node_failure(tmp_path: Path) -> None:
 def test_nothing_survives_stop(tmp_path: Path) -> None:
     pids: list[int] = []
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         body = "trap '' TERM; sleep 300 & echo $! > a; touch ready; wait"
-        job = scheduler.submit(script(body), tmp_path)
+        job = await scheduler.submit(script(body), tmp_path)
         await until((tmp_path / "ready").exists)
         pids.extend([job.pid or 0, int((tmp_path / "a").read_text())])
 
@@ -212,8 +215,8 @@ def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MANTIK_HPC1_PASSWORD", "hush")
     monkeypatch.setenv("SOME_TOKEN", "hush")
 
-    async def test(scheduler: Scheduler) -> None:
-        job = scheduler.submit(script("env"), tmp_path)
+    async def test(scheduler: LocalScheduler) -> None:
+        job = await scheduler.submit(script("env"), tmp_path)
         await end(job)
         text = (tmp_path / "out").read_text()
         assert "hush" not in text
@@ -235,9 +238,11 @@ srun -n 99 true || echo "code $?"
 srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
 """
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
         options = ("--ntasks=2", "--cpus-per-task=2", "--error=err")
-        job = scheduler.submit(script("export SRUN_CPUS_PER_TASK=1" + body, *options), tmp_path)
+        job = await scheduler.submit(
+            script("export SRUN_CPUS_PER_TASK=1" + body, *options), tmp_path
+        )
         await end(job)
         lines = (tmp_path / "out").read_text().splitlines()
         assert lines[:3] == ["module 1.0", "again", "code 1"]
@@ -253,8 +258,8 @@ srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
-    async def test(scheduler: Scheduler) -> None:
-        job = scheduler.submit(script("true"), tmp_path / "nowhere")
+    async def test(scheduler: LocalScheduler) -> None:
+        job = await scheduler.submit(script("true"), tmp_path / "nowhere")
         await end(job)
         assert (job.state, job.exit_text) == (State.FAILED, "0:53")
 

@@ -182,7 +182,7 @@ def fire(sandbox: Sandbox) -> Iterator[FirecrestClient]:
 
 
 @pytest.fixture
-def place(fire: FirecrestClient, tmp_path: Path) -> str:
+def there(fire: FirecrestClient, tmp_path: Path) -> str:
     """A directory at the sandbox's firecREST site for this test."""
     return fire.directory(tmp_path.name)
 

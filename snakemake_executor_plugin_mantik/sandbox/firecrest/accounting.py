@@ -7,10 +7,12 @@ a list by name then misses a job that has just ended (all of that measured).
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.batch import State
+from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalJob, LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
 CLUSTER = "sandbox"
@@ -27,62 +29,80 @@ _TERM = 15
 Record = dict[str, Any]
 
 
-class Accounting:
+class Accounting(ABC):
     """The jobs of one scheduler as firecREST tells them.
 
     Attributes:
         hidden: ids of jobs that are denied.
     """
 
-    def __init__(self, scheduler: Scheduler, settings: FirecrestSettings, user: str) -> None:
+    def __init__(self) -> None:
         self.hidden: set[int] = set()
+
+    async def of_job(self, number: str) -> list[Record]:
+        """What is told of the job with this id, as it stands in a URL; nothing if there is none."""
+        denied = number.isdecimal() and int(number) in self.hidden
+        return [] if denied else await self._of_job(number)
+
+    async def listed(self, names: Iterable[str], account: str, window: float) -> list[Record]:
+        """The jobs with one of these names (none: all) that are not over for longer than `window`.
+
+        Both commands filter for themselves, so that half a record has no name to be found by.
+        """
+        found = await self._listed(set(names), account, window)
+        return [record for record in found if int(record["jobId"]) not in self.hidden]
+
+    @abstractmethod
+    async def _of_job(self, number: str) -> list[Record]: ...
+
+    @abstractmethod
+    async def _listed(self, names: set[str], account: str, window: float) -> list[Record]: ...
+
+
+class LocalAccounting(Accounting):
+    """The accounting of the local scheduler, as late as a real one."""
+
+    def __init__(self, scheduler: LocalScheduler, settings: FirecrestSettings, user: str) -> None:
+        super().__init__()
         self._scheduler = scheduler
         self._lag = settings.accounting_lag
         self._user = user
         self._default_account = settings.accounts[0]
 
-    def known(self, text: str) -> BatchJob | None:
-        """The job of an id as it stands in a URL."""
-        job = self._scheduler.jobs.get(int(text)) if text.isdecimal() else None
-        return None if job is None or job.id in self.hidden else job
-
-    def of_job(self, job: BatchJob) -> list[Record]:
-        """What is told of one job; at least one record."""
+    async def _of_job(self, number: str) -> list[Record]:
+        job = self._scheduler.jobs.get(int(number)) if number.isdecimal() else None
+        if job is None:
+            return []
         now = time.time()
-        found = _merged([self._sacct(job, now)], [self._squeue(job, now)])
+        found = merged([self._sacct(job, now)], [self._squeue(job, now)])
         # A job is known at once, whatever the lag: by squeue, or by half a record.
         return found or [self._half(job, job.state, now)]
 
-    def listed(self, *, names: Iterable[str], account: str, window: float) -> list[Record]:
-        """The jobs with one of these names (none: all) that are not over for longer than `window`.
-
-        Both commands filter for themselves, so that half a record has no name to be found by.
-        """
+    async def _listed(self, names: set[str], account: str, window: float) -> list[Record]:
         now = time.time()
-        wanted = set(names)
         sacct: list[Record | None] = []
         squeue: list[Record | None] = []
         for job in self._scheduler.jobs.values():
-            if job.id in self.hidden or (account and account != self._account(job)):
+            if account and account != self._account(job):
                 continue
             if job.ended is None or job.ended > now - window:
                 sacct.append(self._sacct(job, now))
             squeue.append(self._squeue(job, now))
-        if wanted:
-            sacct = [record for record in sacct if record and record["name"] in wanted]
-            squeue = [record for record in squeue if record and record["name"] in wanted]
-        return _merged(sacct, squeue)
+        if names:
+            sacct = [record for record in sacct if record and record["name"] in names]
+            squeue = [record for record in squeue if record and record["name"] in names]
+        return merged(sacct, squeue)
 
-    def _account(self, job: BatchJob) -> str:
+    def _account(self, job: LocalJob) -> str:
         return job.request.account or self._default_account
 
-    def _squeue(self, job: BatchJob, now: float) -> Record | None:
+    def _squeue(self, job: LocalJob, now: float) -> Record | None:
         if job.state.final:
             return None
         start = None if job.started is None else int(job.started)
         record = self._record(job, now)
         record |= {
-            "status": _status(job.state.value, job.reason, None, None),
+            "status": status_of(job.state.value, job.reason, None, None),
             "allocationNodes": job.request.nodes,
             "nodes": os.uname().nodename if start else "",
             "tasks": [],
@@ -90,7 +110,7 @@ class Accounting:
         record["time"]["end"] = None if start is None else start + job.request.time_s
         return record
 
-    def _sacct(self, job: BatchJob, now: float) -> Record | None:
+    def _sacct(self, job: LocalJob, now: float) -> Record | None:
         if job.state.final:
             ended = job.ended or now
             if now < ended + self._lag:
@@ -105,23 +125,23 @@ class Accounting:
             return self._half(job, State.PENDING, now)
         return self._whole(job, now)
 
-    def _whole(self, job: BatchJob, now: float) -> Record:
+    def _whole(self, job: LocalJob, now: float) -> Record:
         record = self._record(job, now)
         exit_code, signal = _ending(job)
         state = _state_text(job.state)
         record |= {
-            "status": _status(state, "None", exit_code, signal),
+            "status": status_of(state, "None", exit_code, signal),
             "allocationNodes": job.request.nodes if job.started else 0,
             "nodes": os.uname().nodename if job.started else "None assigned",
             "tasks": [_batch_step(job, record["time"])] if job.started else [],
         }
         return record
 
-    def _half(self, job: BatchJob, state: State, now: float) -> Record:
+    def _half(self, job: LocalJob, state: State, now: float) -> Record:
         record = self._whole(job, now)
         exit_code, signal = _ending(job) if state.final else (0, 0)
         return record | {
-            "status": _status(_state_text(state), "None", exit_code, signal),
+            "status": status_of(_state_text(state), "None", exit_code, signal),
             "name": "allocation",
             "partition": "",
             "workingDirectory": "",
@@ -129,7 +149,7 @@ class Accounting:
             "tasks": [],
         }
 
-    def _record(self, job: BatchJob, now: float) -> Record:
+    def _record(self, job: LocalJob, now: float) -> Record:
         """What both commands tell alike, in the order of the real answers."""
         elapsed = int((job.ended or now) - job.started) if job.started else 0
         return {
@@ -158,7 +178,7 @@ class Accounting:
         }
 
 
-def _merged(sacct: Iterable[Record | None], squeue: Iterable[Record | None]) -> list[Record]:
+def merged(sacct: Iterable[Record | None], squeue: Iterable[Record | None]) -> list[Record]:
     """One record for each job: sacct's, or squeue's if it says PENDING or sacct has none."""
     found: dict[str, Record] = {}
     for record in (*sacct, *squeue):
@@ -169,7 +189,8 @@ def _merged(sacct: Iterable[Record | None], squeue: Iterable[Record | None]) -> 
     return list(found.values())
 
 
-def _status(state: str, reason: str, exit_code: int | None, signal: int | None) -> Record:
+def status_of(state: str, reason: str, exit_code: int | None, signal: int | None) -> Record:
+    """The state of a job in its record."""
     return {
         "state": state,
         "stateReason": reason or "None",
@@ -182,7 +203,7 @@ def _state_text(state: State) -> str:
     return f"CANCELLED by {USER_ID}" if state is State.CANCELLED else state.value
 
 
-def _ending(job: BatchJob) -> tuple[int, int]:
+def _ending(job: LocalJob) -> tuple[int, int]:
     """Exit code and signal as the accounting has them: both 0 where Slurm ended the job."""
     if job.state is State.OUT_OF_MEMORY:
         return 0, _OUT_OF_MEMORY_SIGNAL
@@ -191,7 +212,7 @@ def _ending(job: BatchJob) -> tuple[int, int]:
     return 0, 0
 
 
-def _batch_step(job: BatchJob, times: Record) -> Record:
+def _batch_step(job: LocalJob, times: Record) -> Record:
     exit_code, signal = _ending(job)
     state = _state_text(job.state).partition(" ")[0]
     if job.state is State.TIMEOUT:

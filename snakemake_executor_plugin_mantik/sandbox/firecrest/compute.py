@@ -2,17 +2,19 @@
 
 import asyncio
 import re
-import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from snakemake_executor_plugin_mantik.sandbox import processes, shims
-from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import WINDOWS, Accounting
+from snakemake_executor_plugin_mantik.sandbox.batch import CancelError, Scheduler
+from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import (
+    WINDOWS,
+    Accounting,
+    Record,
+)
 from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
     Failure,
     either,
@@ -23,8 +25,8 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
 )
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import NO_CHANNEL, Shell, too_slow
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
-from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler, State
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
+from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmError
 
 _ID = re.compile(r"[a-zA-Z0-9]+")
 _LONGEST_NAME = 235
@@ -157,7 +159,8 @@ class Compute:
         number = 0
         try:
             for _ in range(2 if twice else 1):
-                number = self._scheduler.submit(script, self._home, options, environment).id
+                made = await self._scheduler.submit(script, self._home, options, environment)
+                number = made.id
         except SbatchError as error:
             raise slurm_failure(str(error)) from error
         return number
@@ -194,54 +197,64 @@ class Compute:
             allowed = ", ".join(repr(text) for text in WINDOWS)
             raise invalid("query", "time_window", f"Input should be {allowed}")
         await self._ask_both()
-        jobs = self._accounting.listed(
-            names=[one for one in name.split(",") if one],
-            account=query.get("account", ""),
-            window=WINDOWS[window],
+        jobs = await self._told(
+            self._accounting.listed(
+                names=[one for one in name.split(",") if one],
+                account=query.get("account", ""),
+                window=WINDOWS[window],
+            )
         )
         return JSONResponse({"jobs": jobs})
 
     async def _one(self, number: str) -> Response:
         _check_id(number)
         await self._ask_both()
-        return JSONResponse({"jobs": self._accounting.of_job(self._found(number))})
-
-    def _found(self, number: str) -> BatchJob:
-        job = self._accounting.known(number)
-        if job is None:
+        jobs = await self._told(self._accounting.of_job(number))
+        if not jobs:
             raise Failure(404, "Job not found.")
-        return job
+        return JSONResponse({"jobs": jobs})
+
+    @staticmethod
+    async def _told(asked: Awaitable[list[Record]]) -> list[Record]:
+        """The records, or what firecREST answers if one of the two commands fails."""
+        try:
+            return await asked
+        except SlurmError as error:
+            raise no_answer(str(error)) from error
 
     async def _metadata(self, number: str) -> Response:
         _check_id(number)
         await self._shell.occupy(2)
-        job = self._found(number)
-        if job.ended is not None and job.ended < time.time() - self._settings.job_memory:
+        told = await self._scheduler.details(int(number)) if self._is_there(number) else None
+        if told is None:
             raise Failure(404, "Job not found.")
-        output = self._scheduler.output_path(job)
-        shown = {
-            "jobId": str(job.id),
-            "script": job.script.read_text() if job.script.is_file() else "",
+        streams = {
+            f"standard{name}": told.get(key, "").partition(" ")[0]
             # Cut at the first blank, as scontrol's line is read.
-            "standardInput": "/dev/null",
-            "standardOutput": str(output).partition(" ")[0],
-            "standardError": str(self._scheduler.error_path(job) or output).partition(" ")[0],
+            for name, key in (("Input", "StdIn"), ("Output", "StdOut"), ("Error", "StdErr"))
         }
-        return JSONResponse({"jobs": [shown]})
+        script = await self._scheduler.script(int(number))
+        return JSONResponse({"jobs": [{"jobId": told["JobId"], "script": script, **streams}]})
+
+    def _is_there(self, number: str) -> bool:
+        return (
+            number.isdecimal()
+            and int(number) in self._scheduler.jobs
+            and int(number) not in self._accounting.hidden
+        )
 
     # --- what is done to jobs -----------------------------------------------------------------
 
     async def _cancel(self, number: str) -> Response:
         _check_id(number)
         await self._shell.occupy()
-        job = self._accounting.known(number)
-        complaint = f"scancel: error: Kill job error on job id {number}: "
-        if job is None:
+        if not self._is_there(number):
+            complaint = f"scancel: error: Kill job error on job id {number}: "
             raise slurm_failure(f"{complaint}Invalid job id specified", 0)
-        if job.state.final or job.verdict is State.CANCELLED:
-            what = f"scancel: Terminating job {number}\n{complaint}"
-            raise slurm_failure(f"{what}Job/step already completing or completed", 0)
-        self._scheduler.cancel(job.id)
+        try:
+            await self._scheduler.cancel(int(number))
+        except CancelError as error:
+            raise slurm_failure(str(error), 0) from error
         return Response(status_code=204)
 
     async def _attach(self, request: Request, number: str) -> Response:
@@ -249,25 +262,15 @@ class Compute:
         _check_id(number)
         command = text(await json_body(request), "command")
         await self._shell.occupy()
-        job = self._accounting.known(number)
-        if job is None or job.state is not State.RUNNING:
+        if not self._is_there(number):
             raise slurm_failure("srun: error: Unable to confirm allocation for job: Invalid job id")
-        environment = shims.environment({"HOME": str(self._home), processes.MARK: job.mark})
-        process = await asyncio.create_subprocess_exec(
-            "/bin/bash", "-c", command, cwd=job.directory, env=environment,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
         try:
             async with asyncio.timeout(self._settings.command_timeout):
-                _, errors = await process.communicate()
+                code, errors = await self._scheduler.attach(int(number), command)
         except TimeoutError as error:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
             raise too_slow() from error
-        if process.returncode:
-            raise slurm_failure(errors.decode(errors="replace"), process.returncode)
+        if code:
+            raise slurm_failure(errors, code)
         return Response(status_code=204)
 
 

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob
 from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault
 from snakemake_executor_plugin_mantik.sandbox.firecrest import status
-from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import Accounting
 from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import Failure, failed
 from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import Compute, no_answer
 from snakemake_executor_plugin_mantik.sandbox.firecrest.operations import Operations
@@ -21,12 +21,13 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import (
     channel_closed,
     too_slow,
 )
+from snakemake_executor_plugin_mantik.sandbox.firecrest.slurm import accounting_of
 from snakemake_executor_plugin_mantik.sandbox.firecrest.store import Store
 from snakemake_executor_plugin_mantik.sandbox.firecrest.tokens import Tokens
 from snakemake_executor_plugin_mantik.sandbox.firecrest.transfers import Transfers
 from snakemake_executor_plugin_mantik.sandbox.record import Record
 from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules
-from snakemake_executor_plugin_mantik.sandbox.scheduler import BatchJob, Scheduler
+from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 
 VERSION = "2.x.x"
@@ -72,11 +73,14 @@ class FirecrestSite:
         for root in roots:
             (root / _USER).mkdir(parents=True, exist_ok=True)
         self.tokens = Tokens(_USER, own)
-        rules = Rules(part_limits=False, accounts=own.accounts, records_refused=True)
-        self.scheduler = Scheduler(
-            self.directory / "spool", settings, home=self.home, user=_USER, rules=rules
+        rules = Rules(
+            part_limits=False, accounts=own.accounts, records_refused=True,
+            job_memory=own.job_memory,
+        )  # fmt: skip
+        self.scheduler = scheduler_of(
+            settings, self.directory / "spool", home=self.home, user=_USER, rules=rules
         )
-        self.accounting = Accounting(self.scheduler, own, _USER)
+        self.accounting = accounting_of(self.scheduler, own, _USER)
         self._own = own
         self._roots = roots
         self._since = time.time()
@@ -94,7 +98,8 @@ class FirecrestSite:
     # --- what the sandbox needs of a site ------------------------------------------------------
 
     def start(self) -> None:
-        """Nothing: the server looks at its scheduler only when it is asked."""
+        """Start the scheduler; the server looks at it only when it is asked."""
+        self.scheduler.start()
 
     async def stop(self) -> None:
         """End all jobs and remove the object store; the file systems' files stay."""
@@ -214,7 +219,7 @@ class FirecrestSite:
         return status.system(self.machine, self._roots, self._own, self._store.url, self._since)
 
     async def _status(self, kind: str) -> Response:
-        partitions = self.settings.partitions
+        partitions = self.scheduler.partitions
         found: Any
         match kind:
             case "nodes":
@@ -256,7 +261,7 @@ def _recorded(job: BatchJob) -> dict[str, Any]:
     return {
         "id": str(job.id),
         "tags": [],
-        "name": job.request.name,
+        "name": job.name,
         "status": job.state.value,
         "exit_code": job.exit_code,
         "scheduler_ids": [job.id],

@@ -1,11 +1,11 @@
-"""Stand-ins for what jobs expect at a site and this machine lacks: `srun` and `module`.
+"""Stand-ins for what jobs expect at a site: `srun`, and `module` where this machine has none.
 
-The shims come last on the search path and only where nothing of that name is there. Modules are
-files below `modules/` named as `NAME/VERSION`; loading one reads it into the shell.
+The sandbox's `srun` comes first on the search path: one of this machine would look for the job in
+a Slurm that does not know it. Modules are files below `modules/` named as `NAME/VERSION`; loading
+one reads it into the shell. A `module` of this machine finds the same ones below `modulefiles/`.
 """
 
 import os
-import shutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -30,16 +30,17 @@ def _module_init() -> str | None:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """`variables` with the search path of this process and the shims that are needed.
+    """`variables` with the search path of this process and the shims.
 
     Programs are found as the one who started the sandbox finds them: a virtual environment that is
     active there serves the jobs too.
     """
-    path = os.environ.get("PATH") or _STANDARD_PATH
     found = dict(variables)
-    found["PATH"] = path if shutil.which("srun", path=path) else f"{path}:{_HERE / 'bin'}"
-    own = _module_init()
-    found["BASH_ENV"] = own or str(_HERE / "module.sh")
-    if own is None:
+    found["PATH"] = f"{_HERE / 'bin'}:{os.environ.get('PATH') or _STANDARD_PATH}"
+    found["BASH_ENV"] = str(_HERE / "module.sh")
+    if own := _module_init():
+        found["MANTIK_SANDBOX_MODULE_INIT"] = own
+        found["MANTIK_SANDBOX_MODULES"] = str(_HERE / "modulefiles")
+    else:
         found["MANTIK_SANDBOX_MODULES"] = str(_HERE / "modules")
     return found

@@ -1,4 +1,10 @@
 # `module` for the sandbox; read by every bash of a job through BASH_ENV.
+if [ -n "${MANTIK_SANDBOX_MODULE_INIT-}" ]; then
+    # shellcheck disable=SC1090
+    . "$MANTIK_SANDBOX_MODULE_INIT"
+    module use --append "$MANTIK_SANDBOX_MODULES"
+    return
+fi
 module() {
     local action="${1:-}" name file
     [ "$#" -gt 0 ] && shift

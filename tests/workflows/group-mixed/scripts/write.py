@@ -1,4 +1,2 @@
-from snakemake.script import snakemake
-
 with open(snakemake.output[0], "w") as file:
     file.write(" ".join(snakemake.params.words) + "\n")

@@ -1,0 +1,234 @@
+"""A real one-node Slurm with accounting on loopback, for tests.
+
+Nothing of the system's own configuration is read or written: keys, sockets, state and logs lie in a
+directory, the ports are free ones, and all daemons are children of this process that end with it.
+The node pretends to have more than the machine has, GPUs included, as the sandbox's nodes do.
+"""
+
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Self
+
+DATA = Path(__file__).parent / "slurmconf"
+PROGRAMS = (
+    "munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "srun", "mariadbd", "mariadb-install-db",
+    "setpriv",
+)  # fmt: skip
+START_S = 60.0
+"""How long a daemon may take until it answers, seconds."""
+STOP_S = 10.0
+"""How long a daemon may take to end before it is killed, seconds."""
+
+ACCOUNTS = ("sandbox", "other")
+"""The accounts that jobs may be charged to, the first is the user's default."""
+QOS = ("short",)
+"""What jobs may name beside the default `normal`."""
+GPUS = 4
+
+
+def lacking() -> list[str]:
+    """The programs that are not installed."""
+    return [program for program in PROGRAMS if found(program) is None]
+
+
+def found(program: str) -> str | None:
+    """Where a program is; daemons are not on everybody's search path."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+@dataclass
+class Slurm:
+    """A Slurm that runs.
+
+    Attributes:
+        directory: all of its files; its configuration is in `slurm.conf`.
+        node: the name of its one node.
+    """
+
+    directory: Path
+    node: str = field(default_factory=socket.gethostname)
+    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What leads Slurm's commands here."""
+        return {"SLURM_CONF": str(self.directory / "slurm.conf")}
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """What one of Slurm's commands says."""
+        ended = subprocess.run(
+            command, env={**os.environ, **self.environment}, capture_output=True, text=True,
+            timeout=START_S, check=False,
+        )  # fmt: skip
+        assert not check or ended.returncode == 0, f"{command}: {ended.stderr}"
+        return ended.stdout + ended.stderr
+
+    def job(self, number: int) -> dict[str, str]:
+        """What `scontrol show job` tells of a job, by key."""
+        text = self.run("scontrol", "--oneliner", "show", "job", str(number))
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+    def stop(self) -> None:
+        """End all jobs, then the daemons, the latest first."""
+        if "slurmd" in self._daemons:
+            self.run("scancel", "--user", pwd.getpwuid(os.geteuid()).pw_name, check=False)
+            with suppress(TimeoutError):
+                _until(lambda: not self.run("squeue", "--noheader", check=False).strip(), STOP_S)
+        for name in reversed(self._daemons):
+            daemon = self._daemons[name]
+            daemon.terminate()
+            try:
+                daemon.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self._daemons.clear()
+
+    # --- its daemons ---------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for name in ("state", "spool", "munge", "mysql"):
+            (self.directory / name).mkdir(mode=0o700)
+        ports = dict(zip(("CTLD", "NODED", "DBD", "SQL"), free_ports(4), strict=True))
+        self._configure(ports)
+        self._start_munge()
+        self._start_database(ports["SQL"])
+        self._daemon("slurmdbd", "-D")
+        self._answers("sacctmgr", "--noheader", "show", "cluster")
+        for command in (
+            "add cluster sandbox",
+            *(f"add account {account} cluster=sandbox" for account in ACCOUNTS),
+            f"add user {_user()} account={','.join(ACCOUNTS)} cluster=sandbox",
+            f"modify user {_user()} set defaultaccount={ACCOUNTS[0]}",
+            *(f"add qos {qos}" for qos in QOS),
+            f"modify user {_user()} set qos+={','.join(QOS)}",
+        ):
+            self.run("sacctmgr", "--immediate", *command.split())
+        self._daemon("slurmctld", "-D")
+        self._answers("scontrol", "ping")
+        self._daemon("slurmd", "-D", "-N", self.node)
+        _until(lambda: "idle" in self.run("sinfo", "--noheader", "--format=%T", check=False))
+
+    def _configure(self, ports: Mapping[str, int]) -> None:
+        values = {
+            "DIRECTORY": str(self.directory),
+            "NODE": self.node,
+            "USER": _user(),
+            "PASSWORD": secrets.token_hex(8),
+            "GPUS": str(GPUS),
+            **{name: str(port) for name, port in ports.items()},
+        }
+        for name in ("slurm.conf", "slurmdbd.conf", "gres.conf"):
+            text = Template((DATA / name).read_text()).substitute(values)
+            (self.directory / name).write_text(text)
+            (self.directory / name).chmod(0o600)
+        for number in range(GPUS):
+            (self.directory / f"gpu{number}").touch()
+
+    def _start_munge(self) -> None:
+        munge = self.directory / "munge"
+        (munge / "key").write_bytes(secrets.token_bytes(128))
+        (munge / "key").chmod(0o400)
+        options = {name: munge / name for name in ("socket", "pid-file", "log-file", "seed-file")}
+        self._daemon(
+            "munged", "--foreground", "--force", f"--key-file={munge / 'key'}",
+            *(f"--{name}={path}" for name, path in options.items()),
+        )  # fmt: skip
+        _until((munge / "socket").exists)
+
+    def _start_database(self, port: int) -> None:
+        data = self.directory / "mysql"
+        common = ["--no-defaults", f"--datadir={data}", f"--user={_user()}"]
+        subprocess.run(
+            ["mariadb-install-db", *common, "--auth-root-authentication-method=normal",
+             "--skip-test-db"],
+            check=True, capture_output=True, timeout=START_S,
+        )  # fmt: skip
+        setup = self.directory / "setup.sql"
+        password = dict(
+            line.split("=", 1)
+            for line in (self.directory / "slurmdbd.conf").read_text().splitlines()
+            if "=" in line
+        )["StoragePass"]
+        setup.write_text(
+            f"CREATE USER 'slurm'@'%' IDENTIFIED BY '{password}';\n"
+            "GRANT ALL ON slurm.* TO 'slurm'@'%';\n"
+        )
+        self._daemon(
+            "mariadbd", *common, f"--socket={self.directory / 'sql'}", "--bind-address=127.0.0.1",
+            f"--port={port}", f"--pid-file={self.directory / 'sql.pid'}", f"--init-file={setup}",
+            "--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M",
+            "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0",
+        )  # fmt: skip
+
+        def answers() -> bool:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return True
+            return False
+
+        _until(answers)
+
+    def _daemon(self, name: str, *arguments: str) -> None:
+        program = found(name)
+        assert program is not None
+        with (self.directory / f"{name}.log").open("ab") as log:
+            # With this process its daemons end, even if it is killed.
+            self._daemons[name] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", program, *arguments],
+                cwd=self.directory, env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def _answers(self, *command: str) -> None:
+        """Wait until a command succeeds and says that its server is up."""
+
+        def up() -> bool:
+            for name, daemon in self._daemons.items():
+                assert daemon.poll() is None, (self.directory / f"{name}.log").read_text()
+            return "error" not in (said := self.run(*command, check=False)) and "DOWN" not in said
+
+        _until(up)
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _until(condition: Callable[[], bool], seconds: float = START_S) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"Slurm was not ready within {seconds} s")
+        time.sleep(0.1)
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that nobody listens at; all held until the last is found."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports: list[int] = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

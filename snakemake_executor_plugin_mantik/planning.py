@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, deployment, groups
-from snakemake_executor_plugin_mantik.rules.identity import plain
+from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.startup import Checked
 
 
@@ -45,12 +45,18 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     sites = {
         unit: None if unit.is_local else groups.wanted(unit, checked.planners)[0] for unit in units
     }
-    made = {plain(path): sites[unit] or HERE for unit in units for path in _outputs(unit)}
+    places = Places(checked.workdir, lambda: "")  # asked for places in a workspace only
+    made = {
+        place: sites[unit] or HERE
+        for unit in units
+        for path in _outputs(unit)
+        if (place := places.place(path)) is not None
+    }
     jobs: list[Forecast] = []
     state = Path(workflow.persistence.path) / startup.STATE
     with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
         secrets = dict.fromkeys(sorted(workflow.envvars), "")  # names alone
-        look = _Look(checked, secrets, workflow.linemaps, forecaster, frozenset(made))
+        look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
         jobs = [look.at(unit, sites[unit]) for unit in units if not unit.is_local]
         products = startup.products(dag)
         totals: dict[str, Total] = {}
@@ -117,13 +123,15 @@ class _Look:
         secrets: names of its `envvars:`.
         linemaps: Snakemake's, for its messages.
         forecaster: looks at files.
-        made: what jobs of the run make.
+        places: where paths are at a site.
+        made: what jobs of the run make, there.
     """
 
     checked: Checked
     secrets: Mapping[str, str]
     linemaps: Any
     forecaster: Forecaster
+    places: Places
     made: frozenset[str]
 
     def at(self, job: Job, site: str | None) -> Forecast:
@@ -152,7 +160,7 @@ class _Look:
             request = self.checked.request(job, self.secrets)
             needed = self.forecaster.needed(request)
         except (UserError, RuleException, WorkflowError) as error:
-            if any(plain(path) in self.made for path in job.input):
+            if any(self.places.place(path) in self.made for path in job.input):
                 return result  # a value that is not known yet
             if isinstance(error, UserError):
                 return replace(result, mistake=str(error))

@@ -205,10 +205,27 @@ def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> 
 
 
 def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
-    firecrest.write("Snakefile", "rule a:\n    output: 'a.txt'\n    shell: 'touch {output}'\n")
+    firecrest.write(
+        "Snakefile",
+        """
+        rule b:
+            input: "../made.txt", "huge.bin"
+            output: "b.txt"
+            shell: "cp {input[0]} {output}"
+
+        rule a:
+            output: "../made.txt"
+            shell: "touch {output}"
+        """,
+    )
+    with (firecrest.directory / "huge.bin").open("wb") as file:
+        file.truncate(1 << 40)  # nobody reads that in time: what no site can have is not read
     config = ["--mantik-backend-config", str(firecrest.config)]
     made = of(plan(firecrest, "--json", "--connect", *config, credentials=True).ok())
-    assert [job["site"] for job in made["jobs"]] == [firecrest_place.name]
+    assert [job["site"] for job in made["jobs"]] == [firecrest_place.name] * 2
+    assert made["jobs"][1]["inputs"] == {
+        "files": 1, "bytes": 1 << 40, "at_site": 0, "later": 0, "made_there": 1,
+    }  # fmt: skip
 
 
 def test_a_group_is_one_job(project: Project) -> None:

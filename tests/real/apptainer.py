@@ -9,7 +9,7 @@ CACHE = Path(__file__).parents[2] / ".cache" / "real" / "apptainer" / "root"
 PROGRAM = Path(shutil.which("apptainer") or CACHE / "usr" / "bin" / "apptainer")
 
 _PROGRAMS = (
-    "basename", "bash", "sh", "env", "cat", "cp", "echo", "id", "ls", "mkdir", "mv", "printf", "printenv", "rm",
+    "basename", "bash", "sh", "env", "cat", "cp", "echo", "id", "ls", "mkdir", "mv", "printf", "printenv", "rm",  # noqa: E501
     "sleep", "stat", "test", "touch", "true", "wc",
 )  # fmt: skip
 _RUNSCRIPT = '#!/bin/sh\nexec "$@"\n'

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.interruption import Interruption
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
-    from snakemake_executor_plugin_mantik.startup import Run
+    from snakemake_executor_plugin_mantik.running import Run
 
 Job = Any
 """A Snakemake job; Snakemake's own classes are not typed."""

@@ -8,7 +8,8 @@ from typing import Any
 from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik import startup
+from snakemake_executor_plugin_mantik import checks, startup
+from snakemake_executor_plugin_mantik.checks import Checked
 from snakemake_executor_plugin_mantik.config.environment import environment_of
 from snakemake_executor_plugin_mantik.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.engine.forecast import (
@@ -23,7 +24,6 @@ from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, deployment, groups
 from snakemake_executor_plugin_mantik.rules.places import Places
-from snakemake_executor_plugin_mantik.startup import Checked
 
 
 def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
@@ -39,7 +39,7 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
         MantikError: with all mistakes that a run would tell at its start.
     """
     dag = workflow.dag
-    checked = startup.check(workflow, dag, options, logger)
+    checked = checks.check(workflow, dag, options, logger)
     limits = startup.facts(checked) if connect else {}
     units = _units(dag)
     sites = {
@@ -53,12 +53,12 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
         if (place := places.place(path)) is not None
     }
     jobs: list[Forecast] = []
-    state = Path(workflow.persistence.path) / startup.STATE
+    state = Path(workflow.persistence.path) / checks.STATE
     with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
         secrets = dict.fromkeys(sorted(workflow.envvars), "")  # names alone
         look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
         jobs = [look.at(unit, sites[unit]) for unit in units if not unit.is_local]
-        products = startup.products(dag)
+        products = checks.products(dag)
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:

@@ -84,7 +84,8 @@ class TestVenv:
     SNAKEFILE = """
         rule one:
             output: "out.txt"
-            shell: "python -c 'import only_there, sys; print(sys.prefix, only_there.WORD)' > {output}"  # noqa: E501
+            shell:
+                "python -c 'import only_there, sys; print(sys.prefix, only_there.WORD)' > {output}"
     """
 
     @pytest.mark.parametrize("where", ["absolute", "relative"])

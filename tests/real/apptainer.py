@@ -8,10 +8,28 @@ from pathlib import Path
 CACHE = Path(__file__).parents[2] / ".cache" / "real" / "apptainer" / "root"
 PROGRAM = Path(shutil.which("apptainer") or CACHE / "usr" / "bin" / "apptainer")
 
-_PROGRAMS = """
-    basename bash sh env cat cp echo id ls mkdir mv printf printenv rm
-    sleep stat test touch true wc
-""".split()  # fmt: skip
+_PROGRAMS = [
+    "basename",
+    "bash",
+    "sh",
+    "env",
+    "cat",
+    "cp",
+    "echo",
+    "id",
+    "ls",
+    "mkdir",
+    "mv",
+    "printf",
+    "printenv",
+    "rm",
+    "sleep",
+    "stat",
+    "test",
+    "touch",
+    "true",
+    "wc",
+]
 _RUNSCRIPT = '#!/bin/sh\nexec "$@"\n'
 """Without one, `apptainer run IMAGE COMMAND` runs nothing."""
 

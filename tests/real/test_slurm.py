@@ -14,7 +14,7 @@ from tests.workflows.test_workflows import test_same_as_locally as same_as_local
 
 pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
 
-CHOICE = ("checkpoint", "flags-outputs", "resources", "retries", "script-python", "shadow")
+CHOICE = ("flags-outputs", "resources", "retries", "script-python")
 """Workflows of tests/workflows that a real scheduler may see otherwise."""
 
 

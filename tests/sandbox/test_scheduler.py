@@ -257,6 +257,23 @@ srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
     play(tmp_path, test)
 
 
+def test_srun_of_this_machine_is_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = tmp_path / "bin" / "srun"
+    foreign.parent.mkdir()
+    foreign.write_text("#!/bin/sh\necho 'it looks for the job in another Slurm'\n")
+    foreign.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{foreign.parent}:{os.environ['PATH']}")
+
+    async def test(scheduler: LocalScheduler) -> None:
+        job = await scheduler.submit(script("srun echo mine"), tmp_path)
+        await end(job)
+        assert (tmp_path / "out").read_text() == "mine\n"
+
+    play(tmp_path, test)
+
+
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
         job = await scheduler.submit(script("true"), tmp_path / "nowhere")

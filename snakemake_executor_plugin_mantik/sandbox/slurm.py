@@ -213,7 +213,7 @@ def _update(job: BatchJob, told: Mapping[str, str]) -> None:
     if state is None:
         return
     # A job that was cancelled while it waited has a time of start, and no node.
-    if state is not State.PENDING and told.get("NodeList") not in ("(null)", "None assigned"):
+    if state is not State.PENDING and told.get("NodeList") not in ("", "(null)", "None assigned"):
         job.started, job.starts = started, int(told.get("Restarts", 0)) + (started is not None)
     if state.final:
         job.ended, job.exit_code, job.signal = ended, int(exit_code), int(signal or 0)

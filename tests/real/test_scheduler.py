@@ -144,4 +144,4 @@ def test_alike(
     )
     expected = play(slurm, test, tmp_path / "slurm")
     assert play(local, test, tmp_path / "local") == expected
-    assert State.COMPLETED.value in str(expected) or test is refusals
+

@@ -13,6 +13,8 @@ from rich.table import Table
 from benchmarks import endtoend
 
 IN_FLIGHT = (1, 50, 500)
+MANY, LARGE = 10_000, 5_000_000_000
+"""How many small files go up and come back, and how many bytes one large file has."""
 SITES = {"UNICORE": ["hpc1"], "firecREST": ["hpc2"], "both": ["hpc1", "hpc2"]}
 
 
@@ -29,6 +31,24 @@ def sandboxed(directory: Path, module: str, *arguments: str) -> dict[str, float]
     return figures
 
 
+def files() -> Table:
+    """A table of what many files and a large one cost."""
+    table = Table("site", "files", "step", "seconds", "requests", "CPU", "peak memory",
+                  title="Files")  # fmt: skip
+    for what, number in (("many", MANY), ("large", LARGE)):
+        shown = f"{number} small" if what == "many" else f"one of {number / 1e9:.0f} GB"
+        for title, name in (("UNICORE", "hpc1"), ("firecREST", "hpc2")):
+            with tempfile.TemporaryDirectory() as directory:
+                f = sandboxed(Path(directory), "benchmarks.files", what, str(number), name)
+            for step in [key.removesuffix("_cpu") for key in f if key.endswith("_cpu")]:
+                table.add_row(
+                    title, shown, step, f"{f[f'{step}_seconds']:.1f}",
+                    f"{f[f'{step}_requests']:.0f}", f"{f[f'{step}_cpu']:.1f} s",
+                    f"{f['peak_mib']:.0f} MiB",
+                )  # fmt: skip
+    return table
+
+
 def main() -> None:
     """Print the tables."""
     console = Console()
@@ -43,6 +63,7 @@ def main() -> None:
                 f"{f['cpu_ms_per_job']:.1f} ms", f"{f['seconds']:.1f}",
             )  # fmt: skip
     console.print(table)
+    console.print(files())
     with tempfile.TemporaryDirectory() as directory:
         f = sandboxed(Path(directory), "benchmarks.endtoend")
     console.print(

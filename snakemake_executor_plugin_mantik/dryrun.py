@@ -21,6 +21,11 @@ T = TypeVar("T")
 
 NAME: Final = "mantik"
 
+NO_LIMIT: Final = sys.maxsize
+"""Stands for the numbers of jobs and of cores where the user gives none. A dry run would take one
+core, and rules no more threads; a run at sites has no number, and fails where a rule asks for it.
+"""
+
 _OTHER_WORK: Final = (
     "archive", "cleanup_metadata", "cleanup_shadow", "conda_cleanup_envs",
     "conda_create_envs_only", "container_cleanup_images", "containerize", "d3dag", "dag",
@@ -129,7 +134,7 @@ def _parsed(cli: Any, arguments: Sequence[str]) -> tuple[Any, Any]:
         )
     args.executor = NAME
     args.dryrun = True
-    args.jobs = args.jobs or sys.maxsize  # how many at once makes no difference
-    args.cores = args.cores or sys.maxsize  # or a dry run would take 1, and so would all threads
+    args.jobs = args.jobs or NO_LIMIT
+    args.cores = args.cores or NO_LIMIT
     args.quiet = set()
     return parser, args

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.interruption import Interruption
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
-    from snakemake_executor_plugin_mantik.startup import Run
+    from snakemake_executor_plugin_mantik.running import Run
 
 Job = Any
 """A Snakemake job; Snakemake's own classes are not typed."""
@@ -44,7 +44,8 @@ class Executor(RemoteExecutor):
         self._named: dict[JobNumber, str] = {}
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice, self.logger.info)
-        if any(not job.is_local for job in self.dag.needrun_jobs()):
+        units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
+        if any(not unit.is_local for unit in units):
             self._start()
 
     def _start(self) -> "Run":
@@ -80,8 +81,8 @@ class Executor(RemoteExecutor):
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:
-            request = run.request(job, self.envvars())
             self.workflow.async_run(self._prepare(job))
+            request = run.request(job, self.envvars())
             cached = self.workflow.async_run(caching.fetch(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
@@ -106,12 +107,17 @@ class Executor(RemoteExecutor):
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
         from snakemake.io import is_flagged
 
+        for member in job if job.is_group() else ():
+            await self._prepare(member)
+        if job.is_group():
+            return
         await job.check_protected_output()
         await job.remove_existing_output()
         for output in job.output:
             if is_flagged(output, "update") and await output.exists():
                 self.workflow.persistence.backup_output(Path(output))
-            output.prepare()
+            if not is_flagged(output, "pipe"):  # it is made where the job runs
+                output.prepare()
         for path in [*job.log, *([job.benchmark] if job.benchmark is not None else [])]:
             path.prepare()
 
@@ -176,14 +182,15 @@ class Executor(RemoteExecutor):
         return ""
 
     def _benchmark(self, job: Job) -> str:
-        """Write the job's benchmark file, if it is to have one; what went wrong, if anything."""
-        if self._run is None or (measured := self._run.measured.get(job.jobid)) is None:
+        """Write the job's benchmark files, if it is to have any; what went wrong, if anything."""
+        if self._run is None or not (measured := self._run.measured.get(job.jobid)):
             return ""
         from snakemake_executor_plugin_mantik import measuring
 
         extended = self.workflow.output_settings.benchmark_extended
         try:
-            measuring.write(job, measured, extended=extended)
+            for member, path in measured:
+                measuring.write(member, path, extended=extended)
         except MantikError as error:
             return f"{error}\n"
         return ""
@@ -195,7 +202,35 @@ class Executor(RemoteExecutor):
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
         kwargs |= job_info.aux or {}
-        job_info.job.log_error(msg, **kwargs)
+        if job_info.job.is_group():
+            self._tell_of_group(job_info.job, msg or "", **kwargs)
+        else:
+            job_info.job.log_error(msg, **kwargs)
+
+    def _tell_of_group(
+        self, group: Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        """What a group's `log_error` does; that one leaves out the message and tells all members.
+
+        Members that are not known to have failed are left out, unless none is.
+        """
+        from snakemake_interface_logger_plugins.common import LogEvent
+
+        from snakemake_executor_plugin_mantik.rules.identity import identity
+
+        failed = self._uncommitted[group.jobid].failed
+        members = [member for member in group if identity(member) in failed] or list(group)
+        infos = [member.get_log_error_info(indent=True, **kwargs) for member in members]
+        self.logger.error(
+            f"Error in group {group.groupid}: {msg}",
+            extra={
+                "event": LogEvent.GROUP_ERROR,
+                "groupid": group.groupid,
+                "aux_logs": aux_logs or [],
+                "job_error_info": infos,
+                **kwargs,
+            },
+        )
 
     def handle_job_success(self, job: Job) -> None:
         """Snakemake has taken the outputs: commit, so that nothing is done twice."""
@@ -219,7 +254,11 @@ class Executor(RemoteExecutor):
         # A success that Snakemake did not take: an output is not as the rule wants it.
         reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
         members = job.jobs if job.is_group() else (job,)
-        if not any(reason in retried(member) for member in members):
+        try:
+            wanted = any(reason in retried(member) for member in members)
+        except MantikError:
+            wanted = False  # the reason for which the job was refused
+        if not wanted:
             self.logger.info(
                 f"{job.name}: not tried again, since it failed for {reason.words}, which"
                 f" {RETRY_RESOURCE} does not name."
@@ -231,7 +270,7 @@ class Executor(RemoteExecutor):
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
             self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
-            if (measured := self._run.measured.pop(job.jobid, None)) is not None:
+            for _, measured in self._run.measured.pop(job.jobid, ()):
                 measured.unlink(missing_ok=True)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002

@@ -8,8 +8,10 @@ from typing import Any
 from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik import startup
+from snakemake_executor_plugin_mantik import checks, startup
+from snakemake_executor_plugin_mantik.checks import Checked
 from snakemake_executor_plugin_mantik.config.environment import environment_of
+from snakemake_executor_plugin_mantik.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.engine.forecast import (
     HERE,
     Forecast,
@@ -20,10 +22,8 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.journal import job_name
-from snakemake_executor_plugin_mantik.rules import Job, resources
-from snakemake_executor_plugin_mantik.rules.identity import plain
-from snakemake_executor_plugin_mantik.startup import Checked
+from snakemake_executor_plugin_mantik.rules import Job, deployment, groups
+from snakemake_executor_plugin_mantik.rules.places import Places
 
 
 def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
@@ -39,18 +39,26 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
         MantikError: with all mistakes that a run would tell at its start.
     """
     dag = workflow.dag
-    checked = startup.check(workflow, dag, options, logger)
+    checked = checks.check(workflow, dag, options, logger)
     limits = startup.facts(checked) if connect else {}
     units = _units(dag)
-    sites = {unit: None if unit.is_local else _site(unit, checked.planners) for unit in units}
-    made = {plain(path): sites[unit] or HERE for unit in units for path in unit.output}
+    sites = {
+        unit: None if unit.is_local else groups.wanted(unit, checked.planners)[0] for unit in units
+    }
+    places = Places(checked.workdir, lambda: "")  # asked for places in a workspace only
+    made = {
+        place: sites[unit] or HERE
+        for unit in units
+        for path in _outputs(unit)
+        if (place := places.place(path)) is not None
+    }
     jobs: list[Forecast] = []
-    state = Path(workflow.persistence.path) / startup.STATE
+    state = Path(workflow.persistence.path) / checks.STATE
     with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
         secrets = dict.fromkeys(sorted(workflow.envvars), "")  # names alone
-        look = _Look(checked, secrets, workflow.linemaps, forecaster, frozenset(made))
+        look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
         jobs = [look.at(unit, sites[unit]) for unit in units if not unit.is_local]
-        products = startup.products(dag)
+        products = checks.products(dag)
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:
@@ -71,7 +79,7 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
         jobs,
         totals,
         sources,
-        here=sum(unit.is_local and not unit.rule.norun for unit in units),
+        here=sum(bool(unit.is_local and _runs(unit)) for unit in units),
         more=any(job.is_checkpoint for job in dag.needrun_jobs()),
     )
 
@@ -95,10 +103,15 @@ def _written(names: Collection[str]) -> Iterator[str]:
             yield name
 
 
-def _site(job: Job, sites: Mapping[str, object]) -> str | None:
-    """Where a job would run; None if that is not known yet."""
-    given, later = resources.determined(resources.given_resources(job))
-    return None if resources.SITE_RESOURCE in later else resources.site_of(given, sites)
+def _runs(unit: Job) -> bool:
+    """Whether a rule of it has something to run."""
+    return any(not member.rule.norun for member in groups.members_of(unit))
+
+
+def _outputs(unit: Job) -> Iterator[object]:
+    """What a job, or each member of a group, makes."""
+    for member in groups.members_of(unit):
+        yield from member.output
 
 
 @dataclass(frozen=True)
@@ -110,36 +123,44 @@ class _Look:
         secrets: names of its `envvars:`.
         linemaps: Snakemake's, for its messages.
         forecaster: looks at files.
-        made: what jobs of the run make.
+        places: where paths are at a site.
+        made: what jobs of the run make, there.
     """
 
     checked: Checked
     secrets: Mapping[str, str]
     linemaps: Any
     forecaster: Forecaster
+    places: Places
     made: frozenset[str]
 
     def at(self, job: Job, site: str | None) -> Forecast:
         """What would be sent for `job` to `site`; None: not known yet."""
-        given, later = resources.determined(resources.given_resources(job))
-        given.pop(resources.SITE_RESOURCE, None)
+        _, given, threads, later = groups.wanted(job, self.checked.planners)
         result = Forecast(
-            job_name(job.rule.name, job.wildcards_dict), job.rule.name, site,
-            outputs=tuple(map(str, job.output)), later=tuple(_written(later)),
+            groups.name_of_unit(job), ", ".join(sorted(job.rules)), site,
+            outputs=tuple(map(str, _outputs(job))), later=tuple(_written(later)),
         )  # fmt: skip
         if site is None:
             return result
+        if threads >= NO_LIMIT:
+            return replace(result, mistake="its threads follow from workflow.cores: give --cores")
         planner = self.checked.planners[site]
+        own = None
+        if not job.is_group():  # members of a group may have one each
+            own = deployment.own_of(job, self.checked.context.deployment)
         result = replace(
             result,
-            resources=planner.resources(given, job.threads),
-            environment=_words(environment_of(planner.config, self.checked.workdir)),
+            resources=planner.resources(given, threads),
+            environment=deployment.words(own)
+            if own
+            else _words(environment_of(planner.config, self.checked.workdir)),
         )
         try:
             request = self.checked.request(job, self.secrets)
             needed = self.forecaster.needed(request)
         except (UserError, RuleException, WorkflowError) as error:
-            if any(plain(path) in self.made for path in job.input):
+            if any(self.places.place(path) in self.made for path in job.input):
                 return result  # a value that is not known yet
             if isinstance(error, UserError):
                 return replace(result, mistake=str(error))

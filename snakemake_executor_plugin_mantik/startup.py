@@ -1,228 +1,42 @@
-"""The start of a run: all that can be wrong is told here, before anything is sent."""
+"""The start of a run: credentials, sites, engine, once nothing is wrong with the workflow."""
 
 import asyncio
 import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from snakemake_interface_executor_plugins.settings import DeploymentMethod
-
+from snakemake_executor_plugin_mantik.checks import Checked, check, check_jobs, products
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.errors import (
-    ConfigError,
     MantikError,
-    Mistake,
-    UserError,
-    WorkflowNotRunnable,
 )
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import deployment, resources
-from snakemake_executor_plugin_mantik.rules.lacks import Lacks
-from snakemake_executor_plugin_mantik.rules.mpi import check_launcher
-from snakemake_executor_plugin_mantik.rules.options import options_of, unused
-from snakemake_executor_plugin_mantik.rules.payload import Context, full
-from snakemake_executor_plugin_mantik.rules.refusal import refuse
-from snakemake_executor_plugin_mantik.rules.request import request as request_of
+from snakemake_executor_plugin_mantik.rules import groups
+from snakemake_executor_plugin_mantik.running import Run
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
     expires_at,
-    find_account,
     require_all,
 )
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.statelog import StateLog
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
-from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, target
+from snakemake_executor_plugin_mantik.tracking.run import target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
-
-STATE = "mantik"
-"""Our own directory below Snakemake's `.snakemake`."""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A workflow in which nothing is wrong, as far as that can be told without a site.
-
-    Attributes:
-        context: what the requests of all jobs have in common.
-        planners: the sites' planners by name.
-        jobs: those that will run at a site, as far as they are known.
-        used: the sites that they will run at.
-        settings: what the user said.
-        state: our own local directory, which may not be there yet.
-        lacks: remembers where there is no Snakemake for full jobs.
-    """
-
-    context: Context
-    planners: Mapping[str, Planner]
-    jobs: list[Any]
-    used: list[str]
-    settings: "_Settings"
-    state: Path
-    lacks: Lacks
-
-    @property
-    def workdir(self) -> Path:
-        """The workflow's working directory."""
-        return self.context.workdir
-
-    @property
-    def configs(self) -> Mapping[str, LoadedConfig]:
-        """The sites' configs by name."""
-        return self.context.sites
-
-    def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
-        """What the engine is asked for a job.
-
-        Raises:
-            UserError: the job cannot be run.
-        """
-        refuse([job], self.settings.deployed_here)
-        if not self.settings.conda_here:
-            deployment.keep_unasked(job)
-        forced = self.settings.forces(job)
-        return request_of(job, self.context, secrets=secrets, forced=forced)
-
-
-@dataclass
-class Run:
-    """A run that has started.
-
-    Attributes:
-        engine: runs the jobs.
-        checked: what was found out before it started.
-        states: tells the log of each job's states.
-        tracker: makes MLflow runs of MLproject jobs.
-        tell: writes a line to the user's log.
-        requested: numbers of the jobs that the engine was asked for.
-        measured: where the measurements of the jobs with a benchmark file will be, by number.
-    """
-
-    engine: Engine
-    checked: Checked
-    states: StateLog
-    tracker: Tracker
-    tell: Callable[[str], None]
-    requested: set[JobNumber] = field(default_factory=set)
-    measured: dict[JobNumber, Path] = field(default_factory=dict)
-    _told: set[tuple[str, str]] = field(default_factory=set)
-    _full: dict[JobNumber, str] = field(default_factory=dict)
-
-    def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
-        """What the engine is asked for a job.
-
-        Raises:
-            UserError: the job cannot be run.
-        """
-        request = self.checked.request(job, secrets)
-        self.requested.add(request.number)
-        if directive := full(job):
-            self._full[request.number] = request.site
-            self._tell_full(request.rule, directive, request.site)
-        if request.benchmark is not None:
-            self.measured[request.number] = Path(request.benchmark.path).absolute()
-        wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        call = call_of(job.params) if self.checked.settings.tracked else None
-        return replace(request, subject=TrackedRun(call, wildcards) if call is not None else None)
-
-    def _tell_full(self, rule: str, directive: str, site: str) -> None:
-        if (rule, site) not in self._told:
-            self._told.add((rule, site))
-            self.tell(f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}.")
-
-    def ended(self, outcome: Outcome) -> None:
-        """Learn from how a full job ended whether its site has a Snakemake."""
-        site = self._full.pop(outcome.number, None)
-        if site is not None and outcome.succeeded:
-            self.checked.lacks.forget(site)
-        elif site is not None and outcome.log is not None:
-            self.checked.lacks.note(site, outcome.log)
-
-    def close(self, *, tidy: bool) -> None:
-        """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
-        self.engine.close(tidy=tidy)
-        self.tracker.close(*(() if tidy else (0.0,)))
-
-
-@dataclass(frozen=True)
-class _Settings:
-    deployed_here: tuple[Any, ...]
-    conda_here: bool
-    tracked: bool
-    force_all: bool
-    forced: frozenset[str]
-
-    def forces(self, job: Any) -> bool:
-        return (
-            self.force_all
-            or job.rule.name in self.forced
-            or any(str(path) in self.forced for path in job.output)
-        )
-
-
-def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
-    """Read the configs and look at all jobs; no site and no credential is needed.
-
-    Args:
-        workflow: Snakemake's.
-        dag: its jobs.
-        options: the executor's settings.
-        logger: Snakemake's.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    workdir = Path.cwd()
-    asked = options_of(workflow)
-    for told in unused(workflow):
-        logger.warning(told)
-    _check_shared(workflow.storage_settings.shared_fs_usage)
-    configs = _configs(options.backend_config, workdir)
-    for config in configs.values():
-        for warning in config.warnings:
-            logger.warning(f"{config.path}: {warning}")
-    here = frozenset(workflow.deployment_settings.deployment_method)
-    wanted = deployment.methods_of(options.software_deployment)
-    context = Context(configs, workdir, wanted, options=asked)
-    settings = _Settings(
-        tuple(here - wanted),
-        DeploymentMethod.CONDA in here,
-        options.track != "none",
-        bool(workflow.dag_settings.forceall),
-        frozenset(map(str, workflow.dag_settings.forcerun)),
-    )
-    jobs = [job for job in dag.needrun_jobs() if not job.is_local]
-    refuse(jobs, settings.deployed_here)
-    _check_environments(jobs, context, products(dag))
-    for remark in deployment.remarks(jobs, context, full):
-        logger.info(remark)
-    _check_projects(jobs, configs)
-    state = Path(workflow.persistence.path) / STATE
-    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
-    lacks = Lacks(state, environments)
-    lacks.refuse(jobs)
-    planners = {
-        name: Planner(c.config, find_account(name, os.environ), workdir)
-        for name, c in configs.items()
-    }
-    used = _check_jobs(jobs, planners)
-    return Checked(context, planners, jobs, used, settings, state, lacks)
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:
@@ -233,7 +47,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     """
     checked = check(workflow, dag, workflow.executor_settings, logger)
     workdir, configs, planners = checked.workdir, checked.configs, checked.planners
-    jobs, used = checked.jobs, checked.used
+    units, used = checked.units, checked.used
+    jobs = [job for unit in units for job in groups.members_of(unit)]
     credentials = _credentials(checked)
     _tell_expiry(jobs, credentials, planners, used, logger)
     journal = Journal(checked.state)
@@ -246,7 +61,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         raise
     tracker = _tracker(configs, credentials, workdir, logger)
     if checked.settings.tracked:
-        tracker.start(tracked=any(given_of(job.rule.params) is not None for job in jobs))
+        tracker.start(tracked=_tell_untracked(units, logger))
     states = StateLog(logger.info, workdir)
     engine = Engine(
         sites,
@@ -258,7 +73,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     )
     try:
         engine.open(used, partial(sources_of, checked, products(dag), logger))
-        _check_jobs(jobs, planners, engine)
+        check_jobs(units, planners, engine)
     except BaseException:
         engine.close(tidy=False)
         tracker.close(0.0)
@@ -306,26 +121,6 @@ def _credentials(checked: Checked) -> Mapping[str, Credential]:
     )
 
 
-_SHARED = ("input-output", "persistence", "storage-local-copies")
-"""What of `--shared-fs-usage` has to be said for files to be where the executor looks for them."""
-
-
-def _check_shared(usage: Any) -> None:
-    """See to it that Snakemake itself leaves the files of jobs to the executor.
-
-    Raises:
-        UserError: it would not: it would fetch no file from a storage, and look for none here.
-    """
-    named = {item.name.lower().replace("_", "-") for item in usage}
-    if lacking := [name for name in _SHARED if name not in named]:
-        raise UserError(
-            f"--shared-fs-usage leaves out {', '.join(lacking)}; with the mantik executor a site's"
-            " file system looks to Snakemake as if it were shared",
-            do=f"Leave the option out, or let it say {', '.join(_SHARED)}: this machine fetches"
-            " from storages and stores there, and stages the files to and from the sites",
-        )
-
-
 def _tracker(
     configs: Mapping[str, LoadedConfig],
     credentials: Mapping[str, Credential],
@@ -341,48 +136,20 @@ def _tracker(
     )
 
 
-def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
-    """See to it that the rules' own environments can be had, as far as that shows here.
-
-    Raises:
-        WorkflowNotRunnable: with each rule whose cannot.
-    """
-    found = {
-        job.rule.name: mistake
-        for job in jobs
-        if (mistake := deployment.mistake_of(job, context, products)) is not None
-    }
-    if found:
-        raise WorkflowNotRunnable(
-            "not every rule can have its environment (nothing was sent): "
-            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
-            do="Correct conda: or container: of these rules",
+def _tell_untracked(units: list[Any], logger: Any) -> bool:
+    """Whether jobs are tracked; entry points in groups are not, and that is told."""
+    tracked, grouped = False, set()
+    for unit in units:
+        members = groups.members_of(unit)
+        rules = {job.rule.name for job in members if given_of(job.rule.params) is not None}
+        tracked = tracked or bool(rules and len(members) == 1)
+        grouped |= rules if len(members) > 1 else set()
+    if grouped:
+        logger.warning(
+            f"Entry points that run as members of a group are no MLflow runs of their own and are"
+            f" not tracked: rule {', '.join(sorted(grouped))}. Take them out of the group for that."
         )
-
-
-def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
-    """See to it that the entry points that jobs run get right values and find their project.
-
-    Raises:
-        ConfigError: with all mistakes.
-    """
-    mistakes: dict[Mistake, None] = {}
-    exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
-    for job in jobs:
-        given = given_of(job.rule.params)
-        if given is None:
-            continue
-        try:
-            given.check(job.wildcards)
-        except ConfigError as error:
-            mistakes |= dict.fromkeys(error.mistakes)
-        site = resources.site_of(resources.given_resources(job), configs)
-        folder = str(given.project.relative_folder())
-        if folder != "." and exclude[site].matches(folder, is_dir=True):
-            told = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
-            mistakes[Mistake(str(configs[site].path), "Exclude", told)] = None
-    if mistakes:
-        raise ConfigError(list(mistakes))
+    return tracked
 
 
 def _sites(
@@ -409,16 +176,6 @@ def _sites(
     return sites
 
 
-def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:
-    if not specs:
-        raise ConfigError(
-            [Mistake("--mantik-backend-config", "", "no Compute Backend Config was given")],
-            do="Write one with 'smk-mantik init' and name it with this option, in a profile, or in"
-            " SNAKEMAKE_MANTIK_BACKEND_CONFIG",
-        )
-    return read_all(specs, workdir)
-
-
 def workspace_name(workdir: Path, workflow: str) -> str:
     """The name of the workflow's own workspace: readable, and another one for each directory.
 
@@ -429,39 +186,6 @@ def workspace_name(workdir: Path, workflow: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", workdir.name).strip("-.")[:40] or "workflow"
     identity = f"{workflow}\0{workdir.resolve()}"
     return f"{readable}-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"
-
-
-def _check_jobs(
-    jobs: list[Any], planners: Mapping[str, Planner], engine: Engine | None = None
-) -> list[str]:
-    """The sites that the jobs run at; all mistakes in their resources are told at once.
-
-    With an engine, what they ask is compared with what the opened sites allow, too. What follows
-    from files that are still to be made is looked at when the job is sent.
-    """
-    used: dict[str, None] = {}
-    mistakes: dict[str, None] = {}
-    for job in jobs:
-        where = f"rule {job.rule.name}"
-        try:
-            given, later = resources.determined(resources.given_resources(job))
-            resources.refuse_misspelt(later)
-            resources.retry_reasons(given.get(resources.RETRY_RESOURCE))
-            if resources.SITE_RESOURCE in later:
-                continue
-            site = resources.site_of(given, planners)
-            used[site] = None
-            where = f"{where} at {site}" if len(planners) > 1 else where
-            planners[site].resources(given, job.threads)
-            check_launcher(job, planners[site].config)
-            if engine is not None:
-                engine.facts_fit(site, given, job.threads)
-        except UserError as error:
-            mistakes[f"{where}: {error}"] = None
-    if mistakes:
-        told = "\n  ".join(["nothing was sent: these resources cannot be had:", *mistakes])
-        raise UserError(told.removesuffix("."))
-    return list(used)
 
 
 def _tell_expiry(
@@ -486,15 +210,6 @@ def _tell_expiry(
                 f" up to {duration(max(walltimes))}. Give one that lasts, or a refresh token; jobs"
                 " that run then are taken up by the next run."
             )
-
-
-def products(dag: Any) -> frozenset[str]:
-    """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
-    paths: set[str] = set()
-    for job in dag.jobs:
-        benchmark = [job.benchmark] if job.benchmark is not None else []
-        paths.update(map(os.path.relpath, [*job.input, *job.output, *job.log, *benchmark]))
-    return frozenset(paths)
 
 
 def sources_of(checked: Checked, made: frozenset[str], logger: Any, name: str) -> sources.Sources:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
 
 _ONE_LINE = 10_000
@@ -57,4 +58,6 @@ def table(records: list[TryRecord]) -> Table:
 
 def outcome(record: TryRecord) -> str:
     """What became of a try, in a word or a line."""
+    if record.reason:
+        return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
     return record.outcome or _SHOWN.get(record.state, record.state.value)

@@ -182,11 +182,11 @@ def _uploads(files: Uploads, *, short: bool = False) -> str:
     if short:
         count = "1 file" if files.files == 1 else f"{files.files} files"
         return f"{count}, {_size(files.bytes)}" if files.files else ""
-    parts = [f"{files.files} go up ({_size(files.bytes)})"]
+    parts = [f"{files.files} to send ({_size(files.bytes)})"]
     for number, words in (
-        (files.at_site, "are there"),
-        (files.made_there, "are made there"),
-        (files.later, "go up once they are made"),
+        (files.at_site, "there already"),
+        (files.made_there, "made there by jobs before"),
+        (files.later, "to send once made elsewhere"),
     ):
         if number:
             parts.append(f"{number} {words}")

@@ -1,6 +1,6 @@
 """From a try's end to the job's outcome: what it made comes here, or the reason is told."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.life import Life, ran
 from snakemake_executor_plugin_mantik.engine.messages import Said
 from snakemake_executor_plugin_mantik.engine.observe import Ended, How, Observer
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Member, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
@@ -197,10 +197,34 @@ class Concluder:
         log = await self._log(life.record, marker, path)
         over = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
         reason = await self._witness.reason(marker, life.ids, over=over)
-        said = Said(log, self._shown(path), tuple(self._log_files(request)))
-        words = messages.failed(marker, life.where, said, reason)
+        members = self._failed_members(request)
+        logs = [log for member, _ in members for log in member.logs] if members else None
+        said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))
+        ends = [(member.name, code) for member, code in members]
+        words = messages.failed(marker, life.where, said, reason, ends)
         how: How = "killed" if marker.signal and reason is not Reason.TIME_LIMIT else "failed"
-        return self._failed(request, life, words, path, marker, reason=reason, how=how)
+        outcome = self._failed(request, life, words, path, marker, reason=reason, how=how)
+        return replace(outcome, failed=tuple(member.job for member, _ in members))
+
+    def _failed_members(self, request: JobRequest) -> list[tuple[Member, int]]:
+        """The members of a group that failed, and their exit codes, as the group itself reported.
+
+        What it reports is its own user's: what makes no sense is left out.
+        """
+        if request.group is None:
+            return []
+        report = self._workdir / request.group.report
+        try:
+            lines = report.read_text(errors="replace").splitlines()
+            report.unlink()
+        except OSError:
+            return []
+        found = {}
+        for line in lines:
+            number, _, code = line.partition(" ")
+            if number.isdecimal() and code.isdecimal() and int(number) < len(request.group.members):
+                found[int(number)] = int(code)
+        return [(request.group.members[number], code) for number, code in found.items()]
 
     def _lost(self, request: JobRequest, life: Life, end: End) -> str | None:
         """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
@@ -280,10 +304,14 @@ class Concluder:
             reason,
         )  # fmt: skip
 
-    def _log_files(self, request: JobRequest) -> Iterator[tuple[str, bytes]]:
-        """The rule's own log files that came back, and their ends."""
+    def _log_files(
+        self, request: JobRequest, chosen: Collection[str] | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """The rule's own log files that came back, and their ends; the chosen ones only, if any."""
         for output in request.outputs:
             path = local_path(output.path, self._workdir)
+            if chosen is not None and output.path not in chosen:
+                continue
             if output.kind == "log" and not output.directory and path.is_file():
                 with suppress(OSError), path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - LOG_END_BYTES))

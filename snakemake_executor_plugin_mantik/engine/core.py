@@ -275,12 +275,11 @@ class Engine:
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
-        keys = {request.job for request in self._requests.values()}
+        keys = {job for request in self._requests.values() for job in request.jobs}
         # What has ended is here already: the next run takes it up.
         records = [
             record
-            for key in keys
-            for record in self._journal.open_tries(key)
+            for record in self._journal.open_tries(*keys)
             if record.state is not TryState.ENDED
         ]
         left = await asyncio.gather(

@@ -1,8 +1,9 @@
 """Staging out: a try's marker, log and outputs come here, verified, and take their places last."""
 
 import asyncio
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,23 @@ from snakemake_executor_plugin_mantik.staging.transfers import Landing, download
 
 LOG_ALONE_BYTES = 64 << 20
 """A log up to this size is fetched whole after a failure, a larger one's end only."""
+
+
+def _through_links(entries: Sequence[OutputEntry]) -> Iterator[FileRecord]:
+    """What of the outputs is also to be had through links among them, like `latest -> step-9`.
+
+    It goes up under these paths, too, when a job reads the directory: not to where it came from.
+    """
+    files = {entry.path: entry for entry in entries if entry.type == "f"}
+    for link in entries:
+        if link.type != "l" or not link.target or os.path.isabs(link.target):
+            continue
+        leads_to = os.path.normpath(os.path.join(os.path.dirname(link.path), link.target))
+        if f"{link.path}/".startswith(f"{leads_to}/"):
+            continue
+        for path, file in files.items():
+            if path == leads_to or path.startswith(f"{leads_to}/"):
+                yield FileRecord(link.path + path.removeprefix(leads_to), file.size, file.sha256)
 
 
 def log_path(logs: Path, record: TryRecord) -> Path:
@@ -140,8 +158,8 @@ class Fetcher:
             ) from error
         finally:
             await asyncio.to_thread(landing.clear)
-        files = tuple(FileRecord(e.path, e.size, e.sha256) for e in marker.files if e.type == "f")
-        return Fetched(marker, files)
+        files = [FileRecord(e.path, e.size, e.sha256) for e in marker.files if e.type == "f"]
+        return Fetched(marker, (*files, *_through_links(marker.files)))
 
     async def _collect(self, record: TryRecord, marker: Marker, landing: Landing) -> None:
         await asyncio.to_thread(_begin, landing, marker)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.journal import Copy, FileLedger
@@ -189,14 +190,17 @@ class Forecaster:
         found: dict[str, tuple[str, int]] = {}
         look: list[tuple[str, Path | None]] = []
         near = self._neighbours[request.site]
-        kept = [o.path for o in request.outputs if o.keep and (self._workdir / o.path).exists()]
+        kept = [
+            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
+        ]
         for path in dict.fromkeys([*request.inputs, *kept]):
             maker = self._maker(path)
             if maker is None:
                 look.append((path, None))
             else:
                 found[path] = ("made_there" if maker in near else "later", 0)
-        if (image := self._planners[request.site].image) is not None:
+        image = self._planners[request.site].image
+        if image is not None and not request.own_environment:
             look.append((image[1], image[0]))
         for upload in request.uploads:
             if upload.content is not None:

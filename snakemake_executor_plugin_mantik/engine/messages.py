@@ -1,6 +1,7 @@
 """What the log says of a job: where it is, how long it took, and after a failure what to do."""
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +136,13 @@ def _compose(what: str, where: str, said: Said, advice: str) -> str:
     return f"{what} ({where}).\n{shown}{kept}{advice}.\n"
 
 
-def failed(marker: Marker, where: str, said: Said, reason: Reason) -> str:
+def failed(
+    marker: Marker,
+    where: str,
+    said: Said,
+    reason: Reason,
+    members: Sequence[tuple[str, int]] = (),
+) -> str:
     """A job has written that it failed.
 
     Args:
@@ -143,6 +150,7 @@ def failed(marker: Marker, where: str, said: Said, reason: Reason) -> str:
         where: site, the site's id of it.
         said: what it said.
         reason: why it failed.
+        members: of a group, the names and exit codes of the members that failed.
     """
     if reason is Reason.TIME_LIMIT:
         return _compose("The job reached its time limit", where, said, _ADVICE[reason])
@@ -154,15 +162,20 @@ def failed(marker: Marker, where: str, said: Said, reason: Reason) -> str:
         words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
         what = f"The job failed before its command, {words}"
         return _compose(what, where, said, advice)
-    what = f"The command ended with exit code {marker.exit_code}"
+    ends = [f"{name} ended with {_code(code)}" for name, code in members]
+    what = "; ".join(ends) or f"The command ended with {_code(marker.exit_code)}"
     advice = "Correct the command or its inputs and start again"
-    if killer := _signal(marker.exit_code):
-        what += f", which means that it was ended by {killer}"
     if reason in _ADVICE:
         what, advice = f"{what}: {reason.words}", _ADVICE[reason]
-    elif killer == "SIGKILL":
+    elif _signal(marker.exit_code) == "SIGKILL":
         advice = f"Often that is for want of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
     return _compose(what, where, said, advice)
+
+
+def _code(exit_code: int) -> str:
+    killer = _signal(exit_code)
+    meaning = f", which means that it was ended by {killer}" if killer else ""
+    return f"exit code {exit_code}{meaning}"
 
 
 def _signal(exit_code: int) -> str:

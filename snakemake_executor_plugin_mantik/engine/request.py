@@ -29,6 +29,37 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Member:
+    """One of several jobs of Snakemake's that run as one.
+
+    Attributes:
+        job: what it is, the same in every run, as `JobRequest.job`.
+        name: readable: the rule and its wildcards.
+        logs: its own log files.
+        measured: where its measurements go (`Benchmark.path`), empty if nothing is measured.
+    """
+
+    job: str
+    name: str
+    logs: tuple[str, ...] = ()
+    measured: str = ""
+
+
+@dataclass(frozen=True)
+class JobGroup:
+    """Several jobs of Snakemake's that run as one.
+
+    Attributes:
+        members: in the order of their numbers.
+        report: the output of kind `log` in which a line for each member that failed tells its
+            number and exit code.
+    """
+
+    members: tuple[Member, ...]
+    report: str
+
+
+@dataclass(frozen=True)
 class JobRequest:
     """One job that Snakemake wants run, with all that concerns it and nothing of a site's API.
 
@@ -55,6 +86,7 @@ class JobRequest:
         parameters: the rule's parameters as text, those derived from other things left out.
         forced: whether the user asked to run it whatever is there: what an earlier run finished
             is not taken for it.
+        group: the jobs that it consists of, if it is a group of jobs.
         launches: whether the command starts its tasks itself (MPI).
         full: whether the command runs a Snakemake at the site.
         incomplete: whether the outputs of a job that failed come back.
@@ -80,10 +112,28 @@ class JobRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""
     forced: bool = False
+    group: JobGroup | None = None
     launches: bool = False
     full: bool = False
     incomplete: bool = False
     subject: object = None
+
+    @property
+    def members(self) -> Mapping[str, str]:
+        """Of a group, the names of the jobs that it consists of, by these jobs."""
+        return {m.job: m.name for m in self.group.members} if self.group is not None else {}
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """What it is, and what it consists of: an open try of any of these is in its way."""
+        return (self.job, *self.members)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """For each job that it consists of, where its measurements go; empty if nothing is."""
+        if self.group is not None:
+            return tuple(member.measured for member in self.group.members)
+        return (self.benchmark.path if self.benchmark is not None else "",)
 
     def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
         """What must be the same for the result of one try to be the result of another.
@@ -114,6 +164,7 @@ class Outcome:
         site_job: the site's id of the job, empty if it has none.
         reason: why it failed.
         site: where it ran or was to run; empty if it did not get that far.
+        failed: of a group, the members that failed, as far as that is known (`Member.job`).
     """
 
     number: JobNumber
@@ -124,3 +175,4 @@ class Outcome:
     site_job: str = ""
     reason: Reason = Reason.SUCCESS
     site: str = ""
+    failed: tuple[str, ...] = ()

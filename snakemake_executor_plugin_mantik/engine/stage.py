@@ -5,7 +5,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected, UserError
@@ -149,14 +149,16 @@ class Stager:
     async def _clear(self, files: Sequence[LocalFile], named: Sequence[str]) -> None:
         """Remove from directories that a job reads what is no longer in them here."""
         here = {file.path for file in files}
-        gone = [
-            file.path
-            for directory in named
-            if directory not in here
-            for file in self._ledger.remote_files(self._site.name, below=directory)
-            if file.path not in here and rest_safe(file.path)
-        ]
+        gone: list[str] = []
+        links: set[str] = set()
+        for directory in named:
+            if directory not in here:
+                known = self._ledger.remote_files(self._site.name, below=directory)
+                gone += [f.path for f in known if f.path not in here and rest_safe(f.path)]
+                links.update(self._ledger.links(directory))
         for path in gone:
+            if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
+                continue  # A job's link, or behind one: what it leads to is not meant.
             await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._site.name, gone)
 

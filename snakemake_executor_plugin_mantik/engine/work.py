@@ -167,7 +167,7 @@ class SiteWork:
         """The try to go on with: one of an earlier run, or a new one."""
         inputs = {file.path: file.sha256 for file in files}
         fingerprint = request.fingerprint(inputs, self.planner.environment)
-        choice = choose(request, fingerprint, self._journal.open_tries(request.job))
+        choice = choose(request, fingerprint, self._journal.open_tries(*request.jobs))
         await self._give_up(choice.unwanted)
         for record in choice.unwanted:
             # What a run that was killed had fetched of it already.
@@ -176,7 +176,7 @@ class SiteWork:
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
-            fingerprint=fingerprint,
+            fingerprint=fingerprint, members=request.members,
         )  # fmt: skip
 
     async def _observed(

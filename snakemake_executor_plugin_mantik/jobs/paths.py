@@ -7,8 +7,8 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
     .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
     .mantik/outside/<absolute path>         files from outside of the working directory
-    .mantik/conda/<content>/<attempt>       conda environments of rules
-    .mantik/images/<source>/                container images that lie nowhere in the workflow
+    .mantik/conda/<content>-<machine>/      conda environments of rules
+    .mantik/images/<source>-<machine>/      container images that lie nowhere in the workflow
     .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bundle>.tar.gz         files on their way up
     .mantik/bundles/<bundle>.done           says that a bundle has been unpacked
@@ -95,6 +95,11 @@ def bundle_done(bundle: str) -> str:
 def file_path(content: bytes, name: str) -> str:
     """The path of a file that is made here for a job; the same content has the same path."""
     return f"{FILES}/{hashlib.sha256(content).hexdigest()[:16]}/{name}"
+
+
+def script_path(content: bytes, name: str) -> str:
+    """The path of a rule's script: where Snakemake has it, which scripts can see and rely on."""
+    return f".snakemake/scripts/{hashlib.sha256(content).hexdigest()[:16]}.{name}"
 
 
 def outside(path: str) -> str:

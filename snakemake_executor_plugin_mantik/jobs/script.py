@@ -74,7 +74,7 @@ def render(spec: JobSpec) -> str:
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
     return template("script.sh.j2").render(
         title=" ".join(spec.name.split())[:200],
-        workspace=_quoted(spec.workspace, "the workspace"),
+        workspace=quoted(spec.workspace, "the workspace"),
         try_id=shlex.quote(paths.try_id),
         tries=shlex.quote(paths.tries),
         claim=shlex.quote(paths.claim),
@@ -91,15 +91,15 @@ def render(spec: JobSpec) -> str:
         inline=base64.encodebytes(spec.inline).decode("ascii"),
         secrets=" ".join(_name(name) for name in spec.secrets),
         secrets_path=shlex.quote(f"./{paths.secrets}"),
-        variables=_variables({**spec.variables, **environment.variables}),
-        modules=" ".join(_quoted(name, "a module") for name in environment.modules),
+        variables=exports({**spec.variables, **environment.variables}),
+        modules=" ".join(quoted(name, "a module") for name in environment.modules),
         modules_text=_in_double_quotes(" ".join(environment.modules)),
-        before=[_quoted(text, "a command") for text in environment.before_on_compute],
-        after=[_quoted(text, "a command") for text in environment.after_on_compute],
-        python=environment.python and _quoted(_readable(environment.python), "the environment"),
+        before=[quoted(text, "a command") for text in environment.before_on_compute],
+        after=[quoted(text, "a command") for text in environment.after_on_compute],
+        python=environment.python and quoted(_readable(environment.python), "the environment"),
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
         commands=_commands(spec),
-        benchmark=spec.benchmark and _quoted(_place(spec.benchmark.path), "the benchmark"),
+        benchmark=spec.benchmark and quoted(place(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
         launches=spec.launches,
         **_apptainer(environment.apptainer, spec.workspace),
@@ -110,10 +110,10 @@ def _commands(spec: JobSpec) -> list[dict[str, str]]:
     """The command, or each run of one that is measured: its text, its file if any, its start."""
     commands = []
     for number, text in enumerate(spec.benchmark.commands if spec.benchmark else [spec.command]):
-        command, shell = _quoted(text, "the command"), _quoted(spec.shell, "the shell")
+        command, shell = quoted(text, "the command"), quoted(spec.shell, "the shell")
         file = ""
         start = f"{shell} -c {command}"
-        if len(_encoded(text, "the command")) > COMMAND_BYTES:
+        if len(encoded(text, "the command")) > COMMAND_BYTES:
             file = f"{spec.paths.work}/command{number or ''}"
             absolute = f"{spec.workspace.rstrip('/')}/{file}"
             start = f"{shell} {shlex.quote(absolute)}"
@@ -129,7 +129,7 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
     options = [expandable(word) for word in apptainer.options]
     is_file = "://" not in apptainer.image
     return {
-        "image": _quoted(_readable(apptainer.image) if is_file else apptainer.image, "the image"),
+        "image": quoted(_readable(apptainer.image) if is_file else apptainer.image, "the image"),
         "image_is_file": is_file,
         "options": "".join(f" {word}" for word in options),
         "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
@@ -140,14 +140,14 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
 
 def _readable(path: str) -> str:
     """The path as it was written, unless a program could take it for an option."""
-    path = _place(path)
+    path = place(path)
     return path if path.startswith("./-") else path.removeprefix("./")
 
 
 def _inputs(spec: JobSpec) -> str:
     return _lines(
         f"{'/' if file.directory else '-' if file.size is None else file.size} "
-        f"{_quoted(_place(file.path), 'an input')}"
+        f"{quoted(place(file.path), 'an input')}"
         for file in spec.inputs
     )
 
@@ -155,7 +155,7 @@ def _inputs(spec: JobSpec) -> str:
 def _outputs(spec: JobSpec) -> str:
     return _lines(
         f"{file.kind} {'yes' if file.directory else 'no'} {'yes' if file.keep else 'no'} "
-        f"{_quoted(_place(file.path), 'an output')}"
+        f"{quoted(place(file.path), 'an output')}"
         for file in spec.outputs
     )
 
@@ -165,21 +165,22 @@ def _lines(items: Iterable[str]) -> str:
     return f"\n{text}" if text else ""
 
 
-def _place(path: str) -> str:
+def place(path: str) -> str:
     """The path so that no program takes it for an option."""
     path = path.rstrip("/") or "/"
     return path if path.startswith("/") else f"./{path.removeprefix('./')}"
 
 
-def _variables(variables: Mapping[str, str]) -> list[tuple[str, str]]:
+def exports(variables: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables and their values as bash's `export` takes them."""
     result = []
     for name, value in variables.items():
-        if len(_encoded(f"{name}={value}", f"the variable {name}")) > VARIABLE_BYTES:
+        if len(encoded(f"{name}={value}", f"the variable {name}")) > VARIABLE_BYTES:
             raise UserError(
                 f"the variable {name} is longer than {VARIABLE_BYTES} bytes",
                 do="Put the value into a file and name the file instead",
             )
-        result.append((_name(name), _quoted(value, f"the variable {name}")))
+        result.append((_name(name), quoted(value, f"the variable {name}")))
     return result
 
 
@@ -192,12 +193,14 @@ def _name(name: str) -> str:
     return name
 
 
-def _quoted(text: str, what: str) -> str:
-    _encoded(text, what)
+def quoted(text: str, what: str) -> str:
+    """The text as one word of bash; `what` names it in the error."""
+    encoded(text, what)
     return shlex.quote(text)
 
 
-def _encoded(text: str, what: str) -> bytes:
+def encoded(text: str, what: str) -> bytes:
+    """Its bytes; those of file names that are not UTF-8 as they are."""
     if "\0" in text:
         raise UserError(f"{what} holds a NUL character", do="Remove it")
     return text.encode("utf-8", "surrogateescape")
@@ -209,7 +212,7 @@ def expandable(word: str) -> str:
     But for the home directory, `~` or `~/…`: Apptainer does not know it. Not so `~user`, `~+` and
     `NAME=~/…`, which bash would expand as well.
     """
-    _encoded(word, "an option of Apptainer")
+    encoded(word, "an option of Apptainer")
     if word == "~":
         return word
     home = "~/" if word.startswith("~/") else ""

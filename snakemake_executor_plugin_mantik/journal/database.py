@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
 
-VERSION = 3
+VERSION = 4
 FILE = "journal.sqlite"
 
 _ADDED_IN_2 = """
@@ -21,6 +21,14 @@ CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
 _ADDED_IN_3 = """
 ALTER TABLE tries ADD COLUMN reason TEXT NOT NULL DEFAULT '';
 CREATE INDEX tries_name ON tries (name);
+"""
+
+_ADDED_IN_4 = """
+CREATE TABLE members (
+    try TEXT NOT NULL REFERENCES tries (id), job TEXT NOT NULL, name TEXT NOT NULL
+);
+CREATE INDEX members_job ON members (job);
+CREATE INDEX members_name ON members (name);
 """
 
 _SCHEMA = f"""
@@ -57,7 +65,11 @@ CREATE TABLE bundle_files (
     sha256 TEXT NOT NULL, source INTEGER NOT NULL, PRIMARY KEY (bundle, path)
 );
 {_ADDED_IN_3}
+{_ADDED_IN_4}
 """
+
+_ADDED = {2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4}
+"""What each version has beyond the one before."""
 
 
 class Tables:
@@ -87,8 +99,8 @@ class Tables:
                 where=str(self.path),
                 do="Update snakemake-executor-plugin-mantik",
             )
-        steps = {0: _SCHEMA, 1: _ADDED_IN_2 + _ADDED_IN_3, 2: _ADDED_IN_3}.get(version)
-        if steps is not None:
+        since = "".join(steps for added, steps in _ADDED.items() if added > version)
+        if steps := since if version else _SCHEMA:
             self.db.executescript(f"BEGIN; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
 
     @contextmanager

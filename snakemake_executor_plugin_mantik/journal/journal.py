@@ -3,7 +3,7 @@
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -123,8 +123,21 @@ class Journal:
 
     # Tries
 
-    def new_try(self, *, site: str, job: str, rule: str, name: str, fingerprint: str) -> TryRecord:
-        """Decide to run a job: make a try with a new UUID in the bucket that is being filled."""
+    def new_try(
+        self,
+        *,
+        site: str,
+        job: str,
+        rule: str,
+        name: str,
+        fingerprint: str,
+        members: Mapping[str, str] | None = None,
+    ) -> TryRecord:
+        """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
+
+        The arguments are those of `TryRecord`, and `members`, the names of the jobs that a group
+        consists of, by these jobs.
+        """
         with self._database.write() as db:
             row = db.execute(
                 "SELECT bucket, COUNT(*) AS used FROM tries WHERE site = ? AND bucket ="
@@ -144,6 +157,8 @@ class Journal:
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
                  record.created),
             )  # fmt: skip
+            rows = [(record.id, *member) for member in (members or {}).items()]
+            db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
         return record
 
     def submitting(self, try_id: str, queue: str) -> None:
@@ -203,9 +218,21 @@ class Journal:
                 (state, *values.values(), try_id, *before),
             )
 
-    def open_tries(self, job: str) -> list[TryRecord]:
-        """The tries of a job that are not final, the oldest first."""
-        return self._tries("WHERE job = ? AND state NOT IN ('done', 'abandoned')", (job,))
+    def open_tries(self, *jobs: str) -> list[TryRecord]:
+        """The tries of jobs, and of groups that they are members of, that are not final.
+
+        The oldest come first. Two groups may share a member: from run to run Snakemake may gather
+        other jobs into a group, and rules may get or lose theirs.
+        """
+        found: dict[str, TryRecord] = {}
+        for job in jobs:
+            of_job = self._tries(
+                "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?))"
+                " AND state NOT IN ('done', 'abandoned')",
+                (job, job),
+            )
+            found |= {record.id: record for record in of_job}
+        return sorted(found.values(), key=lambda record: record.created)
 
     def all_open_tries(self) -> list[TryRecord]:
         """All tries that are not final, the oldest first."""
@@ -236,7 +263,7 @@ def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> 
 
 
 def history(directory: Path, name: str = "") -> list[TryRecord]:
-    """All tries of the workflow in `directory`, or those of the job `name`.
+    """All tries of the workflow in `directory`, or those of the job `name` and of its groups.
 
     The oldest first, read beside a running controller.
 
@@ -253,6 +280,9 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
             sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
         ) as db:
             db.row_factory = sqlite3.Row
-            return read_tries(db, "WHERE name = ?" if name else "", (name,) if name else ())
+            if not name:
+                return read_tries(db, "", ())
+            found = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
+            return read_tries(db, found, (name, name))
     except sqlite3.DatabaseError as error:
         raise JournalError(f"the journal cannot be read ({error})", where=str(path)) from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from snakemake.common import is_local_file, parse_uri
 from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
+from snakemake.sourcecache import SourceFile
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.environment import image_place
@@ -175,6 +176,24 @@ def _conda(job: Job, own: Own) -> tuple[CondaFile | str, tuple[Upload, ...]]:
     return environment, tuple(uploads.values())
 
 
+def files_of(
+    job: Job, methods: Collection[DeploymentMethod]
+) -> tuple[list[SourceFile], Path | None]:
+    """What a job's own environment is made of: its conda's files, and its image if it is a file."""
+    own = own_of(job, methods)
+    sources: list[SourceFile] = []
+    if isinstance(own.conda, CondaEnvFileSpec):
+        suffixes = [".post-deploy.sh", *(f".{platform}.pin.txt" for platform in MACHINES)]
+        beside = [own.conda.file.replace_suffix([".yaml", ".yml"], suffix) for suffix in suffixes]
+        exists = job.rule.workflow.sourcecache.exists
+        sources = [own.conda.file, *(file for file in beside if file is not None and exists(file))]
+    if own.container and is_local_file(own.container):
+        path = Path(parse_uri(own.container).uri_path)
+        if path.exists():
+            return sources, path
+    return sources, None
+
+
 def _interpreter(script: bytes) -> str:
     first = script.split(b"\n", 1)[0].decode(errors="replace")
     return first[2:].strip() if first.startswith("#!") else "sh"
@@ -292,6 +311,11 @@ _DIRECTIVES = {
 }
 
 
+def words(own: Own) -> str:
+    """An environment in words: `conda: env.yaml and container: docker://x`."""
+    return " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
+
+
 def _shown(own: Own, name: str) -> str:
     if name == "modules":
         return f"envmodules: {', '.join(own.modules or ())}"
@@ -309,10 +333,9 @@ def _winner(job: Job, own: Own, context: "Context") -> Iterator[str]:
     except UserError:
         return  # the site is not known yet, or told as a mistake
     if context.sites[site].config.environment.apptainer:
-        shown = " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
         yield (
-            f"rule {job.rule.name} runs in its own environment, {shown}, and not in the image of"
-            f" the backend config of {site}."
+            f"rule {job.rule.name} runs in its own environment, {words(own)}, and not in the image"
+            f" of the backend config of {site}."
         )
 
 
@@ -323,6 +346,7 @@ def keep_unasked(job: Job) -> None:
     `_conda_env`), whether they are used or not, and fails where there is no conda. It takes what
     it knows already, in a private field: there is no other way.
     """
-    environment = job.conda_env
-    if environment is not None and environment.is_externally_managed:
-        environment._content = environment._content or environment.address.encode()
+    for member in job.jobs if job.is_group() else (job,):
+        environment = member.conda_env
+        if environment is not None and environment.is_externally_managed:
+            environment._content = environment._content or environment.address.encode()

@@ -81,8 +81,10 @@ class Lacks:
         except OSError:
             return
         for line in lines:
-            if line.startswith(LACK):
-                said = printable(line.removeprefix("mantik:").strip())
+            # In a group a member's name stands before it.
+            _, found, more = line.partition(LACK)
+            if found:
+                said = printable(f"{LACK}{more}".removeprefix("mantik:").strip())
                 self._known[site] = {"environment": self._environments[site], "said": said}
                 self._write()
                 return

@@ -29,10 +29,14 @@ _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/v
 
 # What stands before and behind a whole path. `-I/data` is an option with its value, `${A}/data` and
 # `a/data` are other paths.
-_BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
-_BEHIND = r"(?![\w.~@%+\-])"
+BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
+BEHIND = r"(?![\w.~@%+\-])"
 _WHOLE = r"(?![\w.~@%+\-/])"
-_ONE_BELOW = rf"{_BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
+_ONE_BELOW = rf"{BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
+
+_LETTER = r"[^\s'\";|&<>()`]"
+"""What an unquoted path may hold."""
+_NAME = r"[^\s'\";|&<>()`/]"
 
 _CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
 
@@ -95,7 +99,8 @@ def _params(job: Job, lists: tuple[Any, Any], finder: "_Finder", moved: Mapping[
     # A function that reads the files does not find them under these names.
     with suppress(WorkflowError, RuleException):
         again, _ = job.rule.expand_params(job.wildcards_dict, *lists, job)
-    back = _Pattern((new, old, _BEHIND) for new, old in _stems(moved))
+    # Whatever stands before them: an entry point of an MLproject goes up from its own folder first.
+    back = _Pattern(((new, old, BEHIND) for new, old in _stems(moved)), before="")
 
     def of_paths(made: Any, value: Any) -> bool:
         # Values of any kind can be compared so, arrays among them.
@@ -134,7 +139,7 @@ def _each(value: Any, change: Callable[[str], str]) -> Any:
 class _Pattern:
     """Texts to be replaced, the longest first."""
 
-    def __init__(self, replacements: Iterable[tuple[str, str, str]]) -> None:
+    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = BEFORE) -> None:
         """Make it of what is replaced, by what, and the pattern that must follow."""
         self._replacements: dict[str, str] = {}
         alternatives: dict[str, str] = {}
@@ -144,7 +149,7 @@ class _Pattern:
                 self._replacements[old] = new
         longest = sorted(alternatives, key=len, reverse=True)
         choice = "|".join(alternatives[old] for old in longest)
-        self._regex = re.compile(f"{_BEFORE}(?:{choice})") if choice else None
+        self._regex = re.compile(f"{before}(?:{choice})") if choice else None
 
     def replace(self, text: str) -> str:
         """The text with everything replaced."""
@@ -181,6 +186,7 @@ class _Finder:
         """
         if not self.finds(text):
             return text
+        text = self._plainly(text)
         found = self._pattern.found(text)
         upwards = [path for path in found if path.startswith("..")]
         if upwards and _CHANGES_DIRECTORY.search(text):
@@ -192,6 +198,22 @@ class _Finder:
             )
         return self._pattern.replace(text)
 
+    def _plainly(self, text: str) -> str:
+        """A text without paths that go out of the working directory by way of it.
+
+        `workflow.basedir` is one with `--snakefile ../workflow/Snakefile`.
+        """
+        if f"{self._places.workdir}/" not in text or "/.." not in text:
+            return text
+        within = rf"{BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
+        way = rf"{within}/\.\.(?!{_NAME}){_LETTER}*"
+
+        def plain(match: re.Match[str]) -> str:
+            path = os.path.normpath(match[0])
+            return path if os.path.realpath(path) == os.path.realpath(match[0]) else match[0]
+
+        return re.sub(way, plain, text)
+
     @property
     def _pattern(self) -> _Pattern:
         if self._made is None:
@@ -201,15 +223,19 @@ class _Finder:
     def _replacements(self) -> Iterable[tuple[str, str, str]]:
         places = self._places
         # It may lie below the working directory: a sandbox's does.
-        yield places.workspace, places.workspace, _BEHIND
-        for old, new in self._moved.items():
-            yield old, new, _BEHIND if old in self._trees else _WHOLE
+        yield places.workspace, places.workspace, BEHIND
         if places.workdir != "/":
-            yield places.workdir, places.workspace, _BEHIND
+            yield places.workdir, places.workspace, BEHIND
+        folders: dict[tuple[str, str], str] = {}
         for old, new in self._moved.items():
             folder, name = os.path.split(old)
-            if os.path.basename(new) == name and (behind := self._reach(folder)):
-                yield folder, os.path.dirname(new), behind
+            beside = folder, os.path.dirname(new)
+            if beside not in folders:
+                folders[beside] = self._reach(folder) if os.path.basename(new) == name else ""
+            # What the whole directory is replaced for needs no search of its own.
+            if folders[beside] != BEHIND:
+                yield old, new, BEHIND if old in self._trees else _WHOLE
+        yield from ((*beside, behind) for beside, behind in folders.items() if behind)
 
     def _reach(self, folder: str) -> str:
         """How much of a moved file's directory belongs to it; empty for nothing."""
@@ -220,4 +246,4 @@ class _Finder:
         home = os.path.expanduser("~")
         if any(f"{path}/".startswith(f"{broad}/") for path in (home, self._places.workdir)):
             return _ONE_BELOW
-        return _BEHIND
+        return BEHIND

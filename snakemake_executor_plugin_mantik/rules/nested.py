@@ -13,20 +13,24 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from snakemake import __version__, wrapper
+from snakemake.common.tbdstring import TBDString
 from snakemake.io import is_callable, is_flagged
 from snakemake.sourcecache import LocalGitFile, SourceFile
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.deployment import files_of, nested_options
 from snakemake_executor_plugin_mantik.rules.onsite import full_job
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 from snakemake_executor_plugin_mantik.rules.surroundings import (
     ELSEWHERE,
     Surroundings,
@@ -75,7 +79,11 @@ def way_out(site: str) -> str:
 
 
 def command(
-    job: Job, workdir: Path, site: str, config: BackendConfig, deployment: Iterable[str] = ()
+    job: Job,
+    workdir: Path,
+    site: str,
+    config: BackendConfig,
+    deployment: Collection[DeploymentMethod],
 ) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
     """What runs for a full job: the command, files to be sent, and further inputs.
 
@@ -84,7 +92,7 @@ def command(
         workdir: the workflow's working directory.
         site: the name of the site.
         config: of the site.
-        deployment: options for what is deployed of the rule's own environment.
+        deployment: which environments of rules are made at sites.
 
     Raises:
         UserError: something that the job needs cannot be had here.
@@ -92,6 +100,7 @@ def command(
     rule, workflow = job.rule, job.rule.workflow
     found = surroundings_of(workflow, workdir, config)
     _add_code(job, found, config)
+    _add_environment(job, found, deployment)
     made = _checkpointed(job)
     for path in made:
         if os.path.exists(path):
@@ -102,7 +111,7 @@ def command(
         "packages": [PACKAGE] if _imports_us(workflow) else [],
         "do": f"{way_out(site)}.",
         "rules": [rule.name],
-        "input": [str(path) for path in job.input],
+        "input": [None if is_source_file(path) else str(path) for path in job.input],
         "output": [str(path) for path in job.output],
         "checkpointed": made,
         "cache": found.cached,
@@ -113,7 +122,7 @@ def command(
                 if isinstance(source, LocalGitFile)
             }
         ),
-        "arguments": [*deployment, *_arguments(job, found)],
+        "arguments": [*nested_options(deployment), *_arguments(job, found)],
     }
     program = Path(full_job.__file__).read_bytes()
     place = file_path(program, "full_job.py")
@@ -148,6 +157,17 @@ def _add_code(job: Job, found: Surroundings, config: BackendConfig) -> None:
                 do="Correct its name, or see whether it can be reached from this machine",
             )
         found.add_source(source, workflow.sourcecache)
+
+
+def _add_environment(
+    job: Job, found: Surroundings, deployment: Collection[DeploymentMethod]
+) -> None:
+    """Take along what the rule's own environment is made of."""
+    sources, image = files_of(job, deployment)
+    for source in sources:
+        found.add_source(source, job.rule.workflow.sourcecache)
+    if image is not None:
+        found.add(image)
 
 
 def _checkpointed(job: Job) -> list[str]:
@@ -262,6 +282,8 @@ def _pinned(job: Job) -> Iterator[str]:
             continue
         # Snakemake expands variables and `~` in a text before it evaluates that.
         if isinstance(value, str) and ("$" in value or value.startswith("~")):
+            continue
+        if isinstance(value, TBDString):  # it follows from a file that the job's group makes
             continue
         yield f"{job.rule.name}:{name}={value!r}"
 

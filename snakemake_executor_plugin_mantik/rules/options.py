@@ -3,6 +3,7 @@
 Options that Snakemake's scheduler acts on by itself are not looked at.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -56,38 +57,56 @@ def options_of(workflow: Any) -> Options:
 _JOBNAME = "snakejob."
 """How Snakemake's default job names begin (`snakemake/cli.py`, `snakemake/settings/types.py`)."""
 
-_UNUSED: tuple[tuple[str, str, tuple[object, ...], str], ...] = (
+_UNUSED: tuple[tuple[str, str, str, tuple[object, ...], str], ...] = (
     (
         "--seconds-between-status-checks",
+        "remote_execution_settings",
         "seconds_between_status_checks",
         (10,),
         "Site: PollMin and PollMax in the backend config say how often a site is asked",
     ),
     (
         "--max-status-checks-per-second",
+        "remote_execution_settings",
         "max_status_checks_per_second",
         (10, 100),
         "one request asks for all jobs at a site, Site: PollMin says how often",
     ),
     (
         "--container-image",
+        "remote_execution_settings",
         "container_image",
         (get_container_image(),),
         "Environment: Apptainer in the backend config names an image for all jobs",
     ),
     (
         "--preemptible-rules",
+        "remote_execution_settings",
         "preemptible_rules",
         (PreemptibleRules(),),
         "a site's queue says whether a job may be preempted: choose it with resources: queue=…"
         " (--preemptible-retries counts)",
     ),
+    (
+        "--shadow-prefix",
+        "execution_settings",
+        "shadow_prefix",
+        (None,),
+        "shadow directories lie in the workspace: Site: Workspace in the backend config moves it",
+    ),
+    (
+        "--conda-prefix",
+        "deployment_settings",
+        "conda_prefix",
+        (None, os.environ.get("SNAKEMAKE_CONDA_PREFIX")),
+        "conda environments lie in the workspace: Site: Workspace in the backend config moves it",
+    ),
 )
-"""Options, their settings in Snakemake, all defaults that those have, and what to do instead."""
+"""Options, their settings in Snakemake, all defaults that those have, and what there is instead."""
 
 
 def unused(workflow: Any) -> Iterator[str]:
     """What to tell of the options that are given and that nothing here is done with."""
-    for option, name, defaults, instead in _UNUSED:
-        if getattr(workflow.remote_execution_settings, name) not in defaults:
+    for option, group, name, defaults, instead in _UNUSED:
+        if getattr(getattr(workflow, group), name) not in defaults:
             yield f"{option} is not used by the mantik executor: {instead}."

@@ -16,9 +16,9 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules import Job, nested, sourcefiles
+from snakemake_executor_plugin_mantik.rules import Job, besidesnakefile, nested, sourcefiles
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
-from snakemake_executor_plugin_mantik.rules.deployment import deployed, nested_options
+from snakemake_executor_plugin_mantik.rules.deployment import deployed
 from snakemake_executor_plugin_mantik.rules.options import Options
 from snakemake_executor_plugin_mantik.rules.places import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
@@ -108,7 +108,7 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         site = site_of(given_resources(job), context.sites)
         text, uploads, inputs = nested.command(
             job, context.workdir, site, context.sites[site].config,
-            nested_options(context.deployment),
+            context.deployment,
         )  # fmt: skip
         payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
     else:
@@ -125,14 +125,14 @@ def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Pay
     """What its kind of rule runs, without its environment and shadow directory."""
     shell = os.path.basename(executable_of(job) or "bash")
     places = places_of(job, context)
+    config = context.sites[site_of(given_resources(job), context.sites)].config
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
         from snakemake_executor_plugin_mantik.rules.scripts import script
 
-        site = context.sites[site_of(given_resources(job), context.sites)].config.site
-        limits = site.source_file_limit_bytes, site.sources_limit_bytes
-        text, uploads = script(job, places, tmpdir, iteration, limits)
+        text, uploads = script(job, places, tmpdir, iteration, config)
         return Payload(in_shell(job, text), shell, uploads)
     text = command(job, places, tmpdir, iteration)
     text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)
-    return Payload(text, shell, uploads)
+    text, beside = besidesnakefile.in_command(job, text, places, config)
+    return Payload(text, shell, (*uploads, *beside))

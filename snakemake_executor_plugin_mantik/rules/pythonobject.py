@@ -3,11 +3,13 @@
 Snakemake pickles its own object, which needs Snakemake where it is read. Here its values travel,
 and `onsite/mantik_script.py` makes an object of them that answers alike. Tables and arrays among
 the parameters travel as plain values, as they do with Snakemake: their packages may have other
-versions there. Other values are pickled as they are.
+versions there. So do the numbers of NumPy, which rows of tables are made of, and which stay plain
+where there is no NumPy. Other values are pickled as they are.
 """
 
 import base64
 import pickle
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from snakemake_executor_plugin_mantik.rules.onsite import mantik_script
 RUNNER = Path(mantik_script.__file__)
 """The file that makes the object of the data."""
 
+_NUMBERS = (bool, int, float, complex, str)
 _PROTOCOL = 4
 """Python 3.7 knows no later one."""
 
@@ -41,6 +44,11 @@ class _Pickler(pickle.Pickler):
             return ("tmpdir",)
         if isinstance(obj, Namedlist):
             return type(obj).__name__, list(obj), list(obj._get_names())
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(obj, numpy.generic):
+            plain = obj.item()
+            if type(plain) in _NUMBERS:
+                return "numpy", obj.dtype.str, plain
         if isinstance(obj, str) and type(obj).__module__.startswith("snakemake"):
             return "str", str(obj)
         return None

@@ -1,7 +1,7 @@
 """Which jobs cannot run at a site, and why."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from snakemake.settings.types import DeploymentMethod
 
@@ -9,24 +9,16 @@ from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.groups import group_obstacle, members_of
 from snakemake_executor_plugin_mantik.rules.payload import full
-
-_NOT_THIN: tuple[tuple[Callable[[Job], bool], str], ...] = (
-    (lambda job: job.is_pipe, "writes to a pipe()"),
-    (lambda job: job.is_service, "is a service()"),
-)
+from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 
 
 def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
-    """Why a job cannot run at a site yet, in words that follow "rule NAME"; None if it can."""
-    if job.is_group():
-        return "belongs to a group or pipe"
-    for found, words in _NOT_THIN:
-        if found(job):
-            return words
-    # Snakemake gathers the jobs of a group later, just before they are sent.
-    if job.group is not None:
-        return "belongs to a group or pipe"
+    """Why a job cannot run at a site yet, in words that follow "rule NAME"; None if it can.
+
+    A job, not a group: the members of one are asked for each by itself.
+    """
     deployed = {
         DeploymentMethod.CONDA: job.rule.conda_env,
         DeploymentMethod.APPTAINER: job.rule.container_img,
@@ -64,18 +56,20 @@ def _paths(job: Job) -> str | None:
     for path in [*job.input, *job.output, *job.log, *benchmark]:
         if os.path.relpath(path).split("/")[0] == OURS:
             return f"uses {path}: {OURS} is the executor's own directory at a site"
-        if directive is not None and (os.path.isabs(path) or ".." in path.split("/")):
-            return (
-                f"has a {directive} directive and uses {path}: the Snakemake at the site that runs"
-                " it finds only what has a plain path in the working directory"
-            )
         if job.rule.shadow_depth is not None and ".." in path.split("/"):
             return f"has a shadow: directive and uses {path}, which has to be an absolute path"
+        if directive is None or is_source_file(path):
+            continue
+        if os.path.isabs(path) or ".." in path.split("/"):
+            return (
+                f"has {directive} and uses {path}: the Snakemake at the site that runs it finds"
+                " only what has a plain path in the working directory"
+            )
     return None
 
 
 def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
-    """See to it that all `jobs` can run at a site.
+    """See to it that all `jobs`, groups among them, can run at a site.
 
     Raises:
         WorkflowNotRunnable: telling each rule that cannot, once, and why.
@@ -83,10 +77,10 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
     deployment = tuple(deployment)
     found: dict[str, str] = {}
     for job in jobs:
-        members = job.jobs if job.is_group() else (job,)
-        reason = obstacle(job, deployment)
-        if reason is not None:
-            found.update({member.rule.name: reason for member in members})
+        for member in members_of(job):
+            reason = obstacle(member, deployment) or group_obstacle(job, member)
+            if reason is not None:
+                found[member.rule.name] = reason
     if found:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing was sent): "

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from snakemake.io import is_flagged
@@ -15,7 +16,7 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.mpi import launches
-from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
+from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, payload_of
 from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
@@ -43,57 +44,102 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
     Raises:
         UserError: a value is not determined, or an unknown site is named.
     """
-    rule = job.rule
     resources = given_resources(job)
     site = site_of(resources, context.sites)
-    tmpdir = tmpdir_of(job)
-    wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-    places = places_of(job, context)
-    outputs = tuple(_outputs(job, places))
-    identified = identity(job)
-    measured = job.benchmark is not None
-    runs = [payload_of(job, context, tmpdir, 0 if measured else None)]
+    runs = runs_of(job, context)
+    payloads = runs.payloads
     benchmark = None
-    if measured and runs[0].full:
-        outputs += (OutputFile(plain(job.benchmark)),)
-    elif measured:
-        runs += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
-        benchmark = Benchmark(measured_path(identified), tuple(run.command for run in runs))
-        outputs += (OutputFile(benchmark.path),)
-    variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
-    if tmpdir != NODE_TMPDIR:
-        variables["TMPDIR"] = tmpdir
-    name = job_name(rule.name, wildcards)
-    if context.options.jobname is not None:
-        name = job.format_wildcards(context.options.jobname)
+    if runs.measured:
+        benchmark = Benchmark(runs.measured, tuple(payload.command for payload in payloads))
     return JobRequest(
         number=job.jobid,
-        job=identified,
-        rule=rule.name,
-        name=name,
+        job=identity(job),
+        rule=job.rule.name,
+        name=shown_name(job, name_of(job), context),
         site=site,
-        command=runs[0].command,
+        command=payloads[0].command,
         benchmark=benchmark,
-        shell=runs[0].shell,
+        shell=payloads[0].shell,
         resources=resources,
         threads=job.threads,
-        variables=variables,
-        inputs=tuple(dict.fromkeys([*_inputs(job, places), *runs[0].inputs])),
-        uploads=tuple({upload.path: upload for run in runs for upload in run.uploads}.values()),
-        outputs=outputs,
-        umask=_umask(),
-        own_environment=runs[0].own_environment,
+        variables=variables_of(job),
+        inputs=runs.inputs,
+        uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
+        outputs=runs.outputs,
+        umask=umask(),
+        own_environment=payloads[0].own_environment,
         secrets=dict(secrets),
-        parameters=steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params))),
+        parameters=parameters_of(job),
         forced=forced,
         launches=launches(job),
-        full=any(run.full for run in runs),
+        full=any(run.full for run in payloads),
         incomplete=context.options.keep_incomplete,
     )
 
 
+def name_of(job: Job) -> str:
+    """Rule and wildcards, readable, as the journal finds the job."""
+    return job_name(job.rule.name, job.wildcards_dict)
+
+
+def shown_name(job: Job, name: str, context: Context) -> str:
+    """The name of a job or group: as `--jobname` has it, else `name`."""
+    wanted = context.options.jobname
+    return name if wanted is None else str(job.format_wildcards(wanted))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What runs for a job, what it reads and what it makes. All paths are the workspace's.
+
+    Attributes:
+        payloads: one, or as many as a command is measured.
+        measured: where the measurements lie until the benchmark file is written; empty if there
+            is none, or if the payload writes it.
+        inputs: the job's, and what the payloads need beside them.
+        outputs: all of the job's, logs and what is measured among them.
+    """
+
+    payloads: tuple[Payload, ...]
+    measured: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[OutputFile, ...] = ()
+
+
+def runs_of(job: Job, context: Context) -> Runs:
+    """What runs for a job, what it reads and what it makes.
+
+    Raises:
+        UserError: a value in it is not determined before the job runs.
+    """
+    tmpdir, places = tmpdir_of(job), places_of(job, context)
+    measured = ""
+    outputs = list(_outputs(job, places))
+    payloads = [payload_of(job, context, tmpdir, None if job.benchmark is None else 0)]
+    if job.benchmark is not None and payloads[0].full:
+        outputs.append(OutputFile(plain(job.benchmark)))
+    elif job.benchmark is not None:
+        payloads += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
+        measured = measured_path(identity(job))
+        outputs.append(OutputFile(measured))
+    inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
+    return Runs(tuple(payloads), measured, tuple(inputs), tuple(outputs))
+
+
+def variables_of(job: Job) -> dict[str, str]:
+    """The environment variables that Snakemake sets around a command."""
+    tmpdir = tmpdir_of(job)
+    variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
+    return variables if tmpdir == NODE_TMPDIR else {**variables, "TMPDIR": tmpdir}
+
+
+def parameters_of(job: Job) -> str:
+    """The rule's parameters as text, those derived from other things left out."""
+    return steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
+
+
 @cache
-def _umask() -> int:
+def umask() -> int:
     """The file mode mask of this process. It can only be read by setting it: once is enough."""
     mask = os.umask(0o077)
     os.umask(mask)

@@ -13,9 +13,9 @@ from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, fail
 from snakemake_executor_plugin_mantik.rules import Job
 
 SITE_RESOURCE = "mantik_site"
-_PLAIN_SITE = "mantiksite"
 RETRY_RESOURCE = "mantik_retry_on"
 """Names the reasons for which a job is tried again; without it, all of them."""
+_OURS = {SITE_RESOURCE: "Choose the site", RETRY_RESOURCE: "Limit retries to reasons"}
 
 
 def given_resources(job: Job) -> dict[str, object]:
@@ -55,12 +55,12 @@ def retried(job: Job) -> Collection[Reason]:
 
 
 def retry_reasons(value: object) -> Collection[Reason]:
-    """The reasons that the value of `mantik_retry_on` names; all of them for None.
+    """The reasons that the value of `mantik_retry_on` names; all for none, or none that is known.
 
     Raises:
         UserError: it is not a text, or names what is no reason.
     """
-    if value is None:
+    if value is None or isinstance(value, TBDString):
         return FAILURES
     where = f"the resource {RETRY_RESOURCE}={value!r}"
     try:
@@ -103,16 +103,23 @@ def site_of(resources: dict[str, object], sites: Mapping[str, object]) -> str:
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:
-    """See to it that no resource is `mantik_site` misspelt: the job would run at another site.
+    """See to it that no resource is one of ours misspelt: the job would run at another site, say.
 
     Raises:
         UserError: one is.
     """
     for name in names:
-        plain = name.lower().replace("_", "").replace("-", "")
-        if name != SITE_RESOURCE and difflib.get_close_matches(plain, [_PLAIN_SITE], cutoff=0.85):
-            raise UserError(
-                f"there is no resource {name} (did you mean {SITE_RESOURCE}?)",
-                where=f"the resource {name}",
-                do=f"Choose the site with {SITE_RESOURCE}, or give the resource another name",
-            )
+        if name in _OURS:
+            continue
+        plain = _letters(name)
+        for ours, what in _OURS.items():
+            if difflib.get_close_matches(plain, [_letters(ours)], cutoff=0.85):
+                raise UserError(
+                    f"there is no resource {name} (did you mean {ours}?)",
+                    where=f"the resource {name}",
+                    do=f"{what} with {ours}, or give the resource another name",
+                )
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

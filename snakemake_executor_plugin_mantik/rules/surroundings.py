@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snakemake import wrapper
 from snakemake.sourcecache import (
     HostingProviderFile,
     LocalSourceFile,
@@ -109,11 +110,21 @@ class Surroundings:
         for path in chosen.paths:
             self.add(directory / path)
 
-    def add_cache(self, cache: Any, included: Iterable[SourceFile]) -> None:
-        """Take along what Snakemake has in its source cache, as of `workflow.source_path()`."""
+    def add_cache(
+        self, cache: Any, included: Iterable[SourceFile], without: tuple[str, ...]
+    ) -> None:
+        """Take along what Snakemake has in its source cache, as of `workflow.source_path()`.
+
+        Args:
+            cache: Snakemake's.
+            included: the Snakefiles.
+            without: beginnings of entries that are left out.
+        """
         runtime = Path(cache.runtime_cache_path)
         for path in _files(runtime):
             entry = path.relative_to(runtime).as_posix()
+            if entry.startswith(without):
+                continue
             scheme, _, rest = entry.partition("/")
             if scheme == "file" and os.path.exists(f"/{rest}"):
                 self.add_source(LocalSourceFile(f"/{rest}"), cache)
@@ -125,7 +136,9 @@ class Surroundings:
                 kept = Path(cache.cache_path)
                 revision = source.get_cache_path()[: -len(source.path)]
                 for path in _files(kept / revision):
-                    self._add_cached(path.relative_to(kept).as_posix(), path)
+                    entry = path.relative_to(kept).as_posix()
+                    if not entry.startswith(without):
+                        self._add_cached(entry, path)
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -154,8 +167,26 @@ def surroundings_of(workflow: Any, workdir: Path, config: BackendConfig) -> Surr
         found.add(path)
     if pepfile := getattr(workflow, "pepfile", None):
         found.add(pepfile)
-    found.add_cache(workflow.sourcecache, included)
+    found.add_cache(workflow.sourcecache, included, tuple(_of_rules(workflow)))
     return found
+
+
+def _of_rules(workflow: Any) -> Iterator[str]:
+    """How entries of the source cache begin that single rules bring: scripts, environments.
+
+    They come into it as jobs are sent. With them a job would be another one in the next run, and
+    not be taken up again.
+    """
+    prefix = workflow.workflow_settings.wrapper_prefix
+    for rule in workflow.rules:
+        named = [rule.script or rule.notebook, getattr(rule.conda_env, "file", None)]
+        for path in filter(None, named):
+            if "{" in str(path):
+                continue  # it is known for single jobs only
+            entry: str = infer_source_file(infer_source_file(path), rule.basedir).get_cache_path()
+            yield entry.removesuffix(".yaml").removesuffix(".yml")
+        if rule.is_wrapper:
+            yield wrapper.get_path(rule.wrapper, prefix).get_cache_path()
 
 
 def resolved(path: Any, job: Any) -> SourceFile:

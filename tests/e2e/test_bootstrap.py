@@ -66,19 +66,18 @@ def bootstrap(project: Project, *arguments: str) -> Ran:
     return Ran(done.returncode, done.stdout)
 
 
-def test_from_here_and_again(bare: Project) -> None:
+@pytest.mark.timeout(300)
+def test_without_and_with_a_way_to_packages_and_again(bare: Project) -> None:
     bare.write("Snakefile", SNAKEFILE)
-    said = bootstrap(bare, "--from-here").ok().output
-    tells(said, "Asking hpc1 which Python it has", "Fetching wheels", "has Snakemake")
-    bare.run().ok()
-    assert bare.read("out.txt").strip().startswith(str(bare.workspace / ".mantik" / "snakemake-"))
-    tells(bootstrap(bare).ok().output, "is there already")
-
-
-def test_no_way_to_an_index(bare: Project) -> None:
-    with bare.config.open("a") as config:
-        config.write('Environment: {Variables: {PIP_NO_INDEX: "1"}}\n')
+    config = bare.config.read_text()
+    bare.config.write_text(f'{config}Environment: {{Variables: {{PIP_NO_INDEX: "1"}}}}\n')
     said = bootstrap(bare)
     assert said.code == 2
     tells(said.output, "add --from-here", "smk-mantik bootstrap hpc1: the job failed")
     assert "Traceback" not in said.output
+
+    said = bootstrap(bare, "--from-here").ok()
+    tells(said.output, "Asking hpc1 which Python it has", "Fetching wheels", "has Snakemake")
+    bare.run().ok()
+    assert bare.read("out.txt").strip().startswith(str(bare.workspace / ".mantik" / "snakemake-"))
+    tells(bootstrap(bare).ok().output, "is there already")

@@ -1,6 +1,7 @@
 """Files of every kind and name: they are the same as after a local run, here and nowhere else."""
 
 import hashlib
+import os
 
 from tests.support.workflows import Project, mortal, tells, tree
 
@@ -167,13 +168,18 @@ NAMES = [
     "a*b",
     "new\nline",
     "$HOME;&",
+    "end\n",
 ]
+
+LONG = "-" + "ü" * 125 + "long"
+DEEP = "/".join(["directory"] * 60)
 
 
 def test_names(both: Project) -> None:
     both.directory = both.directory / "a b'\"#100%ü*"
     both.directory.mkdir()
-    names = [*NAMES, "".join(NAMES)]
+    names = [*NAMES, "".join(NAMES), LONG, DEEP]
+    assert len(os.fsencode(LONG)) == 255, "the longest name of a file"
     for name in names:
         both.write(f"in/{name}", f"of {name}")
     both.write(
@@ -182,7 +188,19 @@ def test_names(both: Project) -> None:
         NAMES = {names!r}
 
         rule all:
-            input: ["out/" + name + "/" + name for name in NAMES], ["d/" + name for name in NAMES]
+            input: ["out/" + name + "/" + name for name in NAMES], "all", "-dash"
+
+        rule read:
+            input: "in", ["d/" + name for name in NAMES], dash="-dash"
+            output: "all"
+            shell:
+                "for i in {{input:q}}; do "
+                "find \\"./$i\\" -type f -exec cat {{{{}}}} +; done > {{output}}"
+
+        rule dash:
+            output: "-dash"
+            log: "--"
+            shell: "echo dash > {{output}}; echo dashes > ./{{log}}"
 
         for number, name in enumerate(NAMES):
             rule:
@@ -202,7 +220,10 @@ def test_names(both: Project) -> None:
     for name in names:
         assert both.read(f"out/{name}/{name}") == f"of {name}"
         assert both.read(f"log/{name}") == "log\n"
-        assert (both.directory / "d" / name / name).read_text() == f"of {name}"
+        assert (both.directory / "d" / name / name.split("/")[-1]).read_text() == f"of {name}"
+    assert both.read("all").count("of ") == 3 * len(names)
+    assert both.read("-dash") == "dash\n"
+    assert both.read("--") == "dashes\n"
 
 
 def test_paths_that_begin_with_dots(project: Project) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workflows import UNTRACKED, Project, tells, with_snakemake
+from tests.support.workflows import UNTRACKED, Project, tells, until, with_snakemake
 
 
 @pytest.fixture
@@ -63,10 +63,12 @@ def test_measured_by_snakemake_itself(project: Project) -> None:
 
 
 def test_names_wildcards_secrets_and_environment(project: Project) -> None:
+    project.write(".here")  # not at the site
     project.extra["SECRET_WORD"] = "swordfish $HOME"
     project.write(
         "Snakefile",
         """\
+        import os
         envvars: "SECRET_WORD"
 
         WORDS = ["a,b", "c d='e'", "ü#%$HOME", "line"]
@@ -77,17 +79,18 @@ def test_names_wildcards_secrets_and_environment(project: Project) -> None:
         rule word:
             output: "out/{word}.txt"
             params: word=lambda wildcards: wildcards.word
+            threads: lambda wildcards: 2 if os.path.exists(".here") else 1
+            resources: mem_mb=lambda wildcards: 600 if os.path.exists(".here") else 500
             run:
-                import os
                 with open(output[0], "w") as file:
-                    print(wildcards.word, params.word, file=file)
+                    print(wildcards.word, params.word, threads, resources.mem_mb, file=file)
                     print(os.environ["SECRET_WORD"], config.get("text"), config["deep"], file=file)
         """,
     )
     # Snakemake's local executor fails with these values: its shell sees the quotes.
     project.run("--config", "text=a b'c\"$d", "deep={'z': [1, 2]}").ok()
     for word in ("a,b", "c d='e'", "ü#%$HOME", "line"):
-        said = f"{word} {word}\nswordfish $HOME a b'c\"$d {{'z': ['1', '2']}}\n"
+        said = f"{word} {word} 2 600\nswordfish $HOME a b'c\"$d {{'z': ['1', '2']}}\n"
         assert project.read(f"out/{word}.txt") == said
     lying = [p for p in project.workspace.rglob("*") if p.is_file()]
     assert not [
@@ -119,10 +122,12 @@ def test_code_elsewhere(project: Project) -> None:
                 input: "out.txt", "scripted.txt"
 
             rule out:
+                input: workflow.source_path("../common/data.txt")
                 output: "out.txt"
                 params: path=workflow.source_path("../common/data.txt")
                 run:
                     with open(output[0], "w") as file, open(params.path) as data:
+                        file.write(open(input[0]).read())
                         print(config, MORE, ABSOLUTE, ELSEWHERE, helper.HELP, TABLE, file=file)
                         print(data.read(), file=file)
 
@@ -282,7 +287,8 @@ def test_files_in_a_storage_that_the_node_does_not_reach(project: Project, tmp_p
     assert (store / "out.txt").read_text() == "stored\n"
 
 
-def test_module_of_a_repository(project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["git+file", "github"])
+def test_module_of_a_repository(project: Project, tmp_path: Path, host: str) -> None:
     """What is no file of this machine travels, whatever its address: nodes reach nothing."""
     repository = Project(tmp_path / "repository", project.place)
     repository.write(
@@ -312,6 +318,14 @@ def test_module_of_a_repository(project: Project, tmp_path: Path) -> None:
     git = ["git", "-C", str(repository.directory), "-c", "user.name=x", "-c", "user.email=x@y.z"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1"]):
         subprocess.run([*git, *words], check=True)
+    # Where Snakemake has what it cloned of GitHub: nothing is fetched here, either.
+    cache = "cache/snakemake/snakemake/source-cache/snakemake-git-cache/github.com/some/where"
+    clone = ["git", "clone", "-q", "--bare", str(repository.directory), str(tmp_path / cache)]
+    subprocess.run(clone, check=True)
+    snakefile = {
+        "git+file": f"'git+file://{repository.directory}/workflow/Snakefile@v1'",
+        "github": "github('some/where', path='workflow/Snakefile', tag='v1')",
+    }[host]
     hidden = tmp_path / "hidden"
     project = around(
         project,
@@ -321,26 +335,62 @@ def test_module_of_a_repository(project: Project, tmp_path: Path) -> None:
         "Snakefile",
         f"""\
         module other:
-            snakefile: "git+file://{repository.directory}/workflow/Snakefile@v1"
+            snakefile: {snakefile}
 
         use rule * from other
         """,
     )
+    project.extra["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     project.run("second.txt").ok()
     assert project.read("second.txt") == "OF THE REPOSITORY"
 
 
-def test_time_limit_ends_what_a_full_job_runs(project: Project) -> None:
+def test_cancelling_ends_what_a_full_job_runs(project: Project) -> None:
     project.write(
         "Snakefile",
         """\
         rule slow:
             output: "out.txt"
-            resources: runtime="2s"
             run:
-                shell("echo begun > begun.txt; sleep 300; touch {output}")
+                shell("echo $$ > begun.txt; sleep 300; touch {output}")
         """,
     )
-    ran = project.run()
-    assert ran.code == 1
-    tells(ran.output, "time limit")
+    running = project.start("--mantik-on-interrupt", "cancel")
+    begun = project.workspace / "begun.txt"
+    until(lambda: begun.exists() and begun.read_text().strip(), "the command", deadline=60)
+    process = Path("/proc", begun.read_text().strip())
+    assert process.exists()
+    ran = running.interrupt()
+    assert ran.code == 1, ran.output
+    tells(ran.output, "no job of this run goes on")
+    until(lambda: not process.exists(), "the end of the command")
+
+
+def test_taken_up_again(project: Project) -> None:
+    """A run that was killed, and before that had read code of a rule that is done now."""
+    project.write(
+        "Snakefile",
+        """\
+        rule first:
+            output: "first.txt"
+            script: "first.py"
+
+        rule second:
+            input: "first.txt"
+            output: "second.txt"
+            params: text=workflow.source_path(".hidden.txt")
+            run:
+                shell("touch begun; until [ -e go ]; do sleep 0.1; done")
+                shell("cat {params.text} > {output}")
+        """,
+    )
+    project.write("first.py", "open(snakemake.output[0], 'w').close()\n")
+    project.write(".hidden.txt", "hidden\n")
+    running = project.start("second.txt")
+    until((project.workspace / "begun").exists, "the job's beginning", deadline=60)
+    running.kill()
+    again = project.start("second.txt", "--nolock", "--rerun-incomplete")
+    until(lambda: "taken up again" in again.output, f"what was sent: {again.log}", deadline=60)
+    (project.workspace / "go").touch()
+    again.end().ok()
+    assert project.read("second.txt") == "hidden\n"

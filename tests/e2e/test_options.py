@@ -115,10 +115,23 @@ def test_what_jobs_ask_for(project: Project) -> None:
         *("--envvars", "MANTIK_TEST_SAYS"),
         *("--seconds-between-status-checks", "3"),
         *("--latency-wait", "1"),
+        *("--shadow-prefix", "shadows", "--container-image", "image"),
+        *(
+            "--preemptible-rules",
+            "--preemptible-retries",
+            "3",
+            "--max-status-checks-per-second",
+            "1",
+        ),
     ).ok()
     assert project.read("shown.txt") == "3 300 3 300 before said 3\n"
     assert [record.name for record in project.tries] == ["of shown 0"] * 3
-    tells(started.output, "--seconds-between-status-checks is not used", "PollMin")
+    for option in (
+        *("--seconds-between-status-checks", "--max-status-checks-per-second"),
+        *("--shadow-prefix", "--container-image", "--preemptible-rules"),
+    ):
+        tells(started.output, f"{option} is not used by the mantik executor: ")
+    assert started.output.count("is not used by") == 5
 
     failed = project.run("--forceall", "--precommand", "echo not loaded; false", "beside.txt")
     tells(failed.failed(), "not loaded", "exit code 1")

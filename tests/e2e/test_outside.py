@@ -120,3 +120,30 @@ def test_a_run_that_was_killed_finds_its_job_again(project: Project) -> None:
     tells(said, "taken up again")
     assert (root / "slow.txt").read_text() == "once\n"
     assert not list(root.glob(".*mantik-part"))
+
+
+def test_what_commands_name_beside_a_snakefile_elsewhere(project: Project) -> None:
+    root = project.directory.parent
+    project.write("../code/tools/where.py", "import beside; print(__file__, beside.__file__)")
+    project.write("../code/tools/beside.py", "")
+    project.write("../code/tools/.hidden", "")
+    project.write("../code/data/large.bin", "x" * (2 << 20))
+    project.write(
+        "../code/Snakefile",
+        """
+        rule where:
+            output: "where.txt"
+            shell:
+                "python3 {workflow.basedir}/tools/where.py > {output}; "
+                "ls -A {workflow.basedir}/tools | grep -v __pycache__ >> {output}; "
+                "echo {workflow.basedir}/nothing/x.py {workflow.basedir}s/x >> {output}"
+        """,
+    )
+
+    project.run("--snakefile", "../code/Snakefile").ok()
+
+    first, *names, last = project.read("where.txt").splitlines()
+    mirror = f"{project.workspace}/.mantik/outside{root}/code/tools"
+    assert first == f"{mirror}/where.py {mirror}/beside.py"
+    assert names == ["beside.py", "where.py"]
+    assert last == f"{root}/code/nothing/x.py {root}/codes/x"

@@ -205,7 +205,59 @@ def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> 
 
 
 def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
-    firecrest.write("Snakefile", "rule a:\n    output: 'a.txt'\n    shell: 'touch {output}'\n")
+    firecrest.write(
+        "Snakefile",
+        """
+        rule b:
+            input: "../made.txt", "huge.bin"
+            output: "b.txt"
+            shell: "cp {input[0]} {output}"
+
+        rule a:
+            output: "../made.txt"
+            shell: "touch {output}"
+        """,
+    )
+    with (firecrest.directory / "huge.bin").open("wb") as file:
+        file.truncate(1 << 40)  # nobody reads that in time: what no site can have is not read
     config = ["--mantik-backend-config", str(firecrest.config)]
     made = of(plan(firecrest, "--json", "--connect", *config, credentials=True).ok())
-    assert [job["site"] for job in made["jobs"]] == [firecrest_place.name]
+    assert [job["site"] for job in made["jobs"]] == [firecrest_place.name] * 2
+    assert made["jobs"][1]["inputs"] == {
+        "files": 1, "bytes": 1 << 40, "at_site": 0, "later": 0, "made_there": 1,
+    }  # fmt: skip
+
+
+def test_a_group_is_one_job(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "b.txt", "c.txt"
+
+        rule a:
+            output: "a.txt"
+            group: "g"
+            resources: runtime=10
+            shell: "touch {output}"
+
+        rule b:
+            input: "a.txt"
+            output: "b.txt"
+            group: "g"
+            threads: 3
+            resources: runtime=20
+            shell: "cp {input} {output}"
+
+        rule c:
+            input: "b.txt"
+            output: "c.txt"
+            shell: "cp {input} {output}"
+        """,
+    )
+    made = of(plan(project, "--json", *options(project), "--", "all").ok())
+    group, after = made["jobs"]
+    assert group["job"] == "group g: a, b"
+    assert group["outputs"] == ["a.txt", "b.txt"]
+    assert {"cpus_per_task": 3, "runtime_s": 1800}.items() <= group["resources"].items()
+    assert after["inputs"]["made_there"] == 1

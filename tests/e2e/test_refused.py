@@ -7,7 +7,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.benches import closed_port
-from tests.support.workflows import Project, tells
+from tests.support.workflows import Place, Project, tells
 
 GOOD = """
 rule good:
@@ -39,7 +39,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     project.write("notebook.ipynb", NOTEBOOK)
     project.write("good.txt")
     project.write("profiles/x")
-    outputs = ["scripted", "noted", "grouped", "piped", "absolute", "around"]
+    outputs = ["scripted", "noted", "grouped", "profiles/../.mantik/x"]
     project.write(
         "Snakefile",
         f"""
@@ -54,19 +54,17 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
             output: "noted"
             notebook: "notebook.ipynb"
 
+        rule first:
+            output: "first"
+            group: "g"
+            run: open(output[0], "w").close()
+
         rule grouped:
+            input: "first"
             output: "grouped"
             group: "g"
+            resources: tasks=4
             shell: "touch {{output}}"
-
-        rule writer:
-            output: pipe("p")
-            shell: "echo > {{output}}"
-
-        rule piped:
-            input: "p"
-            output: "piped"
-            shell: "cat {{input}} > {{output}}"
 
         rule ours:
             output: "profiles/../.mantik/x"
@@ -80,13 +78,60 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     for words in (
         "rule scripted has script.pl, whose language Snakemake does not know: it takes .py",
         "rule noted has notebook.ipynb, whose language",
-        "rule grouped belongs to a group or pipe",
-        "rule writer writes to a pipe()",
-        "rule piped belongs to a group or pipe",
+        "rule grouped asks for tasks=4 in a group, whose members all run on one node",
         "rule ours uses profiles/../.mantik/x: .mantik is the executor's own directory",
     ):
         assert said.count(words) == 1, words
     tells(said, "localrules: to run them here.")
+
+
+GROUP = """
+    rule one:
+        output: "1"
+        group: "g"
+        resources: {one}
+        shell: "touch {{output}}"
+
+    rule two:
+        output: "2"
+        group: "g"
+        resources: {two}
+        shell: "touch {{output}}"
+
+    rule three:
+        input: "1", "2"
+        output: "3"
+        group: "g"
+        shell: "cat {{input}} > {{output}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "told"),
+    [
+        (
+            'mantik_site="hpc2"',
+            'mantik_site="hpc2"',
+            "its members are to run at different sites: one, two at hpc2; three at hpc1",
+        ),
+        (
+            'queue="batch"',
+            'queue="devel"',
+            "queue is 'batch' for one, 'devel' for two, not set for three",
+        ),
+        ("mem_mb=5, mem_mb_per_cpu=5", "runtime=5", "rule one: the resources mem_mb=5 and"),
+        ("runtime=1000", "runtime=20", "runtime of "),
+    ],
+)
+def test_members_that_do_not_fit_into_one_job(
+    project: Project, firecrest_place: Place, one: str, two: str, told: str
+) -> None:
+    second = project.directory.parent / "hpc2.yaml"
+    second.write_text(firecrest_place.config)
+    project.sites = [str(second)]
+    project.write("Snakefile", GROUP.format(one=one, two=two))
+    said = project.run("3", "--set-resources", "three:runtime=1000").failed()
+    tells(said, "nothing was sent", "group g (rules one, three, two)", told)
 
 
 def test_resources_that_cannot_be_had(project: Project) -> None:

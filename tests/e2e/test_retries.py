@@ -114,6 +114,28 @@ def test_default_resources_and_a_mistake_in_them(project: Project) -> None:
     assert len(project.tries) == 1
 
 
+def test_a_mistake_that_follows_from_a_file_is_told_when_the_file_is_there(
+    project: Project,
+) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule b:
+            input: "a.txt"
+            output: "b.txt"
+            resources: mantik_retry_on=lambda wildcards, input: open(input[0]).read().strip()
+            shell: "touch {output}"
+
+        rule a:
+            output: "a.txt"
+            shell: "echo oom > {output}"
+        """,
+    )
+    said = project.run("--retries", "2").failed()
+    tells(said, "'oom' is no reason", "not tried again")
+    assert [r.rule for r in project.tries] == ["a"]
+
+
 def test_what_was_learned_outlives_the_controller(project: Project) -> None:
     """Snakemake counts attempts from 1 again in each run; the journal knows better."""
     project.write(
@@ -136,3 +158,34 @@ def test_what_was_learned_outlives_the_controller(project: Project) -> None:
     assert asked[:3] == ["100", "200", "300"]
     assert sorted(asked[3:5]) == ["100", "300"]
     assert asked[5] == "100", "it had succeeded"
+
+
+def test_why_a_group_failed_counts_for_its_members(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        from snakemake_executor_plugin_mantik.retry import grows
+
+        rule b:
+            input: "a.txt"
+            output: "b.txt"
+            group: "g"
+            resources:
+                mem_mb=grows(100, on="exit_code"),
+                mantik_retry_on="exit_code"
+            shell: "cp {input} {output}; echo {resources.mem_mb} >> {output}; [ -e {output}.again ]"
+
+        rule a:
+            output: "a.txt"
+            group: "g"
+            resources:
+                mem_mb=grows(200, on="time_limit"),
+                mantik_retry_on="exit_code"
+            shell:
+                "echo {resources.mem_mb} > {output};"
+                " [ ! -e tried ] || touch b.txt.again; touch tried"
+        """,
+    )
+    project.run("--retries", "1").ok()
+    assert project.read("b.txt") == "200\n200\n"
+    assert [r.reason for r in project.tries] == ["exit_code", ""]

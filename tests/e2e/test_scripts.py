@@ -70,7 +70,7 @@ ELSEWHERE = {
             config: {"word": "module"}
 
         rule all:
-            input: "up.txt", "cached.txt", "inner.txt", "bash.txt", "shadow.txt"
+            input: "up.txt", "cached.txt", "inner.txt", "bash.txt", "shadow.txt", "shell.txt"
 
         use rule * from inner
 
@@ -82,7 +82,12 @@ ELSEWHERE = {
 
         rule bash:
             output: "bash.txt"
+            params: words=workflow.basedir + "/words.txt"
             script: "scripts/a.sh"
+
+        rule shell:
+            output: "shell.txt"
+            shell: "cat {workflow.basedir:q}/words.txt > {output}"
 
         rule shadow:
             input: "data.txt"
@@ -108,7 +113,11 @@ ELSEWHERE = {
     "flow/scripts/package/__init__.py": "",
     "flow/scripts/package/part.py": "more = 'more'",
     "flow/scripts/cached.py": "open(snakemake.output[0], 'w').write(snakemake.rule)",
-    "flow/scripts/a.sh": '. "${snakemake[scriptdir]}/lib.sh" > "${snakemake_output[0]}"',
+    "flow/scripts/a.sh": """
+        . "${snakemake[scriptdir]}/lib.sh" > "${snakemake_output[0]}"
+        cat "${snakemake_params[words]}" >> "${snakemake_output[0]}"
+    """,
+    "flow/words.txt": "words",
     "flow/scripts/lib.sh": "echo lib",
     "flow/scripts/shadow.py": """
         import os

@@ -163,3 +163,36 @@ def test_the_site_is_left_as_a_mirror(project: Project) -> None:
     project.run("out/a.txt").ok()
 
     assert tree(project.workspace) == tree(project.directory)
+
+
+def test_links_of_outputs_stay_links_where_they_were_made(either: Project) -> None:
+    either.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "read.txt"
+
+        rule make:
+            output: directory("steps")
+            shell:
+                "mkdir -p {output}/step-9/deep; echo 9 > {output}/step-9/a; "
+                "echo d > {output}/step-9/deep/d; "
+                "ln -s step-9 {output}/latest; ln -s step-9/a {output}/one; ln -s .. {output}/deep"
+
+        rule read:
+            input: "steps"
+            output: "read.txt"
+            shell: "cat {input}/latest/a {input}/latest/deep/d {input}/one > {output}"
+        """,
+    )
+    either.run().ok()
+    assert either.read("read.txt") == "9\nd\n9\n"
+    for link in ("latest", "one"):
+        assert (either.workspace / "steps" / link).is_symlink(), "it was sent to where it is from"
+    (either.directory / "steps/latest").unlink()
+    either.write("Snakefile", either.read("Snakefile").replace("/latest/", "/step-9/"))
+    either.run("--forcerun", "read").ok()
+    assert either.read("read.txt") == "9\nd\n9\n"
+    assert [record.rule for record in either.tries].count("read") == 2, "it was sent twice"
+    either.run("--forceall").ok()
+    assert (either.directory / "steps/latest").is_symlink()

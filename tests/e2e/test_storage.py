@@ -1,63 +1,8 @@
 """Storage plugins: this machine fetches and stores, the site sees files and no credentials."""
 
-import signal
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from snakemake.common import tests as official
-
-from snakemake_executor_plugin_mantik import ExecutorSettings
 from tests.e2e.test_secrets import leaks
 from tests.support.s3 import S3
-from tests.support.workflows import Place, Project, tells
-
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a run in this process leaves a handler for."""
-
-
-class Stored(official.TestWorkflowsMinioPlayStorageBase):
-    """Snakemake's own tests of an executor with a storage, as they come."""
-
-    @pytest.fixture(autouse=True)
-    def _around(
-        self, s3: S3, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[None]:
-        self._s3 = s3
-        self._config = tmp_path / f"{place.name}.yaml"
-        self._config.write_text(place.config)
-        for name, value in place.environment.items():
-            monkeypatch.setenv(name, value)
-        handlers = {number: signal.getsignal(number) for number in _HANDLED}
-        yield
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-    def get_executor(self) -> str:
-        return "mantik"
-
-    def get_executor_settings(self) -> ExecutorSettings:
-        return ExecutorSettings(backend_config=[str(self._config)], track="none")
-
-    @property
-    def endpoint_url(self) -> str:
-        return self._s3.url
-
-
-class TestUnicore(Stored):
-    __test__ = True
-
-    @pytest.fixture
-    def place(self, sandbox_place: Place) -> Place:
-        return sandbox_place
-
-
-class TestFirecrest(Stored):
-    __test__ = True
-
-    @pytest.fixture
-    def place(self, firecrest_place: Place) -> Place:
-        return firecrest_place
+from tests.support.workflows import Project, tells, with_snakemake
 
 
 def test_s3(s3: S3, either: Project) -> None:
@@ -95,6 +40,33 @@ def test_s3(s3: S3, either: Project) -> None:
     either.run().ok()
     stored = client.get_object(Bucket=either.place.name, Key="out/final.txt")["Body"].read()
     assert stored == b"stored\n"
+
+
+def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
+    client = s3.client()
+    client.create_bucket(Bucket="full")
+    client.put_object(Bucket="full", Key="in/a.txt", Body=b"stored\n")
+    project = Project(project.directory, with_snakemake(project.place), dict(s3.environment))
+    project.write(
+        "Snakefile",
+        """
+        rule double:
+            input: storage("s3://full/in/{name}.txt")
+            output: storage("s3://full/out/{name}.txt")
+            run:
+                with open(input[0]) as given, open(output[0], "w") as made:
+                    made.write(given.read() * 2)
+
+        rule all:
+            default_target: True
+            input: storage("s3://full/out/a.txt")
+        """,
+    )
+
+    project.run().ok()
+
+    stored = client.get_object(Bucket="full", Key="out/a.txt")["Body"].read()
+    assert stored == b"stored\nstored\n"
 
 
 def test_without_a_shared_file_system(project: Project) -> None:

@@ -20,6 +20,7 @@ from tests.support import condas
 from tests.support.trial import NASTY, wait_until
 
 QUICK = Times(beat_s=0.1, stale_s=2, poll_s=0.05)
+MACHINE = os.uname().machine
 COMMAND = "set -euo pipefail; tool"
 
 
@@ -37,7 +38,7 @@ class Node:
 
     @property
     def environments(self) -> Path:
-        return self.workspace / ".mantik/conda/e1"
+        return self.workspace / f".mantik/conda/e1-{MACHINE}"
 
     def file(self, text: str, **more: str) -> CondaFile:
         """An environment that is made of a file; `more` are fields with other files' texts."""
@@ -201,7 +202,7 @@ def test_pins_come_first_and_a_script_follows(node: Node) -> None:
     one = CondaFile(plain.label, "p1", plain.file, pins, ".mantik/files/post.sh", "bash -e")
     code, output, errors = node.run(conda(one))
     assert (code, output.split()[0]) == (0, "pinned"), errors
-    prefix = node.workspace / ".mantik/conda/p1/1"
+    prefix = node.workspace / f".mantik/conda/p1-{MACHINE}/1"
     assert (prefix / "posted").read_text() == f"{files}/post.sh {prefix} {node.workspace}\n"
     calls = (node.bin / "calls").read_text().splitlines()
     assert calls[0].startswith("conda create --no-default-packages --quiet --file ")
@@ -215,6 +216,36 @@ def test_pins_come_first_and_a_script_follows(node: Node) -> None:
     code, output, errors = node.run(conda(three))
     assert (code, output) == (1, "")
     assert "why" in errors
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ("micromamba", ["create --quiet --file", "create --quiet --file", "shell activate"]),
+        ("mamba", ["create --quiet --file", "env create --quiet --file", "shell activate"]),
+        (
+            "conda",
+            [
+                "create --no-default-packages --quiet --file",
+                "env create --no-default-packages --quiet --file",
+                "shell.posix activate",
+            ],
+        ),
+    ],
+)
+def test_each_tool_is_called_in_its_own_words(node: Node, tool: str, words: list[str]) -> None:
+    (node.bin / "conda").unlink()
+    condas.install(node.bin, tool)
+    (node.workspace / ".mantik/files/bad.txt").write_text("broken")
+    pins = dict.fromkeys(("linux-64", "linux-aarch64", "linux-ppc64le"), ".mantik/files/bad.txt")
+    plain = node.file("x")
+    code, output, errors = node.run(conda(CondaFile("e", "e1", plain.file, pins)))
+    assert (code, output) == (0, f"x from {node.environments}/1\n"), errors
+    calls = [line for line in (node.bin / "calls").read_text().splitlines() if tool in line]
+    called = [line for line in calls if line.startswith(f"{tool} ")]
+    assert [line.startswith(f"{tool} {w}") for line, w in zip(called, words, strict=True)] == [
+        True
+    ] * 3, called
 
 
 def test_environments_that_are_at_the_site(node: Node) -> None:
@@ -306,7 +337,7 @@ def test_an_image_is_fetched_once(node: Node) -> None:
     text = with_container(image, "bash -c 'echo in; pwd'", rule="x", times=QUICK)
     results = [ended(job) for job in [node.start(text, DATA="/p d") for _ in range(5)]]
     assert {result[:2] for result in results} == {(0, f"in\n{node.workspace}\n")}, results
-    sif = f"{node.workspace}/.mantik/images/i1/1.sif"
+    sif = f"{node.workspace}/.mantik/images/i1-{MACHINE}/1.sif"
     assert Path(sif).read_text() == "docker://a/b:1\n"
     calls = (node.bin / "calls").read_text()
     assert calls.count(f"pull\n{sif}\ndocker://a/b:1\n") == 1
@@ -332,6 +363,11 @@ def test_an_image_that_is_a_file(node: Node) -> None:
     (node.workspace / "img").mkdir()
     (node.workspace / "img/it's.sif").touch()
     assert node.run(image)[1] == "in\n"
+    for directory in ("/tmp", "/var/tmp", "/not/there", "/usr/lib"):
+        assert node.run(image, TMPDIR=directory)[1] == "in\n"
+    calls = (node.bin / "calls").read_text()
+    assert calls.count("--bind\n") == 6
+    assert calls.count("--bind\n/usr/lib\n") == 1
     assert (
         "there is no image /not/there"
         in node.run(with_container(Image("/not/there"), "bash -c :", rule="x"))[2]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs import group
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -59,18 +60,52 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+GROUP = group.GroupProgram(
+    members=[
+        group.GroupMember("split s=1", ("set -e; ./split 'a b'",), 0, outputs=("parts/1",)),
+        group.GroupMember(
+            "left s=1",
+            ("./left 0", "./left 1"),
+            1,
+            variables={"OMP_NUM_THREADS": "2", "TMPDIR": "/scratch"},
+            settled=("TMP",),
+            touches=("done/left",),
+            measured="bench/left",
+        ),
+        group.GroupMember("serve", ("./serve",), 2, service=True),
+        group.GroupMember("ask", ("./ask",), 2, shell="sh", waits=("socket",)),
+        group.GroupMember("all", (), 3),
+    ],
+    teams=[
+        group.Team((), (1, 100)),
+        group.Team((0,), (2, 100)),
+        group.Team((0,), (2, 0)),
+        group.Team((1, 3)),
+    ],
+    report="reports/1",
+    limits=(3, 150),
+    pipes=("-pipe",),
+    temporary=(group.Temporary("parts/1", (0, 1)), group.Temporary("socket", (2, 3))),
+    keep_going=True,
+    service_wait_s=7,
+)
+
+SCRIPTS_AS_TEXT = {name: render(spec) for name, spec in SCRIPTS.items()}
+SCRIPTS_AS_TEXT["group"] = group.render(GROUP)
+
+
+@pytest.mark.parametrize("name", SCRIPTS_AS_TEXT)
 def test_scripts_are_as_they_were(name: str) -> None:
-    path, script = GOLDEN / f"{name}.sh", render(SCRIPTS[name])
+    path, script = GOLDEN / f"{name}.sh", SCRIPTS_AS_TEXT[name]
     if os.environ.get("MANTIK_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(script, encoding="utf-8")
     assert script == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", SCRIPTS_AS_TEXT)
 def test_bash_takes_the_script(name: str) -> None:
     done = subprocess.run(
-        ["bash", "-n"], input=render(SCRIPTS[name]).encode(), capture_output=True, check=False
+        ["bash", "-n"], input=SCRIPTS_AS_TEXT[name].encode(), capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")

@@ -44,6 +44,11 @@ def test_without_resources_of_a_rule_the_config_is_asked_for() -> None:
         ({"cpus_per_task": 3}, 8, {"cpus_per_task": 3, "total_cpus": None}),
         ({"tasks": 16}, 1, {"tasks": 16, "cpus_per_task": 1, "total_cpus": None}),
         ({"tasks": 16}, 4, {"tasks": 16, "cpus_per_task": 4, "total_cpus": None}),
+        (
+            {"tasks_per_node": 3},
+            1,
+            {"tasks": 6, "tasks_per_node": 3, "cpus_per_task": 1, "total_cpus": None},
+        ),
         ({"gpu": 2}, 1, {"gpus_per_node": 1}),
         ({"gpus": "8"}, 1, {"gpus_per_node": 4}),
         ({"gpu": 0}, 1, {"gpus_per_node": None}),
@@ -76,6 +81,8 @@ def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, A
         ({"mem_mb": 1, "mem_mb_per_cpu": 2}, ["mem_mb=1", "mem_mb_per_cpu=2"]),
         ({"nodes": 0}, ["nodes"]),
         ({"tasks": 0}, ["tasks"]),
+        ({"tasks": 4, "tasks_per_node": 2}, ["tasks=4", "tasks_per_node=2", "one of them"]),
+        ({"tasks_per_gpu": 2}, ["tasks_per_gpu"]),
         ({"cpus_per_task": "many"}, ["cpus_per_task"]),
         ({"gpu": 1, "gpus": 2}, ["gpu=1", "gpus=2"]),
         ({"gpu": 3}, ["gpu=3", "2 nodes"]),
@@ -118,6 +125,14 @@ def test_nothing_is_asked_that_was_not() -> None:
         "--no-requeue",
     )
     assert "--account=x" in slurm_directives(Resources(account="y"), "j", account="x")
+
+
+def test_tasks_on_each_node() -> None:
+    options = slurm_directives(merge(Resources(nodes=2), {"tasks_per_node": 8}, 1), "x")
+    assert options[1:-1] == (
+        "--nodes=2", "--ntasks=16", "--ntasks-per-node=8", "--cpus-per-task=1",
+    )  # fmt: skip
+    assert merge(Resources(), {"tasks_per_node": 8}, 1).tasks == 8, "a node, as for the scheduler"
 
 
 def test_tasks_and_memory_for_each_cpu() -> None:

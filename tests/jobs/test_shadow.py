@@ -76,3 +76,12 @@ def test_what_cannot_be_made_is_told(trial: Trial) -> None:
     assert ended.sure.exit_code == 1
     assert "rule it's: the shadow directory: it could not be made" in ended.log
     assert "ran" not in ended.log
+
+
+def test_what_lies_with_our_own_files_is_found(trial: Trial) -> None:
+    trial.write("in")
+    trial.write(".mantik/files/1/command", 'echo "$0 $MANTIK_WORKSPACE" > out')
+    start = in_shadow(SHADOW, "bash .mantik/files/1/command", rule="x")
+    ended = trial.run(trial.spec(start, outputs=(OutputFile("out"),)))
+    assert ended.sure.exit_code == 0, ended.log
+    assert (trial.workspace / "out").read_text() == f".mantik/files/1/command {trial.workspace}\n"

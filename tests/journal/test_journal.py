@@ -150,11 +150,26 @@ def test_every_journal_is_another_workflow(tmp_path: Path) -> None:
         assert journal.workflow not in names
 
 
+def test_groups_are_found_by_their_members(journal: Journal) -> None:
+    def made(job: str, *members: str) -> str:
+        values = {"site": "hpc1", "rule": "r", "name": job, "fingerprint": "f"}
+        names = {member: f"name of {member}" for member in members}
+        return journal.new_try(job=job, members=names, **values).id
+
+    one, group, other = made("a"), made("g", "a", "b"), made("h", "c")
+    assert [r.id for r in journal.open_tries("a")] == [one, group]
+    assert [r.id for r in journal.open_tries("g", "a", "b")] == [one, group]
+    assert [r.id for r in journal.open_tries("x", "c", "b")] == [group, other]
+    journal.abandoned(group, "failed: x")
+    assert [r.id for r in journal.open_tries("b", "a")] == [one]
+
+
+UNDO_4 = "DROP TABLE members; PRAGMA user_version = 3;"
 UNDO_3 = "DROP INDEX tries_name; ALTER TABLE tries DROP COLUMN reason; PRAGMA user_version = 2;"
 UNDO_2 = "DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;"
 
 
-@pytest.mark.parametrize("undo", [UNDO_3, UNDO_3 + UNDO_2])
+@pytest.mark.parametrize("undo", [UNDO_4, UNDO_4 + UNDO_3, UNDO_4 + UNDO_3 + UNDO_2])
 def test_older_version_is_brought_up_to_date(tmp_path: Path, undo: str) -> None:
     with closing(Journal(tmp_path)) as journal:
         record = new_try(journal)
@@ -165,6 +180,7 @@ def test_older_version_is_brought_up_to_date(tmp_path: Path, undo: str) -> None:
         with closing(Journal(tmp_path)) as journal:
             assert [r.id for r in journal.all_open_tries()] == [record.id]
             assert len(journal.workflow) == 32
+            assert [r.id for r in journal.open_tries(record.job)] == [record.id]
             assert journal.files.links("d") == {}
 
 

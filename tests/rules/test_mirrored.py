@@ -67,6 +67,8 @@ def test_texts(root: Path) -> None:
         "cat ../../up/y.csv a/../up/y.csv ../upper": "cat ../../up/y.csv a/../up/y.csv ../upper",
         f"python {root}/run/a.py {root}/running": f"python /w/a.py {root}/running",
         f"cd {root}/run": "cd /w",
+        f"{root}/run/../code/x {root}/run/in/../a.py": f"{root}/code/x /w/a.py",
+        f"ls {root}/run/..; ls {root}/run/..in": f"ls {root}; ls /w/..in",
         "ls /usr/share/s /usr/share/t /usr/share": (
             "ls /w/.mantik/outside/usr/share/s /usr/share/t /usr/share"
         ),
@@ -126,6 +128,7 @@ def test_parameters_that_are_made_of_paths(root: Path) -> None:
             "there": os.path.exists(made[0]),
             "up": os.path.dirname(output[0]),
             "name": os.path.basename(made[0]),
+            "from_below": os.path.relpath(output[0], "in"),
         }
 
     params = seen(root, [f"{root}/far/x"], ["../x"], again).params
@@ -135,6 +138,7 @@ def test_parameters_that_are_made_of_paths(root: Path) -> None:
         "there": True,
         "up": f".mantik/outside{root}",
         "name": "x",
+        "from_below": f"../.mantik/outside{root}/x",
     }
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.rules.resources import site_of
+from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES
+from snakemake_executor_plugin_mantik.rules.resources import retry_reasons, site_of
 
 
 def test_the_site_is_taken_out_of_the_resources() -> None:
@@ -28,3 +29,30 @@ def test_a_site_of_nearly_the_name_is_suggested(wanted: str, known: str) -> None
 def test_a_misspelt_resource_is_no_other_site(name: str) -> None:
     with pytest.raises(UserError, match=rf"no resource {name} \(did you mean mantik_site\?\)"):
         site_of({name: "b"}, {"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize("name", ["mantik_retryon", "mantik_retries_on", "mantik-retry-on"])
+def test_a_misspelt_limit_of_retries_is_none(name: str) -> None:
+    with pytest.raises(UserError, match=rf"no resource {name} \(did you mean mantik_retry_on\?\)"):
+        site_of({name: "preempted"}, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (None, set(FAILURES)),
+        ("preempted", {"preempted"}),
+        (
+            " out_of_memory , node_failure exit_code,",
+            {"out_of_memory", "node_failure", "exit_code"},
+        ),
+    ],
+)
+def test_reasons_for_a_retry(value: object, found: set[str]) -> None:
+    assert set(retry_reasons(value)) == found
+
+
+@pytest.mark.parametrize("value", ["", " , ", 1, "oom", "out_of_memory;preempted", "success"])
+def test_what_is_no_reason_for_a_retry(value: object) -> None:
+    with pytest.raises(UserError, match=r"mantik_retry_on=.*out_of_memory, node_failure"):
+        retry_reasons(value)

@@ -71,6 +71,7 @@ def test_python_tells_where_it_failed(tmp_path: Path) -> None:
     ("text", "code", "said"),
     [
         ("import sys\nsys.exit(7)", 7, ""),
+        ("def f(x: 1 + 1): ...\nassert f.__annotations__ == {'x': 2}", 0, ""),
         ("exit('a message')", 1, "a message\n"),
         ("x = (", 1, "SyntaxError"),
         ("# coding: latin-1\nprint('ü' == '\\xfc')\nassert 0", 1, "AssertionError"),
@@ -127,9 +128,26 @@ def test_python_gets_tables_and_arrays(site: Path) -> None:
     assert ran.stdout.split() == expected, ran.stderr
 
 
+def test_numbers_of_numpy(site: Path) -> None:
+    write("a.py", "print([(type(p).__module__, type(p).__name__, p) for p in snakemake.params])")
+    values: list[Any] = [
+        np.float64(1.5),
+        np.int8(2),
+        np.bool_(True),
+        np.str_("ü"),
+        np.complex128(1j),
+    ]
+    rule = ScriptRule("a.py", given={"params": named(Params, *values)})
+    expected = [(type(p).__module__, type(p).__name__, p) for p in values]
+    assert rule.run(site, OWN_PYTHON).stdout == f"{expected}\n"
+    write("x/numpy.py", "raise ImportError('none here')")
+    plain = [("builtins", type(p.item()).__name__, p.item()) for p in values]
+    assert rule.run(site, {"PYTHONPATH": str(Path("x").absolute())}).stdout == f"{plain}\n"
+
+
 def test_python_lacks_a_class(site: Path) -> None:
     write("a.py", "print(snakemake.params)")
-    rule = ScriptRule("a.py", given={"params": named(Params, np.float64(1))})
+    rule = ScriptRule("a.py", given={"params": named(Params, np.datetime64(1, "s"))})
     ran = rule.run(site, {"PYTHONPATH": str(write("x/numpy/__init__.py", "").parent.parent)})
     assert ran.returncode == 1
     assert ran.stderr.startswith("mantik: params or config of the rule hold a value")
@@ -273,6 +291,8 @@ def test_undetermined_parameters() -> None:
     write("a.py", "")
     with pytest.raises(UserError, match="parameter scratch is still to be determined"):
         ScriptRule("a.py", given={"params": named(Params, scratch=f"{TBDString()}/x")}).text()
+    with pytest.raises(UserError, match="a parameter is still to be determined"):
+        ScriptRule("a.py", given={"params": named(Params, [f"{TBDString()}/x"])}).text()
 
 
 @pytest.mark.parametrize(
@@ -390,6 +410,19 @@ def test_the_cache_of_a_run_has_the_same_place_in_all_runs(tmp_path: Path) -> No
         write(str(path), "echo")
         texts.append(ScriptRule(str(path)).text()[0])
     assert texts[0] == texts[1]
+
+
+def test_files_that_snakemake_cached(site: Path) -> None:
+    source = LocalSourceFile(str(write("a b.txt", "beside").absolute()))
+    write("a.py", "p = snakemake.params\nprint(p.path, p.deep[0][1], open(p.path).read(), sep='|')")
+    rule = ScriptRule("a.py")
+    cached = rule.job.rule.workflow.sourcecache.get_path(source)
+    rule.given["params"] = named(Params, path=cached, deep=(("", cached),))
+    ran = rule.run(site)
+    first, second, text = ran.stdout.strip().split("|")
+    assert (first, text) == (second, "beside"), ran.stderr
+    assert first.startswith(f"{site}/.mantik/files/")
+    assert first.endswith("/a b.txt")
 
 
 def test_notebook_without_jupyter(site: Path) -> None:

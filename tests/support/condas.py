@@ -8,7 +8,7 @@ TOOL = r"""#!/bin/bash
 here=${0%/*}
 printf '%s\n' "${0##*/} $*" >> "$here/calls"
 case ${0##*/} in
-  micromamba) [ "$1 $2" = "shell activate" ] && target=$3 ;;
+  *mamba) [ "$1 $2" = "shell activate" ] && target=$3 ;;
   conda) [ "$1 $2" = "shell.posix activate" ] && target=$3 ;;
 esac
 if [ -n "$target" ]; then
@@ -23,10 +23,10 @@ while [ $# -gt 0 ]; do
 done
 echo "Collecting package metadata: done"
 [ ! -e "$prefix" ] || { echo "CondaValueError: prefix already exists: $prefix"; exit 1; }
-mkdir -p "$prefix/bin" || exit 1
-echo half > "$prefix/half"
 words=$(cat "$file") || exit 1
 echo "${words//$'\n'/ }" >> "$here/made"
+mkdir -p "$prefix/bin" || exit 1
+echo half > "$prefix/half"
 case $words in
   *endless*) sleep 30 ;;
   *slow*) sleep 0.5 ;;&

@@ -20,14 +20,21 @@ from snakemake.iocontainers import (
 )
 from snakemake.sourcecache import LocalSourceFile, SourceCache
 
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.scripts import script
 
-LIMITS = (1 << 20, 1 << 22)
-"""Bytes that one file beside a script, and all of them together, may have."""
+CONFIG = BackendConfig.model_validate(
+    {
+        "UnicoreApiUrl": "https://hpc.example.org/rest/core",
+        "Resources": {"Queue": "batch"},
+        "Site": {"SourceFileLimit": "1M", "SourcesLimit": "4M"},
+    }
+)
+"""Of a site whose limits for files beside a script are small."""
 
 
 def named(kind: type[Namedlist], *items: object, **names: object) -> Any:
@@ -57,7 +64,7 @@ class ScriptRule:
     @property
     def job(self) -> Any:
         """A job, as far as scripts look at it."""
-        cache = Path(".snakemake/cache").absolute()
+        cache = Path.cwd().with_name("cache")
         rule = SimpleNamespace(
             name="tested",
             script=None if self.notebook else self.path,
@@ -65,7 +72,8 @@ class ScriptRule:
             is_script=not self.notebook,
             is_notebook=self.notebook,
             basedir=LocalSourceFile(os.getcwd()),
-            workflow=SimpleNamespace(sourcecache=SourceCache(cache, cache)),
+            workflow=SimpleNamespace(sourcecache=SourceCache(cache, cache), included=[]),
+            expand_params=lambda *_: (self.given.get("params"), False),
             module_globals={"config": self.given.get("config", {})},
         )
         resources = ResourceList(fromdict={"_cores": 2, "_nodes": 1, "tmpdir": "<TBD>"})
@@ -79,14 +87,17 @@ class ScriptRule:
             "threads": 2,
         }
         dag = SimpleNamespace(is_edit_notebook_job=lambda _: False)
-        return SimpleNamespace(rule=rule, dag=dag, **{**lists, **self.given})
+        return SimpleNamespace(rule=rule, dag=dag, wildcards_dict={}, **{**lists, **self.given})
 
     def text(
-        self, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
+        self,
+        tmpdir: str = NODE_TMPDIR,
+        iteration: int | None = None,
+        workspace: str = "/workspace",
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
-        places = Places(Path.cwd(), lambda: "/workspace")
-        return script(self.job, places, tmpdir, iteration, LIMITS)
+        places = Places(Path.cwd(), lambda: workspace)
+        return script(self.job, places, tmpdir, iteration, CONFIG)
 
     def run(
         self,
@@ -95,7 +106,7 @@ class ScriptRule:
         shell: Sequence[str] = ("bash", "-c"),
     ) -> "subprocess.CompletedProcess[str]":
         """Run it in `site`, which gets what goes up."""
-        text, uploads = self.text()
+        text, uploads = self.text(workspace=str(site))
         for upload in uploads:
             target = site / upload.path
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
 A workflow is a directory with a `Snakefile` and what it reads. Optional are `options`, words for
 the `snakemake` command, one a line, where an empty line begins another run; `environment`, lines
-NAME=VALUE for variables; and `needs`, programs that it calls, one a line; `snakemake`
-among them stands for the Python environment of the tests, here and at the sites. It runs with
-Snakemake's local executor and through a site of each API; exit code and all files are compared after each run.
+NAME=VALUE for variables; and `needs`, programs that it calls, one a line; `snakemake` among them
+stands for the Python environment of the tests, here and at the sites. It runs with Snakemake's
+local executor and through a site of each API; exit code and all files are compared after each run.
 """
 
 import os
@@ -64,7 +64,7 @@ def test_same_as_locally(name: str, project: Project, firecrest_place: Place) ->
         lay_out(name, each.directory)
         each.extra |= dict(line.split("=", 1) for line in lines(name, "environment"))
     groups = groupby(lines(name, "options"), key=bool)
-    with closing(twin), closing(other):
+    with closing(twin), closing(project), closing(other):
         for options in [list(words) for given, words in groups if given] or [[]]:
             # At the same time: a run at a site is mostly waiting.
             started = [(remote, remote.start(*options)) for remote in (project, other)]

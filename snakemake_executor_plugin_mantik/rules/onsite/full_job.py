@@ -4,13 +4,15 @@ It reads from its standard input what `rules/nested.py` wrote (JSON, one line), 
 Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node has may be
 an old one.
 
-Four things of Snakemake are changed in its process, because a site has not all that is here:
+Some things of Snakemake are changed in its process, because a site has not all that is here:
 
 - Rules that were not asked for are left out also where a workflow has checkpoints: their inputs
   are not at the site. What checkpoints have made is known from here.
 - The job's files must be those that it has here. A Snakefile that looks for files while it is read
   (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
 - Sources that are not files of the workspace come from a cache that is filled before.
+- Files of a storage are their local copies: a node has the storage's credentials as little as a way
+  to it, and this side fetches and stores.
 - Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
 """
 
@@ -159,7 +161,7 @@ def _fill(cache: str, entries: dict[str, str]) -> None:
 
 def _adapt(order: dict[str, Any]) -> None:
     """Change in Snakemake what the docstring of this module says."""
-    from snakemake import sourcecache
+    from snakemake import sourcecache, storage
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
     from snakemake.deployment import conda, singularity
@@ -167,6 +169,7 @@ def _adapt(order: dict[str, Any]) -> None:
     from snakemake.jobs import Job
 
     split_git_path = sourcecache.split_git_path
+    flag = storage.flag_with_storage_object
     make_dag, make_checkpoints, prepare = DAG.__init__, Checkpoints.__init__, Job.prepare
     names = set(order["rules"])
 
@@ -177,17 +180,6 @@ def _adapt(order: dict[str, Any]) -> None:
         make_checkpoints(self)
         self._created_output.update(order["checkpointed"])
 
-    def alone(act: Any) -> Any:
-        """One job at a time makes an environment that several jobs may need."""
-
-        def locked(*args: Any, **more: Any) -> Any:
-            with open(os.path.join(".snakemake", "mantik.lock"), "w") as lock:
-                with contextlib.suppress(OSError):  # of a file system without locks
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                return act(*args, **more)
-
-        return locked
-
     def split(path: str) -> Any:
         """Snakemake looks for the repository on the disk; what is needed of it is in the cache."""
         file, _, revision = re.sub("^git[+]file:/+", "/", path).rpartition("@")
@@ -195,6 +187,12 @@ def _adapt(order: dict[str, Any]) -> None:
             if file.startswith(f"{root}/"):
                 return root, file[len(root) + 1 :], revision
         return split_git_path(path)
+
+    def local(path: Any, stored: Any) -> Any:
+        flagged = flag(path, stored)
+        if stored.retrieve:
+            del flagged.flags["storage_object"]
+        return flagged
 
     async def compared(self: Any) -> None:
         for kind in ("input", "output"):
@@ -209,18 +207,35 @@ def _adapt(order: dict[str, Any]) -> None:
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
-    conda.Env.create, singularity.Image.pull = (
-        alone(conda.Env.create),
-        alone(singularity.Image.pull),
-    )
+    storage.flag_with_storage_object = local
+    for kind, act in ((conda.Env, "create"), (singularity.Image, "pull")):
+        setattr(kind, act, one_at_a_time(getattr(kind, act)))
 
 
-def differing(kind: str, there: list[str], here: list[str]) -> str:
-    """What is wrong where a job has other files at the site than it has here; empty for nothing."""
-    if there == here:
+def one_at_a_time(act: Any) -> Any:
+    """The same as `act`, but when no other job of the workspace does it."""
+
+    def locked(*args: Any, **more: Any) -> Any:
+        with open(os.path.join(".snakemake", "mantik.lock"), "a") as lock:
+            with contextlib.suppress(OSError):  # of a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            return act(*args, **more)
+
+    return locked
+
+
+def differing(kind: str, there: list[str], here: list[str | None]) -> str:
+    """What is wrong where a job has other files at the site than it has here; empty for nothing.
+
+    None stands for a file that each Snakemake has in its own cache of sources.
+    """
+    own = {number for number, path in enumerate(here) if path is None}
+    theirs = [path for number, path in enumerate(there) if number not in own]
+    ours = [path for path in here if path is not None]
+    if theirs == ours:
         return ""
-    lacking = [path for path in here if path not in there]
-    more = [path for path in there if path not in here]
+    lacking = [path for path in ours if path not in theirs]
+    more = [path for path in theirs if path not in ours]
     what = "is in another order"
     if lacking:
         what = "lacks " + ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")

@@ -259,7 +259,18 @@ class _Unpickler(pickle.Unpickler):
             return rest[0]
         if kind == "tmpdir":
             return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - what the job script takes
+        if kind == "numpy":
+            return _number(*rest)
         return _restored(kind, *rest)
+
+
+def _number(kind: str, value: Any) -> Any:
+    """A number of NumPy's kind, or the plain one where there is no NumPy."""
+    try:
+        numpy = importlib.import_module("numpy")
+    except ImportError:
+        return value
+    return numpy.dtype(kind).type(value)
 
 
 STUBS: dict[str, tuple[str, ...]] = {

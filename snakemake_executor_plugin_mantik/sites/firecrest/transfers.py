@@ -46,6 +46,9 @@ CHECKED_BYTES: Final = 256 << 20
 """Files up to this size are compared by their checksums, too: `sha256sum` has 5 s at the site."""
 PARTS_AT_ONCE: Final = 4
 """How many parts of one file go up at the same time."""
+
+CHUNK_BYTES: Final = 1 << 20
+"""How much of a file is in memory at once for each part; pyfirecrest itself would take 64 MiB."""
 DIGITS: Final = 6
 
 _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
@@ -149,6 +152,7 @@ class Transfers:
         job = self._job_of(upload.transfer_data)
         try:
             self._check_urls(upload.transfer_data)
+            upload.chunk_size = CHUNK_BYTES
             await self._connection.store("part", lambda _: upload.upload_file_to_stage())
         except BaseException:
             await self._give_up(job)  # it would wait for the file for a day

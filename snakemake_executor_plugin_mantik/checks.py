@@ -1,0 +1,268 @@
+"""What is wrong with a workflow, as far as that can be told without a site and a credential."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
+
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
+from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.errors import (
+    ConfigError,
+    Mistake,
+    UserError,
+    WorkflowNotRunnable,
+)
+from snakemake_executor_plugin_mantik.mlproject.project import given_of
+from snakemake_executor_plugin_mantik.rules import deployment, groups, resources
+from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
+from snakemake_executor_plugin_mantik.rules.options import options_of, unused
+from snakemake_executor_plugin_mantik.rules.payload import Context, full
+from snakemake_executor_plugin_mantik.rules.refusal import refuse
+from snakemake_executor_plugin_mantik.rules.request import request as request_of
+from snakemake_executor_plugin_mantik.sites.credentials import (
+    find_account,
+)
+
+STATE = "mantik"
+"""Our own directory below Snakemake's `.snakemake`."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A workflow in which nothing is wrong, as far as that can be told without a site.
+
+    Attributes:
+        context: what the requests of all jobs have in common.
+        planners: the sites' planners by name.
+        units: the jobs and groups that will run at a site, as far as they are known.
+        used: the sites that they will run at.
+        settings: what the user said.
+        state: our own local directory, which may not be there yet.
+        lacks: remembers where there is no Snakemake for full jobs.
+    """
+
+    context: Context
+    planners: Mapping[str, Planner]
+    units: list[Any]
+    used: list[str]
+    settings: "_Settings"
+    state: Path
+    lacks: Lacks
+
+    @property
+    def workdir(self) -> Path:
+        """The workflow's working directory."""
+        return self.context.workdir
+
+    @property
+    def configs(self) -> Mapping[str, LoadedConfig]:
+        """The sites' configs by name."""
+        return self.context.sites
+
+    def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
+        """What the engine is asked for a job.
+
+        Raises:
+            UserError: the job cannot be run.
+        """
+        refuse([job], self.settings.deployed_here)
+        members = groups.members_of(job)
+        for member in members:
+            resources.retried(member)
+            if not self.settings.conda_here:
+                deployment.keep_unasked(member)
+        forced = any(map(self.settings.forces, members))
+        ask = groups.request if job.is_group() else request_of
+        return ask(job, self.context, secrets=secrets, forced=forced)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    deployed_here: tuple[Any, ...]
+    conda_here: bool
+    tracked: bool
+    force_all: bool
+    forced: frozenset[str]
+
+    def forces(self, job: Any) -> bool:
+        return (
+            self.force_all
+            or job.rule.name in self.forced
+            or any(str(path) in self.forced for path in job.output)
+        )
+
+
+def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
+    """Read the configs and look at all jobs; no site and no credential is needed.
+
+    Args:
+        workflow: Snakemake's.
+        dag: its jobs.
+        options: the executor's settings.
+        logger: Snakemake's.
+
+    Raises:
+        UserError: with everything that is wrong.
+    """
+    workdir = Path.cwd()
+    asked = options_of(workflow)
+    for told in unused(workflow):
+        logger.warning(told)
+    _check_shared(workflow.storage_settings.shared_fs_usage)
+    configs = _configs(options.backend_config, workdir)
+    for config in configs.values():
+        for warning in config.warnings:
+            logger.warning(f"{config.path}: {warning}")
+    here = frozenset(workflow.deployment_settings.deployment_method)
+    wanted = deployment.methods_of(options.software_deployment)
+    context = Context(configs, workdir, wanted, options=asked)
+    settings = _Settings(
+        tuple(here - wanted),
+        DeploymentMethod.CONDA in here,
+        options.track != "none",
+        bool(workflow.dag_settings.forceall),
+        frozenset(map(str, workflow.dag_settings.forcerun)),
+    )
+    units = groups.units(dag)
+    jobs = [job for unit in units for job in groups.members_of(unit)]
+    refuse(units, settings.deployed_here)
+    _check_environments(jobs, context, products(dag))
+    for remark in deployment.remarks(jobs, context, full):
+        logger.info(remark)
+    _check_projects(jobs, configs)
+    state = Path(workflow.persistence.path) / STATE
+    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
+    lacks = Lacks(state, environments)
+    lacks.refuse(jobs)
+    planners = {
+        name: Planner(c.config, find_account(name, os.environ), workdir)
+        for name, c in configs.items()
+    }
+    used = check_jobs(units, planners)
+    return Checked(context, planners, units, used, settings, state, lacks)
+
+
+_SHARED = ("input-output", "persistence", "storage-local-copies")
+"""What of `--shared-fs-usage` has to be said for files to be where the executor looks for them."""
+
+
+def _check_shared(usage: Any) -> None:
+    """See to it that Snakemake itself leaves the files of jobs to the executor.
+
+    Raises:
+        UserError: it would not: it would fetch no file from a storage, and look for none here.
+    """
+    named = {item.name.lower().replace("_", "-") for item in usage}
+    if lacking := [name for name in _SHARED if name not in named]:
+        raise UserError(
+            f"--shared-fs-usage leaves out {', '.join(lacking)}; with the mantik executor a site's"
+            " file system looks to Snakemake as if it were shared",
+            do=f"Leave the option out, or let it say {', '.join(_SHARED)}: this machine fetches"
+            " from storages and stores there, and stages the files to and from the sites",
+        )
+
+
+def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
+    """See to it that the rules' own environments can be had, as far as that shows here.
+
+    Raises:
+        WorkflowNotRunnable: with each rule whose cannot.
+    """
+    found = {
+        job.rule.name: mistake
+        for job in jobs
+        if (mistake := deployment.mistake_of(job, context, products)) is not None
+        or (mistake := launcher_mistake(job, context)) is not None
+    }
+    if found:
+        raise WorkflowNotRunnable(
+            "not every rule can have its environment (nothing was sent): "
+            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
+            do="Correct these rules",
+        )
+
+
+def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
+    """See to it that the entry points that jobs run get right values and find their project.
+
+    Raises:
+        ConfigError: with all mistakes.
+    """
+    mistakes: dict[Mistake, None] = {}
+    exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
+    for job in jobs:
+        given = given_of(job.rule.params)
+        if given is None:
+            continue
+        try:
+            given.check(job.wildcards)
+        except ConfigError as error:
+            mistakes |= dict.fromkeys(error.mistakes)
+        site = resources.site_of(resources.given_resources(job), configs)
+        folder = str(given.project.relative_folder())
+        if folder != "." and exclude[site].matches(folder, is_dir=True):
+            told = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
+            mistakes[Mistake(str(configs[site].path), "Exclude", told)] = None
+    if mistakes:
+        raise ConfigError(list(mistakes))
+
+
+def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:
+    if not specs:
+        raise ConfigError(
+            [Mistake("--mantik-backend-config", "", "no Compute Backend Config was given")],
+            do="Write one with 'smk-mantik init' and name it with this option, in a profile, or in"
+            " SNAKEMAKE_MANTIK_BACKEND_CONFIG",
+        )
+    return read_all(specs, workdir)
+
+
+def check_jobs(
+    jobs: list[Any], planners: Mapping[str, Planner], engine: Engine | None = None
+) -> list[str]:
+    """The sites that the jobs run at; all mistakes in their resources are told at once.
+
+    With an engine, what they ask is compared with what the opened sites allow, too. What follows
+    from files that are still to be made is looked at when the job is sent.
+    """
+    used: dict[str, None] = {}
+    mistakes: dict[str, None] = {}
+    for job in jobs:
+        where = groups.title_of(job)
+        try:
+            members = groups.members_of(job)
+            for member in members:
+                resources.retried(member)
+            site, given, threads, later = groups.wanted(job, planners)
+            resources.refuse_misspelt(later)
+            if site is None:
+                continue
+            used[site] = None
+            where = f"{where} at {site}" if len(planners) > 1 else where
+            planners[site].resources(given, threads)
+            if engine is not None:
+                engine.facts_fit(site, given, threads)
+        except UserError as error:
+            told = str(error).removeprefix(f"{where}: ")
+            mistakes[f"{where}: {told}"] = None
+    if mistakes:
+        told = "\n  ".join(["nothing was sent: these resources cannot be had:", *mistakes])
+        raise UserError(told.removesuffix("."))
+    return list(used)
+
+
+def products(dag: Any) -> frozenset[str]:
+    """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
+    paths: set[str] = set()
+    for job in dag.jobs:
+        benchmark = [job.benchmark] if job.benchmark is not None else []
+        paths.update(map(os.path.relpath, [*job.input, *job.output, *job.log, *benchmark]))
+    return frozenset(paths)

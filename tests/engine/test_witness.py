@@ -1,0 +1,100 @@
+"""Why a job failed that could still write its marker: what the scheduler says is asked for."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.messages import Said, failed
+from snakemake_executor_plugin_mantik.engine.witness import Witness
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
+from tests.support import virtualtime
+
+RUNNING = JobState(Phase.RUNNING)
+FAILED = JobState(Phase.ENDED, Reason.EXIT_CODE)
+OOM = JobState(Phase.ENDED, Reason.OUT_OF_MEMORY)
+PREEMPTED = JobState(Phase.ENDED, Reason.PREEMPTED)
+TERM = Marker(143, signal="TERM")
+KILLED = Marker(137)
+
+
+class Scheduler:
+    """Says one thing after the other; the last one for ever. `details` are what it explains."""
+
+    def __init__(self, said: list[JobState | Exception], details: JobState | None = None) -> None:
+        self.said, self.details = said, details
+        self.asked = 0
+
+    async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        self.asked += 1
+        said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if isinstance(said, Exception):
+            raise said
+        return dict.fromkeys(ids, said)
+
+    async def explain(self, job_id: str) -> JobState:
+        if self.details is None:
+            raise SiteNotFound("nothing more")
+        return self.details
+
+
+def reason(marker: Marker, scheduler: Scheduler, *, over: bool = False) -> Reason:
+    witness = Witness(cast("Site", scheduler), SiteSettings())
+    return virtualtime.run(witness.reason(marker, ["1"], over=over))
+
+
+@pytest.mark.parametrize(
+    ("marker", "said", "details", "found"),
+    [
+        (KILLED, [OOM], None, "out_of_memory"),
+        (KILLED, [FAILED], OOM, "out_of_memory"),
+        (KILLED, [RUNNING, SiteUnreachable("x"), OOM], None, "out_of_memory"),
+        (KILLED, [FAILED], None, "exit_code"),
+        (KILLED, [SiteUnreachable("for ever")], None, "exit_code"),
+        (KILLED, [RUNNING], None, "exit_code"),
+        (TERM, [PREEMPTED], None, "preempted"),
+        (TERM, [JobState(Phase.ENDED, Reason.TIME_LIMIT)], None, "time_limit"),
+        (TERM, [FAILED], None, "cancelled"),
+    ],
+)
+def test_the_scheduler_is_asked_after_a_signal(
+    marker: Marker, said: list[JobState | Exception], details: JobState | None, found: str
+) -> None:
+    assert reason(marker, Scheduler(said, details)) == found
+
+
+@pytest.mark.parametrize(
+    ("marker", "over", "found"),
+    [
+        (Marker(1), False, "exit_code"),
+        (Marker(139), True, "exit_code"),
+        (Marker(1, failed_step="modules"), False, "set_up"),
+        (Marker(137, failed_step="image"), False, "set_up"),
+        (TERM, True, "time_limit"),
+    ],
+)
+def test_it_is_not_asked_where_the_marker_says_enough(
+    marker: Marker, over: bool, found: str
+) -> None:
+    scheduler = Scheduler([OOM])
+    assert reason(marker, scheduler, over=over) == found
+    assert not scheduler.asked
+
+
+@pytest.mark.parametrize(
+    ("marker", "why", "words"),
+    [
+        (KILLED, Reason.OUT_OF_MEMORY, ["ended by SIGKILL: out of memory", "Ask for more memory"]),
+        (KILLED, Reason.EXIT_CODE, ["ended by SIGKILL", "Often that is for want of memory"]),
+        (TERM, Reason.PREEMPTED, ["told to end (TERM): preempted", "give way"]),
+        (TERM, Reason.CANCELLED, ["told to end (TERM) (hpc1", "Somebody cancelled it"]),
+        (TERM, Reason.TIME_LIMIT, ["reached its time limit", "Ask for more time"]),
+    ],
+)
+def test_the_reason_is_told(marker: Marker, why: Reason, words: list[str]) -> None:
+    told = failed(marker, "hpc1, 17", Said(b"", None), why)
+    assert [word for word in words if word not in told] == []

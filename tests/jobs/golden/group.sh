@@ -1,0 +1,401 @@
+#!/bin/bash
+# A group of jobs on one node: each of its members starts as soon as those that it needs have
+# succeeded, as far as what the group was given leaves room for it. Needs bash 4.2, coreutils, sed.
+#
+# Members that hand each other data by pipes, or that use a service, are a team: they start together.
+
+# For each member, by its number: its name, that as sed writes it, its team, whether it is a service.
+_m_name=('split s=1' 'left s=1' serve ask all)
+_m_prefix=('[split s=1] ' '[left s=1] ' '[serve] ' '[ask] ' '[all] ')
+_m_team=(0 1 2 2 3)
+_m_service=(0 0 1 0 0)
+# And the teams that start only when it has succeeded.
+_m_followers=('1 2' 3 '' 3 '')
+# For each team, by its number: its members, of how many others it needs the success, and what it
+# takes of each of the limits, of which the first is CPUs.
+_m_members=(0 1 '2 3' 4)
+_m_awaits=(0 1 1 2)
+_m_takes=('1 100' '2 100' '2 0' '')
+_m_limit=(3 150)
+# Pipes, made before the first member starts.
+_m_pipes=(./-pipe)
+# What does not outlive the group, and the members that make and read it.
+_m_temporary=(./parts/1 ./socket)
+_m_readers=('0 1' '2 3')
+_m_report=./reports/1
+_m_keep_going=yes
+# Seconds: for the service to be there; from TERM to KILL; for the last words of a member.
+_m_service_wait_s=7
+_m_grace_s=10
+_m_last_words_s=2
+
+_m_state=() _m_pid=() _m_filter=() _m_began=() _m_deadline=() _m_told=() _m_left=()
+_m_used=()
+_m_ready=()         # teams that can start, in their order, by their number
+_m_running=0        # how many members do
+_m_first_code=0     # how the first member that failed ended
+_m_stop=            # why nothing new starts
+
+_m_say() { printf 'mantik: %s\n' "$*" >&2; }
+
+_m_now() {
+  if [ -n "${EPOCHREALTIME-}" ]; then _m_time=${EPOCHREALTIME/,/.}; else _m_time=$(date +%s.%N); fi
+}
+
+# Sets _m_pids to the processes below $1 but not below $2.
+_m_family() {
+  local line pid rest more=1
+  local -A parent=() inside=()
+  local -a lines
+  _m_pids=()
+  mapfile -t lines < <(cat /proc/[0-9]*/stat)
+  for line in "${lines[@]}"; do
+    pid=${line%% *} rest=${line##*) }
+    rest=${rest#* }
+    case $pid in '' | *[!0-9]*) ;; *) parent[$pid]=${rest%% *} ;; esac
+  done
+  inside[$1]=1
+  while (( more )); do
+    more=0
+    for pid in "${!parent[@]}"; do
+      if [ -z "${inside[$pid]-}" ] && [ "$pid" != "$2" ] && [ -n "${inside[${parent[$pid]}]-}" ]; then
+        inside[$pid]=1 more=1
+      fi
+    done
+  done
+  unset "inside[$1]"
+  _m_pids=("${!inside[@]}")
+}
+# ---- benchmark -----------------------------------------------------------------------------------
+# What Snakemake's `benchmark:` measures, with what every Linux has: /proc. One line per run of the
+# command: seconds; then, if it could be sampled, the greatest rss, vms, uss and pss, and what was
+# read, written (bytes) and used (CPU ticks, of which so many make a second).
+# It needs `family.sh.j2`, `_m_now`, and a directory for the latest figures, $_m_scratch.
+
+# Samples the processes below $1 until it is killed; $2 gets the latest figures.
+_m_sample() {
+  local pid line rest key value n=0 page hz rss vms uss pss in out used
+  local max_rss=0 max_vms=0 max_uss=0 max_pss=0
+  local -A ticks=()
+  local -a field lines=() io=()
+  local IFS=$' \t\n'
+  set +f
+  page=$(getconf PAGESIZE) hz=$(getconf CLK_TCK)
+  while :; do
+    rss=0 vms=0 uss=0 pss=0 in=0 out=0 used=0
+    _m_family "$1" "$BASHPID"
+    for pid in "${_m_pids[@]}"; do
+      { IFS= read -r line < "/proc/$pid/stat"; } 2>/dev/null || continue
+      rest=${line##*) }
+      read -r -a field <<< "$rest"
+      ticks[$pid]=$(( field[11] + field[12] ))
+      (( vms += field[20], rss += field[21] * page ))
+      # All of a file at once: it is another one at each look.
+      { mapfile -t lines < "/proc/$pid/smaps_rollup"; mapfile -t io < "/proc/$pid/io"; }
+      for line in "${lines[@]}" "${io[@]}"; do
+        read -r key value rest <<< "$line"
+        case $key in
+          Pss:) (( pss += value * 1024 )) ;;
+          Private_*) (( uss += value * 1024 )) ;;
+          read_bytes:) (( in += value )) ;;
+          write_bytes:) (( out += value )) ;;
+        esac
+      done
+      lines=() io=()
+    done
+    if (( ${#_m_pids[@]} )); then
+      (( max_rss = rss > max_rss ? rss : max_rss, max_vms = vms > max_vms ? vms : max_vms ))
+      (( max_uss = uss > max_uss ? uss : max_uss, max_pss = pss > max_pss ? pss : max_pss ))
+      for pid in "${!ticks[@]}"; do (( used += ticks[$pid] )); done
+      echo "$max_rss $max_vms $max_uss $max_pss $in $out $used $hz" > "$2"
+    fi
+    # As often as Snakemake does: it tells short jobs apart, and does not disturb long ones.
+    (( n++ < 30 )) && sleep 0.5 || sleep 30
+  done 2>/dev/null
+}
+
+# Runs its arguments but the first, and appends a line to the file that this is; returns what they
+# returned.
+_m_measured() {
+  local code sampler begin file=$1 self=$BASHPID sample=$_m_scratch/sample.$BASHPID
+  shift
+  rm -f -- "$sample"
+  _m_now; begin=$_m_time
+  _m_sample "$self" "$sample" > /dev/null &
+  sampler=$!
+  "$@"
+  code=$?
+  _m_now
+  { kill -s KILL "$sampler" && wait "$sampler"; } 2>/dev/null
+  {
+    printf '%s %s ' "$begin" "$_m_time"
+    if [ -s "$sample" ]; then cat -- "$sample"; else echo; fi
+  } >> "$file"
+  return "$code"
+}
+
+# ---- a member, in a process of its own -----------------------------------------------------------
+
+_m_touch() {
+  case $1 in */*) mkdir -p -- "${1%/*}" || return ;; esac
+  touch -- "$1"
+}
+
+_m_wait_for_service() {
+  local until=$(( SECONDS + _m_service_wait_s ))
+  until [ -e "$1" ]; do
+    (( SECONDS < until )) && sleep 0.1 && continue
+    _m_say "its service has not made $1 within $_m_service_wait_s s"
+    return 1
+  done
+}
+
+_m_made() {
+  local path lacking=0
+  for path; do
+    [ -e "$path" ] || { _m_say "it ended with 0 but did not make ${path#./}"; lacking=1; }
+  done
+  return "$lacking"
+}
+
+_m_member_0() {  # split s=1
+  bash -c 'set -e; ./split '"'"'a b'"'"'' || return
+  _m_made ./parts/1
+}
+_m_member_1() {  # left s=1
+  export OMP_NUM_THREADS=2 || return
+  export TMPDIR=/scratch || return
+  [ -d "${TMPDIR-}" ] || TMPDIR=/tmp
+  export TMPDIR TEMPDIR="$TMPDIR" TEMP="$TMPDIR"
+  : > ./bench/left || return
+  _m_measured ./bench/left bash -c './left 0' || return
+  _m_measured ./bench/left bash -c './left 1' || return
+  _m_touch ./done/left || return
+}
+_m_member_2() {  # serve
+  bash -c ./serve || return
+}
+_m_member_3() {  # ask
+  _m_wait_for_service ./socket || return
+  sh -c ./ask || return
+}
+_m_member_4() {  # all
+  :  # it runs nothing
+}
+_m_alone() {  # runs a member and tells the end of it
+  # The command itself gets the signal; what it makes of it counts.
+  trap : TERM INT HUP USR1 USR2
+  _m_member_"$1" < /dev/null 9>&-
+  local code=$?
+  echo "$1 $code" >&9
+  exit "$code"
+}
+
+# ---- the group -----------------------------------------------------------------------------------
+
+_m_start() {
+  local i=$1 out=$_m_scratch/out.$1
+  local -a flush=(sed -u)
+  ! command -v stdbuf > /dev/null || flush=(stdbuf -oL sed)
+  _m_state[i]=running
+  (( _m_running += 1 ))
+  _m_began[i]=$SECONDS
+  _m_say "${_m_name[i]}: starts"
+  mkfifo -- "$out" || return
+  ( trap '' TERM INT HUP USR1 USR2; LC_ALL=C exec "${flush[@]}" "s/^/${_m_prefix[i]}/" < "$out" ) 9>&- &
+  _m_filter[i]=$!
+  _m_alone "$i" > "$out" 2>&1 &
+  _m_pid[i]=$!
+}
+
+# Asks a member to end: its shell, as Snakemake does. What that leaves behind is ended after it; the
+# shell stands still meanwhile, or it might start something that nobody has seen.
+_m_end() {
+  [ "${_m_state[$1]}" = running ] && [ -z "${_m_left[$1]-}" ] || return 0
+  local pid line rest
+  local -a _m_pids shells=()
+  _m_told[$1]=$2
+  _m_family "${_m_pid[$1]}" 0
+  for pid in "${_m_pids[@]}"; do
+    { IFS= read -r line < "/proc/$pid/stat"; } 2>/dev/null || continue
+    rest=${line##*) }
+    case ${rest#* } in "${_m_pid[$1]} "*) shells+=("$pid") ;; esac
+  done
+  (( ${#shells[@]} )) || return 0  # it is just starting or ending: the next look will tell
+  kill -s STOP "${shells[@]}" 2>/dev/null
+  _m_family "${_m_pid[$1]}" 0
+  kill -s TERM "${shells[@]}" 2>/dev/null
+  kill -s CONT "${shells[@]}" 2>/dev/null
+  _m_left[$1]=${_m_pids[*]}
+  _m_deadline[$1]=$(( SECONDS + _m_grace_s ))
+}
+
+_m_kill() {  # kills all that a member has started
+  local -a _m_pids
+  _m_family "${_m_pid[$1]}" 0
+  (( ${#_m_pids[@]} == 0 )) || kill -s KILL "${_m_pids[@]}" 2>/dev/null
+}
+
+_m_account() {  # adds what a team takes to what is used, or takes it back
+  local -a take=(${_m_takes[$1]})
+  local j
+  for (( j = 0; j < ${#take[@]}; j++ )); do (( _m_used[j] += $2 take[j] )); done
+}
+
+_m_fits() {
+  local -a take=(${_m_takes[$1]})
+  local j
+  for (( j = 0; j < ${#take[@]}; j++ )); do
+    (( take[j] == 0 || _m_used[j] + take[j] <= _m_limit[j] )) || return
+  done
+}
+
+_m_start_team() {
+  local i
+  unset "_m_ready[$1]"
+  _m_account "$1" +
+  for i in ${_m_members[$1]}; do _m_start "$i" || _m_over "$i" 1; done
+}
+
+_m_start_what_can() {
+  local team first=
+  [ -z "$_m_stop" ] || return
+  for team in "${!_m_ready[@]}"; do
+    : "${first:=$team}"
+    ! _m_fits "$team" || _m_start_team "$team"
+    (( _m_used[0] < _m_limit[0] )) || return
+  done
+  # A team that takes more than all there is runs alone, instead of never.
+  [ -z "$first" ] || (( _m_running )) || _m_start_team "$first"
+}
+
+_m_over() {  # a member has ended
+  local i=$1 code=$2 k team=${_m_team[$1]} left=0 services=0
+  [ "${_m_state[i]}" = running ] || return
+  (( _m_running -= 1 ))
+  wait "${_m_pid[i]}"
+  [ -z "${_m_left[i]-}" ] || kill -s TERM ${_m_left[i]} 2>/dev/null
+  # Not `wait`: a process that the member has left behind may hold its output open for ever.
+  for (( k = 0; k < _m_last_words_s * 100; k++ )); do
+    kill -0 "${_m_filter[i]}" 2>/dev/null || break
+    read -r -t 0.01 _ <> "$_m_scratch/never"
+  done
+  if (( _m_service[i] )) && [ "${_m_told[i]-}" != failed ]; then
+    [ -n "${_m_told[i]-}" ] || _m_say "${_m_name[i]}: the service ended by itself, with $code"
+    _m_state[i]=succeeded
+  elif (( code == 0 )); then
+    _m_state[i]=succeeded
+    _m_say "${_m_name[i]}: succeeded after $(( SECONDS - _m_began[i] )) s"
+  else
+    _m_failed "$i" "$code"
+  fi
+  if [ "${_m_state[i]}" = succeeded ]; then
+    for k in ${_m_followers[i]}; do (( _m_awaits[k] -= 1 )) || _m_ready[k]=$k; done
+  fi
+  for k in ${_m_members[team]}; do
+    [ "${_m_state[i]}" != failed ] || _m_end "$k" failed
+    [ "${_m_state[k]}" != running ] || if (( _m_service[k] )); then services=1; else left=1; fi
+  done
+  if (( services && ! left )); then
+    for k in ${_m_members[team]}; do (( ! _m_service[k] )) || _m_end "$k" done; done
+  elif (( ! left )); then
+    _m_account "$team" -
+  fi
+  _m_remove_temporary
+}
+
+_m_failed() {
+  local i=$1 code=$2
+  _m_state[i]=failed
+  (( _m_first_code )) || _m_first_code=$code
+  if [ -n "${_m_told[i]-}" ]; then
+    _m_say "${_m_name[i]}: was ended, since what it shares a pipe or service with failed"
+  else
+    _m_say "${_m_name[i]}: failed with exit code $code after $(( SECONDS - _m_began[i] )) s"
+    echo "$i $code" >> "$_m_report"
+  fi
+  [ "$_m_keep_going" = yes ] || _m_stop=${_m_stop:-failure}
+}
+
+# Removes what all its readers are done with; with an argument all that is left.
+_m_remove_temporary() {
+  local k i
+  for (( k = 0; k < ${#_m_temporary[@]}; k++ )); do
+    [ -n "${_m_temporary[k]}" ] || continue
+    for i in ${_m_readers[k]}; do
+      [ "${_m_state[i]}" = succeeded ] || [ $# -gt 0 ] || continue 2
+    done
+    rm -rf -- "${_m_temporary[k]}"
+    _m_temporary[k]=
+  done
+}
+
+_m_look() {  # for members that did not tell their end, and those that do not end
+  local i code
+  for (( i = 0; i < ${#_m_team[@]}; i++ )); do
+    [ "${_m_state[i]}" = running ] || continue
+    if ! kill -0 "${_m_pid[i]}" 2>/dev/null; then
+      wait "${_m_pid[i]}"
+      code=$?
+      _m_over "$i" "$code"
+    elif [ -n "${_m_deadline[i]-}" ] && (( SECONDS >= _m_deadline[i] )); then
+      _m_kill "$i"
+    elif [ -n "${_m_told[i]-}" ]; then
+      _m_end "$i" "${_m_told[i]}"
+    fi
+  done
+}
+
+_m_prepare() {
+  local path
+  for path in "${_m_pipes[@]}" "${_m_temporary[@]}"; do
+    rm -rf -- "$path" || return
+    case $path in */*) mkdir -p -- "${path%/*}" || return ;; esac
+  done
+  for path in "${_m_pipes[@]}"; do mkfifo -- "$path" || return; done
+  case $_m_report in */*) mkdir -p -- "${_m_report%/*}" || return ;; esac
+  : > "$_m_report"
+}
+
+_m_main() {
+  local i code event
+  IFS=$' \t\n'
+  set +euf
+  _m_scratch=$(mktemp -d -- "${TMPDIR:-/tmp}/mantik.XXXXXXXX") || exit 1
+  trap 'rm -rf -- "$_m_scratch"' EXIT
+  trap '_m_stop=signal' TERM INT HUP
+  trap : USR1 USR2
+  # Members tell their end here; open both ways it blocks nobody.
+  mkfifo -- "$_m_scratch/events" "$_m_scratch/never" && exec 9<> "$_m_scratch/events" || exit 1
+  _m_prepare || exit 1
+  for (( i = 0; i < ${#_m_team[@]}; i++ )); do _m_state[i]=waiting; done
+  for (( i = 0; i < ${#_m_members[@]}; i++ )); do (( _m_awaits[i] )) || _m_ready[i]=$i; done
+  for (( i = 0; i < ${#_m_limit[@]}; i++ )); do _m_used[i]=0; done
+  while :; do
+    _m_start_what_can
+    (( _m_running )) || break
+    event=
+    if read -r -t 1 -u 9 event code; then
+      _m_over "$event" "$code"
+    else
+      _m_look
+    fi
+  done
+  _m_remove_temporary all
+  (( ${#_m_pipes[@]} == 0 )) || rm -f -- "${_m_pipes[@]}"
+  [ -s "$_m_report" ] || rm -f -- "$_m_report"
+  _m_sum_up
+  [ "$_m_stop" != signal ] || (( _m_first_code )) || _m_first_code=143
+  exit "$_m_first_code"
+}
+
+_m_sum_up() {
+  local i
+  local -A of=()
+  for (( i = 0; i < ${#_m_team[@]}; i++ )); do (( of[${_m_state[i]}] += 1 )); done
+  [ "${of[succeeded]-0}" = "${#_m_team[@]}" ] && return
+  _m_say "of ${#_m_team[@]} members ${of[succeeded]-0} succeeded, ${of[failed]-0} failed and" \
+    "${of[waiting]-0} did not start"
+}
+
+_m_main

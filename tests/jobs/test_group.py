@@ -1,0 +1,320 @@
+"""A group of jobs in one script, with a real bash: order, limits, failures, pipes, services."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.group import (
+    GroupMember,
+    GroupProgram,
+    Team,
+    Temporary,
+    render,
+)
+from tests.support.trial import NASTY
+
+WAIT_S = 60
+
+
+class Place:
+    """A workspace in which groups run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace = folder / NASTY
+        self.workspace.mkdir()
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir()
+
+    def start(self, group: GroupProgram) -> "subprocess.Popen[str]":
+        script = self.workspace / "group.sh"
+        script.write_bytes(render(group).encode("utf-8", "surrogateescape"))
+        return subprocess.Popen(
+            ["bash", "group.sh"],
+            cwd=self.workspace,
+            env={**os.environ, "TMPDIR": str(self.scratch)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="surrogateescape",
+            start_new_session=True,
+        )
+
+    def run(self, group: GroupProgram) -> tuple[int, str]:
+        """Exit code and log. It waits for all that holds the log open: nothing may be left."""
+        process = self.start(group)
+        try:
+            said, _ = process.communicate(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(process.communicate()[0]) from None
+        assert list(self.scratch.iterdir()) == [], said
+        return process.returncode, said
+
+    def read(self, path: str) -> str:
+        return (self.workspace / path).read_text()
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self.workspace / path)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def member(name: str, command: str = "", team: int = 0, **values: object) -> GroupMember:
+    commands = (f"set -euo pipefail; {command}",) if command else ()
+    return replace(GroupMember(name, commands, team), **values)  # type: ignore[arg-type]
+
+
+def singles(*members: GroupMember, needs: dict[int, tuple[int, ...]] | None = None) -> GroupProgram:
+    """A group in which each member is a team of its own."""
+    numbered = [replace(each, team=number) for number, each in enumerate(members)]
+    teams = [Team((needs or {}).get(number, ()), (1,)) for number in range(len(members))]
+    return GroupProgram(numbered, teams, "report dir/report", (100,))
+
+
+MEET = "touch {me}; for i in {{1..100}}; do [ -e {other} ] && exit; sleep 0.1; done; exit 9"
+"""Succeeds only where another member runs at the same time."""
+
+
+def test_a_diamond(place: Place) -> None:
+    group = singles(
+        member("top", "echo t > top", outputs=("top",)),
+        member("left", MEET.format(me="l", other="r") + "\n", outputs=("l",)),
+        member("right", MEET.format(me="r", other="l"), outputs=("r",)),
+        member("bottom", "cat top > bottom; ls l r", outputs=("bottom",)),
+        needs={1: (0,), 2: (0,), 3: (1, 2)},
+    )
+    code, said = place.run(group)
+    assert code == 0, said
+    assert place.read("bottom") == "t\n"
+    assert "[bottom] l\n[bottom] r\n" in said
+    assert not place.exists("report dir/report")
+
+
+def test_limits_keep_members_apart(place: Place) -> None:
+    apart = "mkdir here; sleep 0.3; rmdir here"  # fails where another one does the same
+    group = replace(
+        singles(member("a", apart), member("b", apart), member("c", apart)), limits=(3, 10)
+    )
+    teams = [Team((), (2, 1)), Team((), (2, 1)), Team((), (50, 1))]  # the last is more than all
+    code, said = place.run(replace(group, teams=teams))
+    assert code == 0, said
+
+
+def test_a_failure_stops_what_depends_on_it(place: Place) -> None:
+    group = singles(
+        member("bad x=1", "echo oh; exit 7"),
+        member("runs on", "sleep 1; touch on"),
+        member("after", "touch after"),
+        needs={2: (0,)},
+    )
+    code, said = place.run(group)
+    assert code == 7
+    assert place.exists("on")
+    assert not place.exists("after")
+    assert place.read("report dir/report") == "0 7\n"
+    assert "mantik: bad x=1: failed with exit code 7" in said
+    assert "of 3 members 1 succeeded, 1 failed and 1 did not start" in said
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_what_is_independent_of_a_failure(place: Place, *, keep_going: bool) -> None:
+    group = replace(
+        singles(
+            member("bad", "exit 7"),
+            member("waits", "touch waits"),
+            member("after both", "touch both"),
+            needs={2: (0, 1)},
+        ),
+        limits=(1,),
+        keep_going=keep_going,
+    )
+    code, said = place.run(group)
+    assert code == 7, said
+    assert place.exists("waits") is keep_going
+    assert not place.exists("both")
+
+
+def test_a_missing_output_is_a_failure(place: Place) -> None:
+    group = singles(
+        member("a", "touch one", outputs=("one", "it's two")), member("b", "x"), needs={1: (0,)}
+    )
+    code, said = place.run(group)
+    assert code == 1
+    assert "[a] mantik: it ended with 0 but did not make it's two" in said
+
+
+def test_touched_files_are_there_for_those_who_need_them(place: Place) -> None:
+    group = singles(
+        member("a", ":", touches=("dir/-done",)), member("b", "ls dir/-done"), needs={1: (0,)}
+    )
+    assert place.run(group)[0] == 0
+
+
+def test_variables_of_each_member(place: Place) -> None:
+    show = 'echo "$OMP_NUM_THREADS $TMPDIR $TMP"'
+    mine = {"OMP_NUM_THREADS": "4", "TMPDIR": str(place.workspace)}
+    group = singles(
+        member("a", show, variables=mine),
+        member("b", show, variables={"OMP_NUM_THREADS": "1", "TMPDIR": "/not/there"}),
+        member("c", 'echo "$0 $TMPDIR"', shell="sh", commands=('echo "$0 $TMPDIR"',)),
+    )
+    code, said = place.run(group)
+    assert code == 0, said
+    assert f"[a] 4 {str(place.workspace).splitlines()[0]}" in said
+    assert "[b] 1 /tmp /tmp" in said
+    assert f"[c] sh {place.scratch}" in said
+
+
+def test_a_long_command_and_a_nasty_name(place: Place) -> None:
+    long = f'# {"x" * 150_000}\necho "$BASH_VERSION"'
+    code, said = place.run(singles(member("a/b & \\c\n%", long)))
+    assert code == 0, said
+    assert "[a/b & \\c %] 5." in said
+
+
+def test_members_that_run_nothing(place: Place) -> None:
+    group = singles(member("a", "touch a"), member("all"), member("b"), needs={1: (0,)})
+    assert place.run(group)[0] == 0
+
+
+def test_temporary_files_go_when_they_were_read(place: Place) -> None:
+    old = place.workspace / "t dir"
+    old.mkdir()
+    (old / "old").touch()
+    group = singles(
+        member("a", "mkdir -p 't dir'; ls 't dir'; touch 't dir/new' t2"),
+        member("b", "cp 't dir/new' b"),
+        member("c", "[ ! -e 't dir' ]; [ -e t2 ]"),
+        needs={1: (0,), 2: (1,)},
+    )
+    temporary = (Temporary("t dir", (0, 1)), Temporary("t2", (0, 2)))
+    code, said = place.run(replace(group, temporary=temporary))
+    assert code == 0, said
+    assert "old" not in said
+    assert place.exists("b")
+    assert not place.exists("t2")
+
+
+def test_a_pipe(place: Place) -> None:
+    group = GroupProgram(
+        [
+            member("from", "seq 20000 > 'a pipe'", team=1),
+            member("to", "sort -n 'a pipe' | tail -n 1 > last", team=1, outputs=("last",)),
+            member("before", "touch before", team=0),
+        ],
+        [Team((), (1,)), Team((2,), (2,))],
+        "report",
+        (100,),
+        pipes=("a pipe",),
+    )
+    code, said = place.run(group)
+    assert code == 0, said
+    assert place.read("last") == "20000\n"
+    assert not place.exists("a pipe")
+    assert said.index("before: succeeded") < said.index("from: starts")
+
+
+@pytest.mark.parametrize("failing", ["from", "to"])
+def test_a_pipe_whose_other_end_fails(place: Place, failing: str) -> None:
+    fail = "exit 3"
+    group = GroupProgram(
+        [
+            member("from", fail if failing == "from" else "exec 3> p; sleep 600"),
+            # Its shell dies of TERM while a child of it goes on, unless all are told to end.
+            member("to", fail if failing == "to" else "sleep 600 & cat p; wait"),
+        ],
+        [Team((), (2,))],
+        "report",
+        (100,),
+        pipes=("p",),
+    )
+    code, said = place.run(group)
+    assert code == 3, said
+    assert place.read("report").split()[1] == "3"
+    assert "was ended, since what it shares a pipe or service with failed" in said
+
+
+SERVICE = (
+    "trap 'echo ended > ended; exit' TERM; sleep 0.3; touch 'a socket'; while :; do sleep 1; done"
+)
+
+
+def test_a_service(place: Place) -> None:
+    group = GroupProgram(
+        [
+            member("service", SERVICE, service=True),
+            member("one", "ls 'a socket'", waits=("a socket",)),
+            member("two", "sleep 1; [ ! -e ended ]"),
+        ],
+        [Team((), (2,))],
+        "report",
+        (100,),
+        temporary=(Temporary("a socket", (0, 1)),),
+    )
+    code, said = place.run(group)
+    assert code == 0, said
+    assert place.read("ended") == "ended\n"
+    assert "the service ended by itself" not in said
+
+
+def test_a_service_that_does_not_come(place: Place) -> None:
+    group = GroupProgram(
+        [member("service", "exit 5", service=True), member("one", ":", waits=("s",))],
+        [Team((), (2,))],
+        "report",
+        (100,),
+        service_wait_s=1,
+    )
+    code, said = place.run(group)
+    assert code == 1
+    assert "service: the service ended by itself, with 5" in said
+    assert "[one] mantik: its service has not made ./s within 1 s" in said
+
+
+def test_measured_members(place: Place) -> None:
+    two = ("sleep 1; echo one", "exit 0")
+    group = singles(
+        member("a", commands=two, measured="bench/a"), member("b", "sleep 1", measured="bench/b")
+    )
+    (place.workspace / "bench").mkdir()
+    code, said = place.run(group)
+    assert code == 0, said
+    assert len(place.read("bench/a").splitlines()) == 2
+    assert len(place.read("bench/b").split()) == 10
+
+
+def test_term_reaches_all_members(place: Place) -> None:
+    careful = (
+        "trap 'sleep 1; touch saved-$n; exit 0' TERM; touch up-$n; while :; do sleep 0.1; done"
+    )
+    group = singles(
+        member("a", f"n=a; {careful}"),
+        member("b", "touch up-b; sleep 600"),
+        member("c", "touch c"),
+        needs={2: (0,)},
+    )
+    process = place.start(group)
+    deadline = time.monotonic() + WAIT_S
+    while not (place.exists("up-a") and place.exists("up-b")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 143, said
+    assert place.exists("saved-a")
+    assert not place.exists("c")
+    assert "a: succeeded after" in said
+    assert "b: failed with exit code 143" in said
+
+
+def test_a_member_that_is_killed_with_all_of_it(place: Place) -> None:
+    code, said = place.run(singles(member("a", "kill -9 $PPID")))
+    assert code == 137, said

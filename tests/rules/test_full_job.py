@@ -1,0 +1,84 @@
+"""The program that runs a full job at a site: which Snakemake it takes, and what it compares."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.rules.onsite import full_job
+
+
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [
+        ("9.27.1", True),
+        ("9.27.0", True),
+        ("9.28.3", True),
+        ("9.26.9", False),
+        ("10.0.0", False),
+        ("8.99.0", False),
+        ("", False),
+        ("nonsense", False),
+    ],
+)
+def test_which_snakemake_fits(found: str, *, fits: bool) -> None:
+    assert full_job.fits(found, "9.27.1") is fits
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (["a", "b"], ["a", "b"], ""),
+        ([], [], ""),
+        (["a"], ["a", "b"], "lacks b"),
+        (["a", "b", "c"], ["a", "b"], "has also c"),
+        (["b", "a"], ["a", "b"], "is in another order"),
+        (["/cache/1/x", "a"], [None, "a"], ""),
+        (["/cache/1/x", "a", "b"], [None, "a"], "has also b"),
+        ([], [None, "a"], "lacks a"),
+        (["a"] * 9, [*"bcdefghij"], "lacks b, c, d, e, f, …"),
+    ],
+)
+def test_files_are_compared(there: list[str], here: list[str | None], said: str) -> None:
+    told = full_job.differing("input", there, here)
+    assert said in told
+    assert bool(told) is bool(said)
+
+
+def test_an_older_python_is_told_and_another_one_taken(tmp_path: Path) -> None:
+    """The first Python has no Snakemake, the second one has."""
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    (tmp_path / "Snakefile").write_text(
+        'rule out:\n    output: "out.txt"\n    run:\n        open(output[0], "w").close()\n'
+    )
+    order = {
+        "snakemake": "9.27.0", "pythons": ["no-such-python", sys.executable], "packages": [],
+        "do": "Do this.", "rules": ["out"], "input": [], "output": ["out.txt"], "cache": {},
+        "checkpointed": [], "repositories": [],
+        "arguments": [
+            "--snakefile", "Snakefile", "--executor", "local", "--mode", "subprocess",
+            "--cores", "1", "--allowed-rules", "out", "--force-use-threads",
+            "--target-jobs", "out:",
+        ],
+    }  # fmt: skip
+
+    def start(**changes: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(bare / "bin" / "python"), full_job.__file__],
+            input=json.dumps({**order, **changes}), cwd=tmp_path, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    lacking = start(pythons=["no-such-python"])
+    assert lacking.returncode == full_job.UNFIT
+    assert lacking.stdout.startswith(full_job.LACK)
+    assert "has none. Do this." in lacking.stdout
+    unknown = start(packages=["no_such_package"])
+    assert unknown.returncode == full_job.UNFIT
+    assert "has no no_such_package, which the Snakefile imports. Do this." in unknown.stdout
+    ran = start()
+    assert ran.returncode == 0, ran.stdout
+    assert (tmp_path / "out.txt").exists()

@@ -1,0 +1,1 @@
+tool > "${snakemake_output[0]}"

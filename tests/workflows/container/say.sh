@@ -1,0 +1,1 @@
+cat /etc/image > "${snakemake_output[0]}"

@@ -1,0 +1,2 @@
+with open(snakemake.output[0], "w") as file:
+    file.write(" ".join(snakemake.params.words) + "\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler
 from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules, SbatchError
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
@@ -56,8 +56,6 @@ async def ends(scheduler: Scheduler, directory: Path) -> Told:
     await scheduler.cancel(held.id)
     await until(lambda: held.state.final)
     told["cancelled-waiting"] = ending(held)
-    gone = directory / "gone"
-    gone.mkdir(exist_ok=True)
     await asyncio.gather(
         to_end("good", script("true")),
         to_end("bad", script("exit 7")),
@@ -117,19 +115,15 @@ async def refusals(scheduler: Scheduler, directory: Path) -> Told:
     return told
 
 
-def play(
+async def play(
     scheduler: Scheduler, test: Callable[[Scheduler, Path], Awaitable[Told]], where: Path
 ) -> Told:
     where.mkdir()
-
-    async def main() -> Told:
-        scheduler.start()
-        try:
-            return await test(scheduler, where)
-        finally:
-            await scheduler.stop()
-
-    return asyncio.run(main())
+    scheduler.start()
+    try:
+        return await test(scheduler, where)
+    finally:
+        await scheduler.stop()
 
 
 @pytest.mark.parametrize("test", [ends, refusals])
@@ -142,6 +136,11 @@ def test_alike(
     local = LocalScheduler(
         tmp_path / "spool", alike, home=tmp_path, user="somebody", rules=Rules(accounts=ACCOUNTS)
     )
-    expected = play(slurm, test, tmp_path / "slurm")
-    assert play(local, test, tmp_path / "local") == expected
 
+    async def both() -> tuple[Told, Told]:
+        return await asyncio.gather(
+            play(local, test, tmp_path / "local"), play(slurm, test, tmp_path / "slurm")
+        )
+
+    told, expected = asyncio.run(both())
+    assert told == expected

@@ -249,11 +249,10 @@ srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
         assert sorted(lines[3:6]) == ["task 0", "task 1", "task 2"]
         assert lines[6:] == ["once per node", "once per node", "code 1", "code 6"]
         errors = (tmp_path / "err").read_text()
-        assert "The following module(s) are unknown" in errors
+        # In the words of Lmod, or of this machine's own environment modules.
+        assert "module(s) are unknown" in errors or "Unable to locate a modulefile" in errors
         assert "More processors requested than permitted" in errors
 
-    if os.environ.get("MODULESHOME"):
-        pytest.skip("this machine has modules of its own")
     play(tmp_path, test)
 
 

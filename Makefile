@@ -22,7 +22,7 @@ test: $(STAMP)
 
 test-real: $(STAMP)
 	tests/real/install
-	$(BIN)/python -m pytest -n $(CORES) --dist worksteal tests/real $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile tests/real $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -118,7 +118,6 @@ _m_heartbeat() {
 
 # Runs a function in a process group of its own and waits for it; sets _m_code.
 _m_run() {
-  local again
   set -m
   "$@" < /dev/null {_m_beat}>&- &
   _m_group=$!
@@ -135,12 +134,9 @@ _m_run() {
     fi
     kill -0 "$_m_group" 2>/dev/null || break
   done
-  # Of a wait that a signal interrupted the code is the signal's.
-  if [ -n "$_m_signal" ] && ! kill -0 "$_m_group" 2>/dev/null; then
-    wait "$_m_group"
-    again=$?
-    (( again == 127 )) || _m_code=$again
-  fi
+  # Of a wait that a signal interrupted the code is the signal's; the payload has told its own. Bash
+  # is not asked again: a process that ended just as the signal came it may have forgotten, and it
+  # would wait for ever (seen with bash 5.2).
   if _m_pass TERM; then _m_leftover=$_m_group; fi
   _m_group=
 }

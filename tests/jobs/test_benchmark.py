@@ -55,7 +55,7 @@ def test_in_an_image(trial: Trial) -> None:
     # A stand-in for Apptainer: it runs the command where it is.
     trial.program("apptainer", '#!/bin/bash\nshift 2\nexec "$@"\n')
     trial.write("image.sif")
-    command = "sleep 1.2"
+    command = "until cat .mantik/work/*/*/marker/sample.* 2> /dev/null; do sleep 0.1; done"
     ended = trial.run(
         trial.spec(
             command,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Executor(RemoteExecutor):
 
         from snakemake_executor_plugin_mantik import caching
         from snakemake_executor_plugin_mantik.engine.request import Outcome
+        from snakemake_executor_plugin_mantik.rules import groups, storage
 
         self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
@@ -81,8 +83,14 @@ class Executor(RemoteExecutor):
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:
-            self.workflow.async_run(self._prepare(job))
-            request = run.request(job, self.envvars())
+            if storage.by_jobs(self.workflow):
+                # Its own Snakemake prepares it, in the storage.
+                request = run.request(job, self.envvars())
+                read = self.workflow.async_run(storage.versions(groups.members_of(job)))
+                request = replace(request, parameters=f"{request.parameters} {read}")
+            else:
+                self.workflow.async_run(self._prepare(job))
+                request = run.request(job, self.envvars())
             cached = self.workflow.async_run(caching.fetch(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
@@ -99,9 +107,13 @@ class Executor(RemoteExecutor):
     def envvars(self) -> dict[str, str]:
         """What jobs get of this process's environment: the workflow's own `envvars:`.
 
-        Snakemake's would add the credentials of storages, which are for this machine alone.
+        Snakemake's would always add the credentials of storages. They are for this machine alone,
+        unless jobs fetch and store themselves.
         """
-        return {name: os.environ[name] for name in sorted(self.workflow.envvars)}
+        from snakemake_executor_plugin_mantik.rules import storage
+
+        own = {name: os.environ[name] for name in sorted(self.workflow.envvars)}
+        return {**own, **storage.secrets(self.workflow)}
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""

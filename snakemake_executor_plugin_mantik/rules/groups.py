@@ -55,6 +55,7 @@ from snakemake_executor_plugin_mantik.rules.resources import (
     given_resources,
     site_of,
 )
+from snakemake_executor_plugin_mantik.rules.storage import unstaged
 
 REPORTS = ".snakemake/mantik/groups"
 """Where it is told which members of a group failed, here and at the site, while it is read."""
@@ -345,7 +346,11 @@ class _Files:
                 made.add(place)
                 if is_flagged(path, "pipe"):
                     self.pipes.append(place)
-                elif service or is_flagged(path, "nodelocal") or path in unneeded:
+                elif (
+                    service
+                    or is_flagged(path, "nodelocal")
+                    or (path in unneeded and not unstaged(member, path))
+                ):
                     readers = [j for j, files in dag.depending[member].items() if path in files]
                     numbers = sorted(number[j] for j in [member, *readers] if j in number)
                     temporary.append(Temporary(place, tuple(numbers)))

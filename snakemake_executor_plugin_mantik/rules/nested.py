@@ -109,7 +109,8 @@ def command(
     _add_environment(job, found, deployment)
     made = _checkpointed(job)
     for path in made:
-        if os.path.exists(path):
+        # Where jobs fetch themselves, a copy of it here is for functions that were called here.
+        if os.path.exists(path) and not by_jobs(workflow):
             found.inputs[os.path.normpath(path)] = None
     order = {
         "snakemake": __version__,

@@ -1,8 +1,10 @@
 """Storage plugins: this machine fetches and stores, the site sees files and no credentials."""
 
+from pathlib import Path
+
 from tests.e2e.test_secrets import SECRET, leaks
 from tests.support.s3 import S3
-from tests.support.workflows import Project, tells, with_snakemake
+from tests.support.workflows import UNTRACKED, Project, tells, with_snakemake
 
 
 def test_s3(s3: S3, either: Project) -> None:
@@ -76,7 +78,9 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
     for name in ("a b", "c'd"):
         client.put_object(Bucket=bucket, Key=f"w/in/{name}.txt", Body=f"{name}\n".encode())
     project = Project(
-        either.directory, with_snakemake(either.place), {"MY_TOKEN": SECRET, **s3.environment}
+        either.directory,
+        with_snakemake(either.place),
+        {"MY_TOKEN": SECRET, **UNTRACKED, **s3.environment},
     )
     project.write(
         "Snakefile",
@@ -106,14 +110,14 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
 
         rule third:
             input: rules.second.output
-            output: directory("dir/{name}")
+            output: "dir/{name}.txt"
             group: "pair"
             script: "scripts/third.py"
 
         checkpoint fourth:
-            input: expand("dir/{name}", name=["a b", "c'd"])
+            input: expand("dir/{name}.txt", name=["a b", "c'd"])
             output: "names.txt"
-            shell: "cat {input[0]:q}/x.txt {input[1]:q}/x.txt | sort -u > {output}"
+            shell: "cat {input:q} | sort -u > {output}"
 
         def listed(wildcards):
             with checkpoints.fourth.get().output[0].open() as file:
@@ -133,9 +137,8 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
     project.write(
         "scripts/third.py",
         """
-        import os, helper
-        os.makedirs(snakemake.output[0])
-        with open(snakemake.input[0]) as read, open(snakemake.output[0] + "/x.txt", "w") as made:
+        import helper
+        with open(snakemake.input[0]) as read, open(snakemake.output[0], "w") as made:
             made.write(helper.upper(read.read()))
         """,
     )
@@ -143,10 +146,27 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
 
     said = project.run("--verbose", *_in_bucket(bucket)).ok().output
 
-    listing = client.list_objects_v2(Bucket=bucket)["Contents"]
-    print([each["Key"] for each in listing])
-    print(said)
-    assert False
+    def stored(key: str) -> str:
+        body: bytes = client.get_object(Bucket=bucket, Key=f"w/{key}")["Body"].read()
+        return body.decode()
+
+    length = len(SECRET)
+    assert stored("out/c'd.2.txt") == f"c'd\n{length}\n" * 2
+    assert stored("names.txt") == f"{length}\nA B\nC'D\n"
+    assert stored("out/here.txt") == stored("names.txt") + "a b\n" == project.read("list.txt")
+    assert stored("log/a b.txt") == "said\n"
+    assert stored("bench/a b.tsv").startswith("s\th:m:s")
+    keys = {each["Key"] for each in client.list_objects_v2(Bucket=bucket)["Contents"]}
+    assert not [key for key in keys if key.endswith(".temp")]
+    for copies in (
+        project.directory / ".snakemake/storage", project.workspace / ".snakemake/storage",
+        project.workspace / ".mantik/storage",
+    ):  # fmt: skip
+        assert [path for path in copies.rglob("*") if path.is_file()] == []
+    secrets = (SECRET[:11], s3.secret_key)
+    assert leaks(project.directory, project.place.server, words=secrets) == []
+    assert not [secret for secret in secrets if secret in said]
+    assert "Nothing to be done" in project.run(*_in_bucket(bucket)).ok().output
 
 
 def _in_bucket(bucket: str) -> list[str]:
@@ -158,12 +178,55 @@ def _in_bucket(bucket: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_without_a_shared_file_system(project: Project) -> None:
+def test_what_jobs_store_in_a_directory(either: Project, tmp_path: Path) -> None:
+    """The fs plugin, whose directory both machines see; a failure, and what follows it."""
+    store = tmp_path / "store"
+    (store / "in").mkdir(parents=True)
+    (store / "in" / "x").write_text("1\n")
+    project = Project(either.directory, with_snakemake(either.place), dict(UNTRACKED))
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "found.txt"
+
+        rule make:
+            input: "in/x"
+            output: directory("made"), touch("done")
+            log: "make.log"
+            shadow: "minimal"
+            shell: "mkdir {output[0]}; cat {input} > {output[0]}/y; cp {input} {log}; grep 2 {log}"
+
+        rule find:
+            input: rules.make.output
+            output: "found.txt"
+            shell: "cat {input[0]}/y > {output}"
+        """,
+    )
+    options = [
+        "--default-storage-provider", "fs", "--default-storage-prefix", str(store),
+        "--shared-fs-usage", "none", "--latency-wait", "1",
+    ]  # fmt: skip
+
+    tells(project.run(*options).failed(), "rule make")
+    assert (store / "make.log").read_text() == "1\n"
+    assert not (store / "made").exists()
+
+    (store / "in" / "x").write_text("12\n")
+    project.run(*options).ok()
+    assert (store / "found.txt").read_text() == "12\n"
+    assert (store / "done").exists()
+    assert not project.exists("made")
+
+
+def test_half_of_a_shared_file_system(project: Project) -> None:
     project.write("Snakefile", 'rule a:\n    output: "a"\n    shell: "touch {output}"\n')
     storage = ["--default-storage-provider", "fs", "--default-storage-prefix", "store"]
 
-    said = project.run("--shared-fs-usage", "none", *storage).failed()
-    tells(said, "--shared-fs-usage", "input-output, persistence, storage-local-copies")
+    said = project.run("--shared-fs-usage", "storage-local-copies", *storage).failed()
+    tells(said, "names storage-local-copies without input-output")
 
     said = project.run("--shared-fs-usage", "input-output", "persistence", "sources").failed()
-    tells(said, "storage-local-copies")
+    tells(said, "names input-output without storage-local-copies")
+
+    project.run("--shared-fs-usage", "input-output", "storage-local-copies").ok()

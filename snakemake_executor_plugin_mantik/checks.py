@@ -20,13 +20,20 @@ from snakemake_executor_plugin_mantik.errors import (
     WorkflowNotRunnable,
 )
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import deployment, groups, resources, storage
+from snakemake_executor_plugin_mantik.rules import (
+    deployment,
+    groupresources,
+    groups,
+    resources,
+    storage,
+)
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
+from snakemake_executor_plugin_mantik.rules.units import members_of, title_of, units_of
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
@@ -74,7 +81,7 @@ class Checked:
             UserError: the job cannot be run.
         """
         refuse([job], self.settings.deployed_here)
-        members = groups.members_of(job)
+        members = members_of(job)
         for member in members:
             resources.retried(member)
             if not self.settings.conda_here:
@@ -131,8 +138,8 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
-    units = groups.units(dag)
-    jobs = [job for unit in units for job in groups.members_of(unit)]
+    units = units_of(dag)
+    jobs = [job for unit in units for job in members_of(unit)]
     refuse(units, settings.deployed_here)
     _check_environments(jobs, context, products(dag))
     for remark in deployment.remarks(jobs, context, full):
@@ -216,12 +223,12 @@ def check_jobs(
     used: dict[str, None] = {}
     mistakes: dict[str, None] = {}
     for job in jobs:
-        where = groups.title_of(job)
+        where = title_of(job)
         try:
-            members = groups.members_of(job)
+            members = members_of(job)
             for member in members:
                 resources.retried(member)
-            site, given, threads, later = groups.wanted(job, planners)
+            site, given, threads, later = groupresources.wanted(job, planners)
             resources.refuse_misspelt(later)
             if site is None:
                 continue

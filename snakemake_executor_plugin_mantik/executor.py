@@ -75,7 +75,8 @@ class Executor(RemoteExecutor):
 
         from snakemake_executor_plugin_mantik import caching
         from snakemake_executor_plugin_mantik.engine.request import Outcome
-        from snakemake_executor_plugin_mantik.rules import groups, storage
+        from snakemake_executor_plugin_mantik.rules import storage
+        from snakemake_executor_plugin_mantik.rules.units import members_of
 
         self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
@@ -86,7 +87,7 @@ class Executor(RemoteExecutor):
             if storage.by_jobs(self.workflow):
                 # Its own Snakemake prepares it, in the storage.
                 request = run.request(job, self.envvars())
-                read = self.workflow.async_run(storage.versions(groups.members_of(job)))
+                read = self.workflow.async_run(storage.versions(members_of(job)))
                 request = replace(request, parameters=f"{request.parameters} {read}")
             else:
                 self.workflow.async_run(self._prepare(job))

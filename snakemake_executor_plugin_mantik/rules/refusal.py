@@ -10,10 +10,11 @@ from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.groups import group_obstacle, members_of
+from snakemake_executor_plugin_mantik.rules.groups import group_obstacle
 from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 from snakemake_executor_plugin_mantik.rules.storage import by_jobs, unstaged
+from snakemake_executor_plugin_mantik.rules.units import members_of
 
 
 def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.e2e.test_secrets import SECRET, leaks
 from tests.support.s3 import S3
-from tests.support.workflows import UNTRACKED, Project, tells, with_snakemake
+from tests.support.workflows import UNTRACKED, Project, tells, until, with_snakemake
 
 
 def test_s3(s3: S3, either: Project) -> None:
@@ -217,6 +217,43 @@ def test_what_jobs_store_in_a_directory(either: Project, tmp_path: Path) -> None
     assert (store / "found.txt").read_text() == "12\n"
     assert (store / "done").exists()
     assert not project.exists("made")
+
+
+def test_what_a_job_stored_after_a_crash_is_kept(project: Project, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "in").write_text("1\n")
+    project = Project(project.directory, with_snakemake(project.place), dict(UNTRACKED))
+    project.write(
+        "Snakefile",
+        f"""
+        rule slow:
+            input: "in"
+            output: "out"
+            shell:
+                "echo run >> {tmp_path}/runs; until [ -e {tmp_path}/go ]; do sleep 0.1; done;"
+                " cp {{input}} {{output}}"
+        """,
+    )
+    options = [
+        "--default-storage-provider", "fs", "--default-storage-prefix", str(store),
+        "--shared-fs-usage", "none", "--rerun-incomplete",
+    ]  # fmt: skip
+    first = project.start(*options)
+    until((tmp_path / "runs").exists, "the job")
+
+    first.kill()
+    (tmp_path / "go").touch()
+    until((store / "out").exists, "the output")
+    project.run("--unlock", plain=True)
+    project.run(*options).ok()
+
+    assert (store / "out").read_text() == "1\n"
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+    (store / "in").write_text("2\n")
+    project.run(*options).ok()
+    assert (store / "out").read_text() == "2\n"
 
 
 def test_half_of_a_shared_file_system(project: Project) -> None:

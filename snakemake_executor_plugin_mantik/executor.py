@@ -169,6 +169,9 @@ class Executor(RemoteExecutor):
                     info.job.register(external_jobid=ids)
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
+        from snakemake_executor_plugin_mantik.rules import storage
+        from snakemake_executor_plugin_mantik.rules.units import members_of
+
         self._uncommitted[outcome.number] = outcome
         if self._run is not None:
             self._run.ended(outcome)
@@ -179,6 +182,8 @@ class Executor(RemoteExecutor):
         if outcome.succeeded and (trouble := self._benchmark(info.job) or await self._store(info)):
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
+            if storage.by_jobs(self.workflow):
+                storage.look_anew(members_of(info.job))
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []

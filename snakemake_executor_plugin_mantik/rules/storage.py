@@ -72,3 +72,18 @@ async def versions(jobs: Iterable[Job]) -> str:
     made = {path for job in jobs for path in job.output}
     read = {path for job in jobs for path in job.input if path.is_storage} - made
     return json.dumps([[path, (await path.mtime()).storage()] for path in sorted(read)])
+
+
+def look_anew(jobs: Iterable[Job]) -> None:
+    """Forget what plugins remember of the directories that `jobs` have stored just now.
+
+    The S3 plugin (0.3.6) looks only once, here before the job, whether something is a directory.
+    """
+    for job in jobs:
+        made = {path for path in job.output if path.is_storage and path.is_directory}
+        readers = (path for other in job.dag.depending[job] for path in other.input if path in made)
+        for path in [*made, *readers]:
+            known = path.storage_object
+            path.flags["storage_object"] = known.provider.object(
+                known.query, retrieve=known.retrieve, keep_local=known.keep_local
+            )

@@ -110,14 +110,14 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
 
         rule third:
             input: rules.second.output
-            output: "dir/{name}.txt"
+            output: directory("dir/{name}")
             group: "pair"
             script: "scripts/third.py"
 
         checkpoint fourth:
-            input: expand("dir/{name}.txt", name=["a b", "c'd"])
+            input: expand("dir/{name}", name=["a b", "c'd"])
             output: "names.txt"
-            shell: "cat {input:q} | sort -u > {output}"
+            shell: "cat {input[0]:q}/x {input[1]:q}/x | sort -u > {output}"
 
         def listed(wildcards):
             with checkpoints.fourth.get().output[0].open() as file:
@@ -137,8 +137,9 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
     project.write(
         "scripts/third.py",
         """
-        import helper
-        with open(snakemake.input[0]) as read, open(snakemake.output[0], "w") as made:
+        import os, helper
+        os.makedirs(snakemake.output[0])
+        with open(snakemake.input[0]) as read, open(snakemake.output[0] + "/x", "w") as made:
             made.write(helper.upper(read.read()))
         """,
     )

@@ -41,9 +41,7 @@ from snakemake_executor_plugin_mantik.rules.request import (
     variables_of,
 )
 from snakemake_executor_plugin_mantik.rules.request import request as request_of_one
-from snakemake_executor_plugin_mantik.rules.resources import (
-    given_resources,
-)
+from snakemake_executor_plugin_mantik.rules.resources import given_resources
 from snakemake_executor_plugin_mantik.rules.storage import unstaged
 from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit, title_of
 

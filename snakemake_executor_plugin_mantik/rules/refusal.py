@@ -57,7 +57,10 @@ def _paths(job: Job) -> str | None:
     directive = full(job)
     benchmark = [job.benchmark] if job.benchmark is not None else []
     if by_jobs(job.rule.workflow) and any(is_flagged(path, "nodelocal") for path in job.output):
-        return "makes a nodelocal() file, and with --shared-fs-usage none only a storage keeps any"
+        return (
+            "makes a temp(…, group_jobs=True) file, which stays on the node, where with"
+            " --shared-fs-usage none nothing stays (leave out group_jobs)"
+        )
     for path in [*job.input, *job.output, *job.log, *benchmark]:
         if os.path.relpath(path).split("/")[0] == OURS:
             return f"uses {path}: {OURS} is the executor's own directory at a site"

@@ -268,3 +268,41 @@ def test_half_of_a_shared_file_system(project: Project) -> None:
     tells(said, "names input-output without storage-local-copies")
 
     project.run("--shared-fs-usage", "input-output", "storage-local-copies").ok()
+
+
+def test_what_no_storage_can_hold(project: Project, tmp_path: Path) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "piped.txt", "near.txt"
+
+        rule writes:
+            output: pipe("pipe")
+            shell: "echo 1 > {output}"
+
+        rule reads:
+            input: "pipe"
+            output: "piped.txt"
+            shell: "cat {input} > {output}"
+
+        rule near:
+            output: temp("near", group_jobs=True)
+            group: "near"
+            shell: "echo 1 > {output}"
+
+        rule far:
+            input: "near"
+            output: "near.txt"
+            group: "near"
+            shell: "cp {input} {output}"
+        """,
+    )
+
+    said = project.run(
+        "--default-storage-provider", "fs", "--default-storage-prefix", str(tmp_path / "store"),
+        "--shared-fs-usage", "none",
+    ).failed()  # fmt: skip
+
+    tells(said, "nothing was sent", "rule near makes a temp(…, group_jobs=True) file")
+    tells(said, "rule reads has files", "rule writes has files", "shares a pipe or service")

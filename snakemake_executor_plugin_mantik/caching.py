@@ -37,5 +37,8 @@ async def store(workflow: Any, job: Job) -> None:
 
 
 def _cached(workflow: Any, job: Job) -> bool:
-    asked = workflow.workflow_settings.cache is not None
+    from snakemake_executor_plugin_mantik.rules.storage import by_jobs
+
+    # Where jobs store themselves, nothing of theirs is here.
+    asked = workflow.workflow_settings.cache is not None and not by_jobs(workflow)
     return bool(asked and job.rule.cache and job.rule.cache.output)

@@ -20,13 +20,20 @@ from snakemake_executor_plugin_mantik.errors import (
     WorkflowNotRunnable,
 )
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import deployment, groups, resources
+from snakemake_executor_plugin_mantik.rules import (
+    deployment,
+    groupresources,
+    groups,
+    resources,
+    storage,
+)
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.rules.options import options_of, unused
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
+from snakemake_executor_plugin_mantik.rules.units import members_of, title_of, units_of
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
@@ -74,7 +81,7 @@ class Checked:
             UserError: the job cannot be run.
         """
         refuse([job], self.settings.deployed_here)
-        members = groups.members_of(job)
+        members = members_of(job)
         for member in members:
             resources.retried(member)
             if not self.settings.conda_here:
@@ -116,7 +123,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     asked = options_of(workflow)
     for told in unused(workflow):
         logger.warning(told)
-    _check_shared(workflow.storage_settings.shared_fs_usage)
+    storage.check_shared(workflow.storage_settings.shared_fs_usage)
     configs = _configs(options.backend_config, workdir)
     for config in configs.values():
         for warning in config.warnings:
@@ -131,8 +138,8 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
-    units = groups.units(dag)
-    jobs = [job for unit in units for job in groups.members_of(unit)]
+    units = units_of(dag)
+    jobs = [job for unit in units for job in members_of(unit)]
     refuse(units, settings.deployed_here)
     _check_environments(jobs, context, products(dag))
     for remark in deployment.remarks(jobs, context, full):
@@ -148,26 +155,6 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     }
     used = check_jobs(units, planners)
     return Checked(context, planners, units, used, settings, state, lacks)
-
-
-_SHARED = ("input-output", "persistence", "storage-local-copies")
-"""What of `--shared-fs-usage` has to be said for files to be where the executor looks for them."""
-
-
-def _check_shared(usage: Any) -> None:
-    """See to it that Snakemake itself leaves the files of jobs to the executor.
-
-    Raises:
-        UserError: it would not: it would fetch no file from a storage, and look for none here.
-    """
-    named = {item.name.lower().replace("_", "-") for item in usage}
-    if lacking := [name for name in _SHARED if name not in named]:
-        raise UserError(
-            f"--shared-fs-usage leaves out {', '.join(lacking)}; with the mantik executor a site's"
-            " file system looks to Snakemake as if it were shared",
-            do=f"Leave the option out, or let it say {', '.join(_SHARED)}: this machine fetches"
-            " from storages and stores there, and stages the files to and from the sites",
-        )
 
 
 def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
@@ -236,12 +223,12 @@ def check_jobs(
     used: dict[str, None] = {}
     mistakes: dict[str, None] = {}
     for job in jobs:
-        where = groups.title_of(job)
+        where = title_of(job)
         try:
-            members = groups.members_of(job)
+            members = members_of(job)
             for member in members:
                 resources.retried(member)
-            site, given, threads, later = groups.wanted(job, planners)
+            site, given, threads, later = groupresources.wanted(job, planners)
             resources.refuse_misspelt(later)
             if site is None:
                 continue

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,8 @@ class Executor(RemoteExecutor):
 
         from snakemake_executor_plugin_mantik import caching
         from snakemake_executor_plugin_mantik.engine.request import Outcome
+        from snakemake_executor_plugin_mantik.rules import storage
+        from snakemake_executor_plugin_mantik.rules.units import members_of
 
         self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
@@ -81,8 +84,14 @@ class Executor(RemoteExecutor):
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:
-            self.workflow.async_run(self._prepare(job))
-            request = run.request(job, self.envvars())
+            if storage.by_jobs(self.workflow):
+                # Its own Snakemake prepares it, in the storage.
+                request = run.request(job, self.envvars())
+                read = self.workflow.async_run(storage.versions(members_of(job)))
+                request = replace(request, parameters=f"{request.parameters} {read}")
+            else:
+                self.workflow.async_run(self._prepare(job))
+                request = run.request(job, self.envvars())
             cached = self.workflow.async_run(caching.fetch(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
@@ -99,9 +108,13 @@ class Executor(RemoteExecutor):
     def envvars(self) -> dict[str, str]:
         """What jobs get of this process's environment: the workflow's own `envvars:`.
 
-        Snakemake's would add the credentials of storages, which are for this machine alone.
+        Snakemake's would always add the credentials of storages. They are for this machine alone,
+        unless jobs fetch and store themselves.
         """
-        return {name: os.environ[name] for name in sorted(self.workflow.envvars)}
+        from snakemake_executor_plugin_mantik.rules import storage
+
+        own = {name: os.environ[name] for name in sorted(self.workflow.envvars)}
+        return {**own, **storage.secrets(self.workflow)}
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
@@ -156,6 +169,9 @@ class Executor(RemoteExecutor):
                     info.job.register(external_jobid=ids)
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
+        from snakemake_executor_plugin_mantik.rules import storage
+        from snakemake_executor_plugin_mantik.rules.units import members_of
+
         self._uncommitted[outcome.number] = outcome
         if self._run is not None:
             self._run.ended(outcome)
@@ -166,6 +182,8 @@ class Executor(RemoteExecutor):
         if outcome.succeeded and (trouble := self._benchmark(info.job) or await self._store(info)):
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
+            if storage.by_jobs(self.workflow):
+                storage.look_anew(members_of(info.job))
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []

@@ -22,8 +22,10 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.rules import Job, deployment, groups
+from snakemake_executor_plugin_mantik.rules import Job, deployment
+from snakemake_executor_plugin_mantik.rules.groupresources import wanted
 from snakemake_executor_plugin_mantik.rules.places import Places
+from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit
 
 
 def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
@@ -42,9 +44,7 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     checked = checks.check(workflow, dag, options, logger)
     limits = startup.facts(checked) if connect else {}
     units = _units(dag)
-    sites = {
-        unit: None if unit.is_local else groups.wanted(unit, checked.planners)[0] for unit in units
-    }
+    sites = {unit: None if unit.is_local else wanted(unit, checked.planners)[0] for unit in units}
     places = Places(checked.workdir, lambda: "")  # asked for places in a workspace only
     made = {
         place: sites[unit] or HERE
@@ -105,12 +105,12 @@ def _written(names: Collection[str]) -> Iterator[str]:
 
 def _runs(unit: Job) -> bool:
     """Whether a rule of it has something to run."""
-    return any(not member.rule.norun for member in groups.members_of(unit))
+    return any(not member.rule.norun for member in members_of(unit))
 
 
 def _outputs(unit: Job) -> Iterator[object]:
     """What a job, or each member of a group, makes."""
-    for member in groups.members_of(unit):
+    for member in members_of(unit):
         yield from member.output
 
 
@@ -136,9 +136,9 @@ class _Look:
 
     def at(self, job: Job, site: str | None) -> Forecast:
         """What would be sent for `job` to `site`; None: not known yet."""
-        _, given, threads, later = groups.wanted(job, self.checked.planners)
+        _, given, threads, later = wanted(job, self.checked.planners)
         result = Forecast(
-            groups.name_of_unit(job), ", ".join(sorted(job.rules)), site,
+            name_of_unit(job), ", ".join(sorted(job.rules)), site,
             outputs=tuple(map(str, _outputs(job))), later=tuple(_written(later)),
         )  # fmt: skip
         if site is None:

@@ -9,8 +9,8 @@ from snakemake_executor_plugin_mantik.checks import Checked
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
-from snakemake_executor_plugin_mantik.rules import groups
 from snakemake_executor_plugin_mantik.rules.payload import full
+from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.statelog import StateLog
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
@@ -48,7 +48,7 @@ class Run:
             UserError: the job cannot be run.
         """
         request = self.checked.request(job, secrets)
-        members = groups.members_of(job)
+        members = members_of(job)
         self.requested.add(request.number)
         for member in members:
             if directive := full(member):

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.errors import (
 )
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import groups
+from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.running import Run
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -48,7 +48,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     checked = check(workflow, dag, workflow.executor_settings, logger)
     workdir, configs, planners = checked.workdir, checked.configs, checked.planners
     units, used = checked.units, checked.used
-    jobs = [job for unit in units for job in groups.members_of(unit)]
+    jobs = [job for unit in units for job in members_of(unit)]
     credentials = _credentials(checked)
     _tell_expiry(jobs, credentials, planners, used, logger)
     journal = Journal(checked.state)
@@ -140,7 +140,7 @@ def _tell_untracked(units: list[Any], logger: Any) -> bool:
     """Whether jobs are tracked; entry points in groups are not, and that is told."""
     tracked, grouped = False, set()
     for unit in units:
-        members = groups.members_of(unit)
+        members = members_of(unit)
         rules = {job.rule.name for job in members if given_of(job.rule.params) is not None}
         tracked = tracked or bool(rules and len(members) == 1)
         grouped |= rules if len(members) > 1 else set()

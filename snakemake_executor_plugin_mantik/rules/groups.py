@@ -9,18 +9,11 @@ import hashlib
 import json
 import math
 import shlex
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
-from snakemake.common.tbdstring import TBDString
-from snakemake.exceptions import ResourceInsufficiencyError
 from snakemake.io import is_flagged
-from snakemake.resources import GroupResources
-from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobGroup, JobRequest, Member, Upload
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.group import (
@@ -32,10 +25,9 @@ from snakemake_executor_plugin_mantik.jobs.group import (
     render,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.jobs.resources import merge
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Resources
-from snakemake_executor_plugin_mantik.journal import job_name
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.groupresources import ADDED, Asked, asked
 from snakemake_executor_plugin_mantik.rules.identity import identity
 from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, full
 from snakemake_executor_plugin_mantik.rules.places import Places, places_of
@@ -49,83 +41,12 @@ from snakemake_executor_plugin_mantik.rules.request import (
     variables_of,
 )
 from snakemake_executor_plugin_mantik.rules.request import request as request_of_one
-from snakemake_executor_plugin_mantik.rules.resources import (
-    SITE_RESOURCE,
-    determined,
-    given_resources,
-    site_of,
-)
+from snakemake_executor_plugin_mantik.rules.resources import given_resources
+from snakemake_executor_plugin_mantik.rules.storage import unstaged
+from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit, title_of
 
 REPORTS = ".snakemake/mantik/groups"
 """Where it is told which members of a group failed, here and at the site, while it is read."""
-
-_ADDED = ("runtime",)
-"""Resources that add up over members that follow each other, as in Snakemake's GroupJob."""
-
-
-class Configured(Protocol):
-    """Something that has a site's backend config."""
-
-    @property
-    def config(self) -> BackendConfig:
-        """The config."""
-        ...
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a group asks for.
-
-    Attributes:
-        site: where it runs.
-        resources: what all of it asks for, as for a single rule.
-        threads: CPUs that its members use at the same time, at most.
-        of_members: what each member asks for, by its number; `_cores` are its CPUs.
-    """
-
-    site: str
-    resources: dict[str, object]
-    threads: int
-    of_members: tuple[Mapping[str, object], ...]
-
-
-def units(dag: Any) -> list[Job]:
-    """The jobs and groups of a DAG that are still to run, those that run here left out."""
-    found: dict[Job, None] = {}
-    for job in dag.needrun_jobs():
-        unit = dag.get_job_group(job) or job
-        if not unit.is_local:
-            found[unit] = None
-    return list(found)
-
-
-def members_of(job: Job) -> list[Job]:
-    """The jobs that a group consists of, in an order that is the same in every run; or the job."""
-    if not job.is_group():
-        return [job]
-    return [member for layer in _layers(job) for member in layer]
-
-
-def title_of(job: Job) -> str:
-    """What a job or group is called in messages."""
-    if not job.is_group():
-        return f"rule {job.rule.name}"
-    rules = ", ".join(sorted(job.rules))
-    return f"group {job.groupid} (rules {rules})" if _named(job) else f"the group of rules {rules}"
-
-
-def name_of_unit(unit: Job) -> str:
-    """A job's name; of a group its rules, and the wildcards that have one value in all of it."""
-    members = members_of(unit)
-    if len(members) == 1:
-        return name_of(members[0])
-    values: dict[str, set[str]] = {}
-    for member in members:
-        for key, value in member.wildcards_dict.items():
-            values.setdefault(key, set()).add(str(value))
-    common = {key: of.pop() for key, of in values.items() if len(of) == 1}
-    group = f"group {unit.groupid}" if _named(unit) else "group"
-    return job_name(f"{group}: {', '.join(sorted(unit.rules))}", common)
 
 
 def group_obstacle(unit: Job, member: Job) -> str | None:
@@ -144,71 +65,6 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
             " at the site would know nothing"
         )
     return None
-
-
-def asked(group: Job, sites: Mapping[str, Configured]) -> Asked:
-    """What a group asks for: what its members do, gathered as Snakemake's GroupJob does.
-
-    Three things differ, so that a group gets what its members would get each by itself: Snakemake's
-    built-in defaults do not count; CPUs and memory of a member are counted under one name each; and
-    where a member does not say what it needs of time, memory or GPUs, the group asks at least for
-    what the backend config does.
-
-    Raises:
-        UserError: the members do not fit into one job, or an unknown site is named.
-    """
-    layers = [[_asking(member, sites) for member in layer] for layer in _layers(group)]
-    asking = [each for layer in layers for each in layer]
-    site = _one_site(group, asking, sites)
-    try:
-        # With all that was said, as Snakemake does it when the group's turn comes: it ends the
-        # whole run where that fails.
-        for gathered in ([[_Raw(m) for m in layer] for layer in _layers(group)], layers):
-            found = GroupResources.basic_layered(
-                toposorted_jobs=gathered, constraints=group.global_resources, run_local=False,
-                additive_resources=list(_ADDED), sortby=list(_ADDED),
-            )  # fmt: skip
-    except (WorkflowError, ResourceInsufficiencyError) as error:
-        raise _unlike(group, error) from None
-    resources = {
-        name: value
-        for name, value in found.items()
-        if not name.startswith("_") and name not in ("mem", "disk")
-    }
-    base = sites[site].config.resources
-    floors = {
-        "runtime": math.ceil(base.runtime_s / 60) if base.runtime_s else None,
-        "mem_mb": base.memory_mib_per_node,
-        "gpu": base.gpus_per_node,
-    }
-    for name, floor in floors.items():
-        value = resources.get(name)
-        if floor and isinstance(value, int) and any(name not in each.resources for each in asking):
-            resources[name] = max(value, floor)
-    if (base.nodes or 1) > 1:
-        resources["nodes"] = 1
-    return Asked(site, resources, found["_cores"], tuple(each.resources for each in asking))
-
-
-def wanted(
-    unit: Job, sites: Mapping[str, Configured]
-) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
-    """Site, resources and threads of a job or group, and which resources are not known yet.
-
-    The site is None where it follows from files that are still to be made.
-
-    Raises:
-        UserError: they make no sense.
-    """
-    members = members_of(unit)
-    if len(members) > 1:
-        if any(isinstance(m.resources.get(SITE_RESOURCE), TBDString) for m in members):
-            return None, {}, 0, frozenset({SITE_RESOURCE})
-        of_group = asked(unit, sites)
-        return of_group.site, of_group.resources, of_group.threads, frozenset()
-    given, later = determined(given_resources(members[0]))
-    site = None if SITE_RESOURCE in later else site_of(given, sites)
-    return site, given, members[0].threads, later
 
 
 def request(
@@ -294,24 +150,6 @@ def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) ->
     return True in found
 
 
-@dataclass(frozen=True)
-class _Asking:
-    """A job as `GroupResources` looks at it."""
-
-    resources: Mapping[str, object]
-    pipe_group: object
-    site: str
-    rule: str
-
-
-class _Raw:
-    """The same, with all that Snakemake itself counts."""
-
-    def __init__(self, job: Job) -> None:
-        self.resources = dict(job.resources.items())
-        self.pipe_group = job.pipe_group
-
-
 class _Files:
     """Which files of a group come, go, and stay in it; paths in the workspace.
 
@@ -345,7 +183,11 @@ class _Files:
                 made.add(place)
                 if is_flagged(path, "pipe"):
                     self.pipes.append(place)
-                elif service or is_flagged(path, "nodelocal") or path in unneeded:
+                elif (
+                    service
+                    or is_flagged(path, "nodelocal")
+                    or (path in unneeded and not unstaged(member, path))
+                ):
                     readers = [j for j, files in dag.depending[member].items() if path in files]
                     numbers = sorted(number[j] for j in [member, *readers] if j in number)
                     temporary.append(Temporary(place, tuple(numbers)))
@@ -356,84 +198,6 @@ class _Files:
         self.temporary = tuple(temporary)
         read = dict.fromkeys(place for run in runs for place in run.inputs)
         self.from_outside = tuple(place for place in read if place not in made)
-
-
-def _layers(group: Job) -> list[list[Job]]:
-    """Snakemake's order, in which jobs of a layer stand in an order of chance."""
-    return [sorted(layer, key=lambda job: (name_of(job), identity(job)))
-            for layer in group.toposorted]  # fmt: skip
-
-
-def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
-    given, later = determined(given_resources(member))
-    if SITE_RESOURCE in later:
-        raise UserError(
-            f"its resource {SITE_RESOURCE} follows from a file that its own group makes",
-            where=f"rule {member.rule.name}",
-            do="Take the rule out of the group, or make the resource independent of the file",
-        )
-    site = site_of(given, sites)
-    try:
-        merge(Resources(), given, member.threads)
-    except UserError as error:
-        raise UserError(error.what, where=f"rule {member.rule.name}", do=error.do) from None
-    cores = given.pop("cpus_per_task", None)
-    given["_cores"] = cores = cores if isinstance(cores, int) else member.threads
-    per_cpu = given.pop("mem_mb_per_cpu", None)
-    if isinstance(per_cpu, int) and per_cpu:
-        given["mem_mb"] = per_cpu * cores
-    if "gpus" in given:
-        given.setdefault("gpu", given.pop("gpus"))
-    for name in ("mem_mib", "disk_mib", "nodes", "tasks", "tasks_per_node", "mpi"):
-        given.pop(name, None)
-    return _Asking(given, member.pipe_group, site, member.rule.name)
-
-
-def _one_site(group: Job, asking: Iterable[_Asking], sites: Mapping[str, object]) -> str:
-    rules: dict[str, dict[str, None]] = {}
-    for each in asking:
-        rules.setdefault(each.site, {})[each.rule] = None
-    if len(rules) > 1:
-        told = "; ".join(f"{', '.join(names)} at {site}" for site, names in rules.items())
-        raise UserError(
-            f"its members are to run at different sites: {told}",
-            where=title_of(group),
-            do=f"A group is one job at one site: give them the same {SITE_RESOURCE} (without one"
-            f" it is {next(iter(sites))}), or other groups",
-        )
-    return next(iter(rules))
-
-
-def _unlike(group: Job, error: Exception) -> UserError:
-    """What to say where Snakemake cannot gather the resources of a group."""
-    values: dict[str, dict[object, dict[str, None]]] = {}
-    members = members_of(group)
-    names = {name for m in members for name, value in m.resources.items() if _is_text(name, value)}
-    for member in members:
-        for name in names:
-            value = member.resources.get(name)
-            values.setdefault(name, {}).setdefault(value, {})[member.rule.name] = None
-    unlike = [
-        f"{name} is "
-        + ", ".join(
-            f"{'not set' if value is None else repr(str(value))} for {', '.join(rules)}"
-            for value, rules in of_name.items()
-        )
-        for name, of_name in sorted(values.items())
-        if len(of_name) > 1
-    ]
-    return UserError(
-        "; ".join(unlike) or str(error),
-        where=title_of(group),
-        do="A group is one job: give all its rules the same"
-        if unlike
-        else "Ask for less, or raise the limit in --resources",
-    )
-
-
-def _is_text(name: str, value: object) -> bool:
-    own = ("tmpdir", "shell_exec", "mem", "disk")
-    return isinstance(value, str) and not isinstance(value, TBDString) and name not in own
 
 
 def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
@@ -549,7 +313,7 @@ def _limits(
             name: limit
             for name, limit in wanted.resources.items()
             if isinstance(limit, int)
-            and name not in (*_ADDED, "nodes")
+            and name not in (*ADDED, "nodes")
             and sum(_takes(team, numbers, wanted, name) for team in teams) > limit
         },
     }
@@ -558,12 +322,3 @@ def _limits(
 def _takes(team: Sequence[Job], numbers: Mapping[Job, int], wanted: Asked, name: str) -> int:
     amounts = [wanted.of_members[numbers[member]].get(name) for member in team]
     return sum(amount for amount in amounts if isinstance(amount, int))
-
-
-def _named(group: Job) -> bool:
-    """Whether somebody gave the group its name: Snakemake itself takes a UUID."""
-    try:
-        uuid.UUID(str(group.groupid))
-    except ValueError:
-        return True
-    return False

@@ -6,7 +6,8 @@ there and becomes it. It is started as Snakemake starts its own `run:` jobs (9.2
 this machine, and with what is decided here: threads, resources and the attempt are this side's.
 
 The mode is `subprocess`: such a Snakemake deletes no temp() file, stores nothing, keeps no
-metadata, loads no profile and says nothing but errors.
+metadata, loads no profile and says nothing but errors. Where jobs reach the storage themselves
+(`rules/storage.py`) it is `remote`, in which it fetches before the job and stores after it.
 """
 
 import json
@@ -29,8 +30,10 @@ from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.deployment import files_of, nested_options
+from snakemake_executor_plugin_mantik.rules.identity import identity
 from snakemake_executor_plugin_mantik.rules.onsite import full_job
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
+from snakemake_executor_plugin_mantik.rules.storage import by_jobs
 from snakemake_executor_plugin_mantik.rules.surroundings import (
     ELSEWHERE,
     Surroundings,
@@ -42,6 +45,9 @@ PACKAGE: Final = "snakemake_executor_plugin_mantik"
 
 BOOTSTRAPPED: Final = f"{OURS}/snakemake-{__version__}"
 """The virtual environment in a workspace that `smk-mantik bootstrap` makes."""
+
+COPIES: Final = f"{OURS}/storage"
+"""Where jobs have what they fetch from a storage themselves."""
 
 _KINDS: Final = (
     ("is_wrapper", "wrapper:"),
@@ -103,12 +109,13 @@ def command(
     _add_environment(job, found, deployment)
     made = _checkpointed(job)
     for path in made:
-        if os.path.exists(path):
+        # Where jobs fetch themselves, a copy of it here is for functions that were called here.
+        if os.path.exists(path) and not by_jobs(workflow):
             found.inputs[os.path.normpath(path)] = None
     order = {
         "snakemake": __version__,
         "pythons": ["python3", "python", f"{BOOTSTRAPPED}/bin/python"],
-        "packages": [PACKAGE] if _imports_us(workflow) else [],
+        "packages": [*([PACKAGE] if _imports_us(workflow) else []), *_storage_plugins(workflow)],
         "do": f"{way_out(site)}.",
         "rules": [rule.name],
         "input": [None if is_source_file(path) else str(path) for path in job.input],
@@ -122,6 +129,7 @@ def command(
                 if isinstance(source, LocalGitFile)
             }
         ),
+        "copies": _copies(job),
         "arguments": [*nested_options(deployment), *_arguments(job, found)],
     }
     program = Path(full_job.__file__).read_bytes()
@@ -195,14 +203,19 @@ def _arguments(job: Job, found: Surroundings) -> Iterator[str]:
     yield from ("--snakefile", _snakefile(main, found))
     # `workdir:` has had its effect: the workspace mirrors that directory.
     yield from ("--directory", ".", "--workflow-profile", "none", "--executor", "local")
-    yield from ("--mode", "subprocess", "--force", "--nolock", "--ignore-incomplete")
+    yield from ("--mode", "remote" if by_jobs(workflow) else "subprocess")
+    yield from ("--force", "--nolock", "--ignore-incomplete")
     yield from ("--allowed-rules", rule.name, "--cores", str(max(1, job.threads)))
     yield from ("--force-use-threads", "--target-files-omit-workdir-adjustment")
     yield from ("--max-inventory-time", "0", "--retries", "0", "--attempt", str(job.attempt))
     yield from ("--nocolor", "--no-hooks", "--notemp", "--drop-metadata", "--scheduler", "greedy")
     # The cache of sources is in the home directory otherwise, which a container may not have.
-    yield from ("--shared-fs-usage", "persistence", "input-output", "software-deployment")
-    yield from ("sources", "storage-local-copies")
+    yield from ("--shared-fs-usage", "software-deployment", "sources")
+    if by_jobs(workflow):
+        # All that it has to say a second time, and none of the job's errors.
+        yield from ("--quiet", "progress", "rules", "host")
+    else:
+        yield from ("persistence", "input-output", "storage-local-copies")
     # Beside what the workspace holds of this kind for other jobs.
     yield from ("--conda-prefix", f"{OURS}/snakemake-conda")
     yield from ("--apptainer-prefix", f"{OURS}/snakemake-images")
@@ -239,8 +252,27 @@ def _storage(workflow: Any) -> Iterator[str]:
     yield from shlex.split(known.get_default_storage_provider_args())
     for option in known.get_storage_provider_args():
         yield from shlex.split(option)
-    if prefix := workflow.storage_settings.local_storage_prefix:
-        yield from ("--local-storage-prefix", str(prefix))
+    if not by_jobs(workflow):
+        yield from ("--local-storage-prefix", str(workflow.storage_settings.local_storage_prefix))
+
+
+def _copies(job: Job) -> dict[str, str] | None:
+    """Where local copies of files in a storage are here, and where a job that fetches has its own.
+
+    Snakemake removes them after the job; jobs of one workspace must not do that to each other.
+    """
+    settings = job.rule.workflow.storage_settings
+    if not by_jobs(job.rule.workflow):
+        return None
+    here, remote = settings.local_storage_prefix, settings.remote_job_local_storage_prefix
+    where = COPIES if remote == here else str(remote)
+    return {"here": str(here), "there": f"{where}/{identity(job)[:16]}"}
+
+
+def _storage_plugins(workflow: Any) -> list[str]:
+    """The packages of the storage plugins that the Snakefile or an option names."""
+    used = workflow.storage_registry._storages.values()  # there is no public way
+    return sorted({type(provider).__module__.partition(".")[0] for provider in used})
 
 
 def _words(value: str | None) -> list[str]:
@@ -295,5 +327,28 @@ def _target(job: Job) -> list[str]:
     """
     wildcards = [f"{name}={value}" for name, value in job.wildcards_dict.items()]
     if job.output and not all(map(_PLAIN.fullmatch, job.wildcards_dict.values())):
-        return ["--", str(job.output[0])]
+        return ["--", _told(job)]
     return ["--target-jobs", f"{job.rule.name}:{','.join(wildcards)}"]
+
+
+def _told(job: Job) -> str:
+    """An output as the command line takes it: in the default storage, without that one's prefix.
+
+    Raises:
+        UserError: there is none.
+    """
+    settings = job.rule.workflow.storage_settings
+    if settings.default_storage_provider is None:
+        return str(job.output[0])
+    prefix = settings.default_storage_prefix or ""
+    if prefix and not prefix.endswith("/"):
+        prefix += "/"
+    for path in job.output:
+        if path.is_storage and str(path.storage_object.query).startswith(prefix):
+            return str(path.storage_object.query).removeprefix(prefix)
+    raise UserError(
+        "its wildcards have values with special characters, and none of its outputs is in the"
+        " default storage",
+        where=f"rule {job.rule.name}",
+        do="Rename these files, or write an output without storage()",
+    )

@@ -16,7 +16,13 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules import Job, besidesnakefile, nested, sourcefiles
+from snakemake_executor_plugin_mantik.rules import (
+    Job,
+    besidesnakefile,
+    nested,
+    sourcefiles,
+    storage,
+)
 from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
 from snakemake_executor_plugin_mantik.rules.deployment import deployed
 from snakemake_executor_plugin_mantik.rules.options import Options
@@ -81,6 +87,8 @@ class Payload:
 
 def full(job: Job) -> str | None:
     """Why a job needs a Snakemake at its site, in words that follow "has"; None for a thin job."""
+    if storage.by_jobs(job.rule.workflow):
+        return storage.WORDS
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
         from snakemake_executor_plugin_mantik.rules.scripts import needs_snakemake

@@ -3,15 +3,18 @@
 import os
 from collections.abc import Iterable
 
+from snakemake.io import is_flagged
 from snakemake.settings.types import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.groups import group_obstacle, members_of
+from snakemake_executor_plugin_mantik.rules.groups import group_obstacle
 from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
+from snakemake_executor_plugin_mantik.rules.storage import by_jobs, unstaged
+from snakemake_executor_plugin_mantik.rules.units import members_of
 
 
 def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
@@ -53,12 +56,17 @@ def _paths(job: Job) -> str | None:
     """Which path of a job cannot be mapped to one at a site."""
     directive = full(job)
     benchmark = [job.benchmark] if job.benchmark is not None else []
+    if by_jobs(job.rule.workflow) and any(is_flagged(path, "nodelocal") for path in job.output):
+        return (
+            "makes a temp(…, group_jobs=True) file, which stays on the node, where with"
+            " --shared-fs-usage none nothing stays (leave out group_jobs)"
+        )
     for path in [*job.input, *job.output, *job.log, *benchmark]:
         if os.path.relpath(path).split("/")[0] == OURS:
             return f"uses {path}: {OURS} is the executor's own directory at a site"
         if job.rule.shadow_depth is not None and ".." in path.split("/"):
             return f"has a shadow: directive and uses {path}, which has to be an absolute path"
-        if directive is None or is_source_file(path):
+        if directive is None or is_source_file(path) or unstaged(job, path):
             continue
         if os.path.isabs(path) or ".." in path.split("/"):
             return (

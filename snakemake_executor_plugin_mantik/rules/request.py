@@ -17,9 +17,10 @@ from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_o
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.mpi import launches
 from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, payload_of
-from snakemake_executor_plugin_mantik.rules.places import Places, places_of, stays_in_storage
+from snakemake_executor_plugin_mantik.rules.places import Places, places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
+from snakemake_executor_plugin_mantik.rules.storage import unstaged
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -117,7 +118,8 @@ def runs_of(job: Job, context: Context) -> Runs:
     outputs = list(_outputs(job, places))
     payloads = [payload_of(job, context, tmpdir, None if job.benchmark is None else 0)]
     if job.benchmark is not None and payloads[0].full:
-        outputs.append(OutputFile(plain(job.benchmark)))
+        if not unstaged(job, job.benchmark):
+            outputs.append(OutputFile(plain(job.benchmark)))
     elif job.benchmark is not None:
         payloads += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
         measured = measured_path(identity(job))
@@ -148,7 +150,7 @@ def umask() -> int:
 
 def _inputs(job: Job, places: Places) -> Iterable[str]:
     for path in job.input:
-        if stays_in_storage(path) or is_source_file(path):
+        if unstaged(job, path) or is_source_file(path):
             continue
         if (place := places.place(path)) is not None:
             yield place
@@ -156,7 +158,7 @@ def _inputs(job: Job, places: Places) -> Iterable[str]:
 
 def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
     for path in job.output:
-        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+        if not unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(
                 path=place,
                 kind="touched" if is_flagged(path, "touch") else "output",
@@ -164,5 +166,5 @@ def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
                 keep=is_flagged(path, "update"),
             )
     for path in job.log:
-        if not stays_in_storage(path) and (place := places.place(path)) is not None:
+        if not unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(path=place, kind="log")

@@ -202,6 +202,6 @@ def test_what_cannot_be(project: Project, tmp_path: Path) -> None:
 def test_what_snakemake_takes_for_shared(project: Project) -> None:
     prepare(project)
     words = ["--until", "beside", "--shared-fs-usage", "input-output", "persistence"]
-    tells(project.run(*words).failed(), "--shared-fs-usage leaves out storage-local-copies")
+    tells(project.run(*words).failed(), "input-output without storage-local-copies")
     project.run(*words, "storage-local-copies").ok()
     assert project.read("beside.txt") == "in\n"

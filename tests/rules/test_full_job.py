@@ -54,10 +54,10 @@ def test_an_older_python_is_told_and_another_one_taken(tmp_path: Path) -> None:
     (tmp_path / "Snakefile").write_text(
         'rule out:\n    output: "out.txt"\n    run:\n        open(output[0], "w").close()\n'
     )
-    order = {
+    order: dict[str, object] = {
         "snakemake": "9.27.0", "pythons": ["no-such-python", sys.executable], "packages": [],
         "do": "Do this.", "rules": ["out"], "input": [], "output": ["out.txt"], "cache": {},
-        "checkpointed": [], "repositories": [],
+        "checkpointed": [], "repositories": [], "copies": None,
         "arguments": [
             "--snakefile", "Snakefile", "--executor", "local", "--mode", "subprocess",
             "--cores", "1", "--allowed-rules", "out", "--force-use-threads",
@@ -78,7 +78,7 @@ def test_an_older_python_is_told_and_another_one_taken(tmp_path: Path) -> None:
     assert "has none. Do this." in lacking.stdout
     unknown = start(packages=["no_such_package"])
     assert unknown.returncode == full_job.UNFIT
-    assert "has no no_such_package, which the Snakefile imports. Do this." in unknown.stdout
+    assert "has no no_such_package, which the workflow uses. Do this." in unknown.stdout
     ran = start()
     assert ran.returncode == 0, ran.stdout
     assert (tmp_path / "out.txt").exists()

@@ -9,12 +9,9 @@ from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resources
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.rules.groups import (
-    asked,
-    group_obstacle,
-    name_of_unit,
-    wanted,
-)
+from snakemake_executor_plugin_mantik.rules.groupresources import asked, wanted
+from snakemake_executor_plugin_mantik.rules.groups import group_obstacle
+from snakemake_executor_plugin_mantik.rules.units import name_of_unit
 
 
 def member(name: str, threads: int = 1, pipe: object = None, **resources: Any) -> Any:

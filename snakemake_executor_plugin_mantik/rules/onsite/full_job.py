@@ -12,7 +12,7 @@ Some things of Snakemake are changed in its process, because a site has not all 
   (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
 - Sources that are not files of the workspace come from a cache that is filled before.
 - Files of a storage are their local copies: a node has the storage's credentials as little as a way
-  to it, and this side fetches and stores.
+  to it, and this side fetches and stores. Unless the job is to do it: then its copies are its own.
 - Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
 """
 
@@ -123,6 +123,13 @@ def run(order: dict[str, Any]) -> None:
     """Run the job with the Snakemake of this Python, and exit with its code."""
     for package in order["packages"]:
         _require(package, order)
+    copies = order["copies"]
+    if copies:
+        copies["there"] = there = os.path.expandvars(copies["there"])
+        shutil.rmtree(there, ignore_errors=True)  # of a try that was killed
+        order["arguments"][:0] = ["--local-storage-prefix", there]
+        for kind in ("input", "output", "checkpointed"):
+            order[kind] = [moved(path, copies["here"], there) for path in order[kind]]
     # Snakemake takes a directory with `metadata` but no `incomplete` for one of an old release,
     # and several jobs that migrated it at the same time would be in each other's way.
     os.makedirs(os.path.join(".snakemake", "incomplete"), exist_ok=True)
@@ -140,13 +147,15 @@ def run(order: dict[str, Any]) -> None:
     finally:
         sys.stdout.flush()
         shutil.rmtree(cache, ignore_errors=True)
+        if copies:
+            shutil.rmtree(copies["there"], ignore_errors=True)
 
 
 def _require(package: str, order: dict[str, Any]) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        needed = f"its Python, {sys.executable}, has no {package}, which the Snakefile imports"
+        needed = f"its Python, {sys.executable}, has no {package}, which the workflow uses"
         sys.stderr.write(f"{LACK} {needed}. {order['do']}\n")
         sys.exit(UNFIT)
 
@@ -207,7 +216,8 @@ def _adapt(order: dict[str, Any]) -> None:
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
-    storage.flag_with_storage_object = local
+    if not order["copies"]:
+        storage.flag_with_storage_object = local
     for kind, act in ((conda.Env, "create"), (singularity.Image, "pull")):
         setattr(kind, act, one_at_a_time(getattr(kind, act)))
 
@@ -222,6 +232,13 @@ def one_at_a_time(act: Any) -> Any:
             return act(*args, **more)
 
     return locked
+
+
+def moved(path: str | None, here: str, there: str) -> str | None:
+    """A path, below the directory `there` if it was below `here`."""
+    if path is None or not path.startswith(f"{here}/"):
+        return path
+    return there + path[len(here) :]
 
 
 def differing(kind: str, there: list[str], here: list[str | None]) -> str:

@@ -1,0 +1,208 @@
+"""What a group of Snakemake's jobs asks for: one site, and what its members need at a time."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from snakemake.common.tbdstring import TBDString
+from snakemake.exceptions import ResourceInsufficiencyError
+from snakemake.resources import GroupResources
+from snakemake_interface_common.exceptions import WorkflowError
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.resources import merge
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.resources import (
+    SITE_RESOURCE,
+    determined,
+    given_resources,
+    site_of,
+)
+from snakemake_executor_plugin_mantik.rules.units import layers_of, members_of, title_of
+
+ADDED: Final = ("runtime",)
+"""Resources that add up over members that follow each other, as in Snakemake's GroupJob."""
+
+
+class Configured(Protocol):
+    """Something that has a site's backend config."""
+
+    @property
+    def config(self) -> BackendConfig:
+        """The config."""
+        ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a group asks for.
+
+    Attributes:
+        site: where it runs.
+        resources: what all of it asks for, as for a single rule.
+        threads: CPUs that its members use at the same time, at most.
+        of_members: what each member asks for, by its number; `_cores` are its CPUs.
+    """
+
+    site: str
+    resources: dict[str, object]
+    threads: int
+    of_members: tuple[Mapping[str, object], ...]
+
+
+def asked(group: Job, sites: Mapping[str, Configured]) -> Asked:
+    """What a group asks for: what its members do, gathered as Snakemake's GroupJob does.
+
+    Three things differ, so that a group gets what its members would get each by itself: Snakemake's
+    built-in defaults do not count; CPUs and memory of a member are counted under one name each; and
+    where a member does not say what it needs of time, memory or GPUs, the group asks at least for
+    what the backend config does.
+
+    Raises:
+        UserError: the members do not fit into one job, or an unknown site is named.
+    """
+    layers = [[_asking(member, sites) for member in layer] for layer in layers_of(group)]
+    asking = [each for layer in layers for each in layer]
+    site = _one_site(group, asking, sites)
+    try:
+        # With all that was said, as Snakemake does it when the group's turn comes: it ends the
+        # whole run where that fails.
+        for gathered in ([[_Raw(m) for m in layer] for layer in layers_of(group)], layers):
+            found = GroupResources.basic_layered(
+                toposorted_jobs=gathered, constraints=group.global_resources, run_local=False,
+                additive_resources=list(ADDED), sortby=list(ADDED),
+            )  # fmt: skip
+    except (WorkflowError, ResourceInsufficiencyError) as error:
+        raise _unlike(group, error) from None
+    resources = {
+        name: value
+        for name, value in found.items()
+        if not name.startswith("_") and name not in ("mem", "disk")
+    }
+    base = sites[site].config.resources
+    floors = {
+        "runtime": math.ceil(base.runtime_s / 60) if base.runtime_s else None,
+        "mem_mb": base.memory_mib_per_node,
+        "gpu": base.gpus_per_node,
+    }
+    for name, floor in floors.items():
+        value = resources.get(name)
+        if floor and isinstance(value, int) and any(name not in each.resources for each in asking):
+            resources[name] = max(value, floor)
+    if (base.nodes or 1) > 1:
+        resources["nodes"] = 1
+    return Asked(site, resources, found["_cores"], tuple(each.resources for each in asking))
+
+
+def wanted(
+    unit: Job, sites: Mapping[str, Configured]
+) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
+    """Site, resources and threads of a job or group, and which resources are not known yet.
+
+    The site is None where it follows from files that are still to be made.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    members = members_of(unit)
+    if len(members) > 1:
+        if any(isinstance(m.resources.get(SITE_RESOURCE), TBDString) for m in members):
+            return None, {}, 0, frozenset({SITE_RESOURCE})
+        of_group = asked(unit, sites)
+        return of_group.site, of_group.resources, of_group.threads, frozenset()
+    given, later = determined(given_resources(members[0]))
+    site = None if SITE_RESOURCE in later else site_of(given, sites)
+    return site, given, members[0].threads, later
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """A job as `GroupResources` looks at it."""
+
+    resources: Mapping[str, object]
+    pipe_group: object
+    site: str
+    rule: str
+
+
+class _Raw:
+    """The same, with all that Snakemake itself counts."""
+
+    def __init__(self, job: Job) -> None:
+        self.resources = dict(job.resources.items())
+        self.pipe_group = job.pipe_group
+
+
+def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
+    given, later = determined(given_resources(member))
+    if SITE_RESOURCE in later:
+        raise UserError(
+            f"its resource {SITE_RESOURCE} follows from a file that its own group makes",
+            where=f"rule {member.rule.name}",
+            do="Take the rule out of the group, or make the resource independent of the file",
+        )
+    site = site_of(given, sites)
+    try:
+        merge(Resources(), given, member.threads)
+    except UserError as error:
+        raise UserError(error.what, where=f"rule {member.rule.name}", do=error.do) from None
+    cores = given.pop("cpus_per_task", None)
+    given["_cores"] = cores = cores if isinstance(cores, int) else member.threads
+    per_cpu = given.pop("mem_mb_per_cpu", None)
+    if isinstance(per_cpu, int) and per_cpu:
+        given["mem_mb"] = per_cpu * cores
+    if "gpus" in given:
+        given.setdefault("gpu", given.pop("gpus"))
+    for name in ("mem_mib", "disk_mib", "nodes", "tasks", "tasks_per_node", "mpi"):
+        given.pop(name, None)
+    return _Asking(given, member.pipe_group, site, member.rule.name)
+
+
+def _one_site(group: Job, asking: Iterable[_Asking], sites: Mapping[str, object]) -> str:
+    rules: dict[str, dict[str, None]] = {}
+    for each in asking:
+        rules.setdefault(each.site, {})[each.rule] = None
+    if len(rules) > 1:
+        told = "; ".join(f"{', '.join(names)} at {site}" for site, names in rules.items())
+        raise UserError(
+            f"its members are to run at different sites: {told}",
+            where=title_of(group),
+            do=f"A group is one job at one site: give them the same {SITE_RESOURCE} (without one"
+            f" it is {next(iter(sites))}), or other groups",
+        )
+    return next(iter(rules))
+
+
+def _unlike(group: Job, error: Exception) -> UserError:
+    """What to say where Snakemake cannot gather the resources of a group."""
+    values: dict[str, dict[object, dict[str, None]]] = {}
+    members = members_of(group)
+    names = {name for m in members for name, value in m.resources.items() if _is_text(name, value)}
+    for member in members:
+        for name in names:
+            value = member.resources.get(name)
+            values.setdefault(name, {}).setdefault(value, {})[member.rule.name] = None
+    unlike = [
+        f"{name} is "
+        + ", ".join(
+            f"{'not set' if value is None else repr(str(value))} for {', '.join(rules)}"
+            for value, rules in of_name.items()
+        )
+        for name, of_name in sorted(values.items())
+        if len(of_name) > 1
+    ]
+    return UserError(
+        "; ".join(unlike) or str(error),
+        where=title_of(group),
+        do="A group is one job: give all its rules the same"
+        if unlike
+        else "Ask for less, or raise the limit in --resources",
+    )
+
+
+def _is_text(name: str, value: object) -> bool:
+    own = ("tmpdir", "shell_exec", "mem", "disk")
+    return isinstance(value, str) and not isinstance(value, TBDString) and name not in own

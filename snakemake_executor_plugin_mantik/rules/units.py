@@ -1,0 +1,63 @@
+"""Jobs and groups of jobs alike: what there is to run, what it consists of, what it is called."""
+
+import uuid
+from typing import Any
+
+from snakemake_executor_plugin_mantik.journal import job_name
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.identity import identity
+from snakemake_executor_plugin_mantik.rules.request import name_of
+
+
+def units_of(dag: Any) -> list[Job]:
+    """The jobs and groups of a DAG that are still to run, those that run here left out."""
+    found: dict[Job, None] = {}
+    for job in dag.needrun_jobs():
+        unit = dag.get_job_group(job) or job
+        if not unit.is_local:
+            found[unit] = None
+    return list(found)
+
+
+def members_of(job: Job) -> list[Job]:
+    """The jobs that a group consists of, in an order that is the same in every run; or the job."""
+    if not job.is_group():
+        return [job]
+    return [member for layer in layers_of(job) for member in layer]
+
+
+def title_of(job: Job) -> str:
+    """What a job or group is called in messages."""
+    if not job.is_group():
+        return f"rule {job.rule.name}"
+    rules = ", ".join(sorted(job.rules))
+    return f"group {job.groupid} (rules {rules})" if _named(job) else f"the group of rules {rules}"
+
+
+def name_of_unit(unit: Job) -> str:
+    """A job's name; of a group its rules, and the wildcards that have one value in all of it."""
+    members = members_of(unit)
+    if len(members) == 1:
+        return name_of(members[0])
+    values: dict[str, set[str]] = {}
+    for member in members:
+        for key, value in member.wildcards_dict.items():
+            values.setdefault(key, set()).add(str(value))
+    common = {key: of.pop() for key, of in values.items() if len(of) == 1}
+    group = f"group {unit.groupid}" if _named(unit) else "group"
+    return job_name(f"{group}: {', '.join(sorted(unit.rules))}", common)
+
+
+def layers_of(group: Job) -> list[list[Job]]:
+    """Snakemake's order, in which jobs of a layer stand in an order of chance."""
+    return [sorted(layer, key=lambda job: (name_of(job), identity(job)))
+            for layer in group.toposorted]  # fmt: skip
+
+
+def _named(group: Job) -> bool:
+    """Whether somebody gave the group its name: Snakemake itself takes a UUID."""
+    try:
+        uuid.UUID(str(group.groupid))
+    except ValueError:
+        return True
+    return False

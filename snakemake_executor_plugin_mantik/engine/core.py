@@ -297,7 +297,7 @@ class Engine:
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
         enders = {work.ender for work in self._work.values()}
         if tidy:
-            await asyncio.gather(*(ender.tidy(self._workdir) for ender in enders))
+            await asyncio.gather(*(ender.tidy() for ender in enders))
         await asyncio.gather(*(ender.close() for ender in enders))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)

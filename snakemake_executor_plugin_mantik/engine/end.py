@@ -13,18 +13,17 @@ from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
+from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
-    OUTSIDE,
     TRIES,
     WORK,
-    local_path,
     marker_name,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Phase, Site, rest_safe
+from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 60.0
 """Seconds that cancelled jobs have to be confirmed as ended; after that they are told again."""
@@ -44,6 +43,7 @@ class Ender:
         journal: Journal,
         watcher: Watcher,
         fetcher: Fetcher,
+        sweeper: Sweeper,
         *,
         settings: SiteSettings,
         patience: Patience,
@@ -54,6 +54,7 @@ class Ender:
     ) -> None:
         self._site = site
         self._fetcher = fetcher
+        self._sweeper = sweeper
         self._logs = logs
         self._workdir = workdir
         self._observer = observer or Nobody()
@@ -238,7 +239,7 @@ class Ender:
             return passed > LOST_S, None
         return phases == {Phase.ENDED}, None
 
-    async def tidy(self, workdir: Path) -> None:
+    async def tidy(self) -> None:
         """At the end of a run: remove what nobody needs any more, as far as the site answers.
 
         That is our own directories once no try is open, and the site's copies of files that are no
@@ -247,7 +248,7 @@ class Ender:
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout(TIDY_WAIT_S):
                 await asyncio.gather(*self._tidying, return_exceptions=True)
-                await self._sweep(workdir)
+                await self._sweeper.finish()
                 # Another name of the same workspace may have jobs there, too.
                 names = set(self._journal.neighbours(self._site.name))
                 unused = not any(r.site in names for r in self._journal.all_open_tries())
@@ -270,26 +271,3 @@ class Ender:
         for bundle in self._journal.files.pending_bundles(self._site.name):
             self._journal.files.set_bundle(bundle, "gone")
         await asyncio.gather(*(self._site.remove(path) for path in (TRIES, WORK, BUNDLES)))
-
-    async def _sweep(self, workdir: Path) -> None:
-        gone = [
-            file.path
-            for file in self._journal.files.remote_files(self._site.name)
-            if not file.source
-            and not local_path(file.path, workdir).exists()
-            and rest_safe(file.path)
-            and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))
-        ]
-        await asyncio.gather(*(self._site.remove(path) for path in gone))
-        self._journal.files.forget_remote_files(self._site.name, gone)
-        # Of a temp(directory()) the directories are left.
-        left = {
-            parent.as_posix()
-            for path in gone
-            for parent in PurePosixPath(path).parents
-            if not local_path(f"{parent}/", workdir).exists()
-        }
-        for directory in sorted(left, key=len, reverse=True):
-            with suppress(SiteNotFound):
-                if not await self._site.list(directory):
-                    await self._site.remove(directory)

@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
+from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.engine.witness import Witness
@@ -92,8 +93,10 @@ class SiteWork:
         )
         self._submitter = Submitter(site, journal, patience)
         fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
+        self._sweeper = Sweeper(site, journal.files, patience, workdir)
         self.ender = Ender(
-            site, journal, self.watcher, fetcher, settings=settings, patience=patience, tell=tell,
+            site, journal, self.watcher, fetcher, self._sweeper,
+            settings=settings, patience=patience, tell=tell,
             observer=self._observer, workdir=workdir, logs=state / "logs",
         )  # fmt: skip
         self._concluder = Concluder(
@@ -212,6 +215,7 @@ class SiteWork:
         return self.planner.resources(request.resources, request.threads).runtime_s
 
     async def _submit(self, request: JobRequest, life: Life, files: list[LocalFile]) -> None:
+        await self._sweeper.follow()
         staged = await self.stager.stage(files, request.inputs)
         spec = self.planner.spec(request, life.record, self.facts, staged)
         # From now on the job may change them there, whether it succeeds or not.
@@ -252,6 +256,7 @@ class SiteWork:
         """
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
+        self._sweeper.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             ledger, site = self._journal.files, self.site.name
             files = [ledger.remote_file(site, output.path) for output in request.outputs]

@@ -12,7 +12,7 @@ import shutil
 import tarfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
@@ -108,10 +108,13 @@ class Landing:
         """Prepare for `outputs`, the paths in the workspace that the rule declares."""
         self._workdir = workdir
         self._made: set[Path] = set()
+        declared = dict.fromkeys(outputs)
+        # What lies in an output that is a directory comes and goes with that.
+        outer = [p for p in declared if not any(str(up) in declared for up in PurePath(p).parents)]
         # Numbered, since a name of our own added to a long one would be too long.
         self._roots = {
             path: local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
-            for number, path in enumerate(outputs)
+            for number, path in enumerate(outer)
         }
 
     def place(self, entry: OutputEntry) -> Path:

@@ -194,6 +194,17 @@ def test_a_directory_travels_with_all_that_is_in_it(trial: Trial) -> None:
     assert small(marker) == {"d/a": b"a\n", "d/h": b"a\n", "d/sub/.b": b"b\n"}
 
 
+def test_an_output_in_another_one_travels_once_and_has_its_directory(trial: Trial) -> None:
+    trial.workspace.joinpath("tree").mkdir()
+    trial.workspace.joinpath("tree/old").touch()
+    spec = trial.spec(
+        "[ ! -e tree/old ] && echo x > 'tree/a b/c'",
+        outputs=(OutputFile("tree/a b/c"), OutputFile("tree", directory=True)),
+    )
+    paths = [entry.path for entry in trial.run(spec).sure.files]
+    assert sorted(paths) == ["tree", "tree/a b", "tree/a b/c"]
+
+
 def test_a_link_as_an_output_brings_what_it_points_to(trial: Trial) -> None:
     limits = replace(QUICK, marker_bytes=3)
     spec = trial.spec(

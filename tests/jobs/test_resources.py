@@ -37,6 +37,7 @@ def test_without_resources_of_a_rule_the_config_is_asked_for() -> None:
         ({"runtime": "90"}, 1, {"runtime_s": 5400}),
         ({"runtime": 90.0}, 1, {"runtime_s": 5400}),
         ({"mem_mb": 4000}, 1, {"memory_mib_per_node": 4000}),
+        ({"mem_mb": 5}, 1, {"memory_mib_per_node": 64}),
         ({"mem_mb": 0}, 1, {"memory_mib_per_node": None}),
         ({"mem_mb_per_cpu": 2000}, 1, {"memory_mib_per_node": None, "memory_mib_per_cpu": 2000}),
         ({"nodes": 4}, 1, {"nodes": 4, "total_cpus": None}),

@@ -253,8 +253,6 @@ _m_prepare_outputs() {
     if [ "${_m_outputs[i + 2]}" = no ] && [[ -e $path || -L $path ]]; then
       if [ "${_m_outputs[i + 1]}" = yes ]; then trees+=("$path"); else files+=("$path"); fi
     fi
-    folder=${path%/*}
-    [ -z "$folder" ] || [ -d "$folder" ] || parents+=("$folder")
   done
   if (( ${#trees[@]} )); then
     printf '%s\0' "${trees[@]}" | xargs -0 rm -rf -- || _m_fail "cannot remove old outputs"
@@ -262,6 +260,11 @@ _m_prepare_outputs() {
   if (( ${#files[@]} )); then
     printf '%s\0' "${files[@]}" | xargs -0 rm -f -- || _m_fail "cannot remove old outputs"
   fi
+  # Only now: one output may lie in another one, a directory.
+  for (( i = 0; i < ${#_m_outputs[@]}; i += 4 )); do
+    folder=${_m_outputs[i + 3]%/*}
+    [ -z "$folder" ] || [ -d "$folder" ] || parents+=("$folder")
+  done
   if (( ${#parents[@]} )); then
     printf '%s\0' "${parents[@]}" | xargs -0 mkdir -p -- ||
       _m_fail "cannot make the directories of the outputs"
@@ -276,8 +279,9 @@ _m_safe_name() {  # whether the site's file API can carry it; else it travels in
 
 # Lists what the job made: _m_type, _m_size, _m_mode, _m_target, _m_path, and _m_lacking.
 _m_survey() {
-  local i kind path until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
-  local -a there
+  local i kind path folder until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
+  local -a there outer=()
+  local -A whole=()
   _m_type=() _m_size=() _m_mode=() _m_target=() _m_path=()
   while :; do
     there=() _m_lacking=()
@@ -291,8 +295,18 @@ _m_survey() {
     sleep 0.5
   done
   : > "$found" || return
-  for (( i = 0; i < ${#there[@]}; i += 500 )); do
-    find -H "${there[@]:i:500}" -printf '%y\0%s\0%m\0%l\0%p\0' >> "$found" || return
+  for path in ${there[@]+"${there[@]}"}; do [ ! -d "$path" ] || whole[$path]=yes; done
+  # An output that lies in another one, a directory, is told with that.
+  for path in ${there[@]+"${there[@]}"}; do
+    folder=$path
+    while (( ${#whole[@]} )) && [[ $folder == */* ]]; do
+      folder=${folder%/*}
+      [ -z "$folder" ] || [ -z "${whole[$folder]+yes}" ] || continue 2
+    done
+    outer+=("$path")
+  done
+  for (( i = 0; i < ${#outer[@]}; i += 500 )); do
+    find -H "${outer[@]:i:500}" -printf '%y\0%s\0%m\0%l\0%p\0' >> "$found" || return
   done
   local type size mode target
   while IFS= read -r -d '' type && IFS= read -r -d '' size && IFS= read -r -d '' mode &&

@@ -1,0 +1,91 @@
+"""Sweeping: what is no longer here goes at the site as well, `temp()` outputs mostly.
+
+Snakemake removes them here once nobody needs them. At the site they would take up space until the
+end of the run, and a command that looks into its directory would see files that are gone.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import OUTSIDE, local_path
+from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
+from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
+
+
+class Sweeper:
+    """Removes from one site's workspace what is gone here."""
+
+    def __init__(self, site: Site, ledger: FileLedger, patience: Patience, workdir: Path) -> None:
+        """Make a sweeper.
+
+        Args:
+            site: where the workspace is.
+            ledger: tells what lies there.
+            patience: repeats what the site does not answer.
+            workdir: the workflow's directory.
+        """
+        self._site = site
+        self._ledger = ledger
+        self._patience = patience
+        self._workdir = workdir
+        self._used: set[str] = set()
+        self._sweeping = asyncio.Lock()
+
+    def used(self, paths: Iterable[str]) -> None:
+        """A job that has ended read or made these: Snakemake may remove some of them next."""
+        self._used.update(paths)
+
+    async def follow(self) -> None:
+        """Remove what went of the `used` paths; returns when no other call is removing either."""
+        async with self._sweeping:
+            if not self._used:
+                return
+            gone = [path for path in self._used if not os.path.lexists(self._here(path))]
+            self._used.clear()
+            known = (self._ledger.remote_file(self._site.name, path) for path in gone)
+            files = [file for file in known if file is not None]
+            for path in gone:
+                files += self._ledger.remote_files(self._site.name, below=path)
+            # What cannot be removed is no reason for a job to fail.
+            with suppress(SiteRejected):
+                await self._patience(lambda: self._remove(files))
+
+    async def finish(self) -> None:
+        """At the end of a run: remove whatever is gone.
+
+        Raises:
+            SiteError: the site does not answer.
+        """
+        await self._remove(self._ledger.remote_files(self._site.name))
+
+    async def _remove(self, files: Iterable[FileRecord]) -> None:
+        """Remove those of `files` that are jobs' own and no longer here."""
+        gone = [
+            file.path
+            for file in files
+            if not file.source
+            and not self._here(file.path).exists()
+            and rest_safe(file.path)
+            and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))
+        ]
+        await asyncio.gather(*(self._site.remove(path) for path in gone))
+        self._ledger.forget_remote_files(self._site.name, gone)
+        # Of a temp(directory()) the directories are left.
+        left = {
+            parent.as_posix()
+            for path in gone
+            for parent in PurePosixPath(path).parents
+            if not self._here(f"{parent}/").exists()
+        }
+        for directory in sorted(left, key=len, reverse=True):
+            with suppress(SiteNotFound):
+                if not await self._site.list(directory):
+                    await self._site.remove(directory)
+
+    def _here(self, path: str) -> Path:
+        return local_path(path, self._workdir)

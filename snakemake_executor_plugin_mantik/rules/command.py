@@ -80,7 +80,7 @@ def _declared(job: Job, own: Mapping[str, object]) -> str:
     def take(command: str, **_: object) -> None:
         said.append(command)
 
-    in_job = FunctionType(run.__code__, {**run.__globals__, "shell": take})
+    in_job = FunctionType(run.__code__, {**run.__globals__, "shell": take}, closure=run.__closure__)
     try:
         in_job(*map(own.get, run.__code__.co_varnames[: run.__code__.co_argcount]))
     except Exception as error:  # noqa: BLE001 - it is code of the Snakefile

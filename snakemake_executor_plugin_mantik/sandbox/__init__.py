@@ -1,9 +1,12 @@
-"""A site on this machine that speaks UNICORE or firecREST v2 and runs jobs as local processes.
+"""A site on this machine that speaks UNICORE or firecREST v2 on processes or a Slurm.
 
 settings    what can be set: timings, slots, partitions
 sbatch      batch scripts: `#SBATCH` lines, partitions, what sbatch refuses
 processes   looking at and ending all processes of a job
-scheduler   the batch scheduler: queue, slots, limits, states
+batch       what a site wants of a batch scheduler
+scheduler   the local one: queue, slots, limits, states
+slurm       the other one: this machine's Slurm
+schedulers  which of the two
 description UNICORE job descriptions: parsing as the server parses, scripts as its TSI writes
 jobs        the life of UNICORE jobs, from READY to SUCCESSFUL or FAILED
 staging     imports and exports of jobs

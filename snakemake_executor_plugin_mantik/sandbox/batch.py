@@ -76,6 +76,11 @@ class CancelError(Exception):
     """What scancel wrote to standard error when there was nothing to cancel."""
 
 
+def cancel_error(number: int | str) -> str:
+    """How scancel begins to tell that it could not cancel a job."""
+    return f"scancel: Terminating job {number}\nscancel: error: Kill job error on job id {number}: "
+
+
 class Scheduler(ABC):
     """A scheduler of one site. All methods are to be called in the loop that serves the site.
 

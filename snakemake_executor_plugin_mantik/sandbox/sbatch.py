@@ -166,7 +166,7 @@ def _line_options(words: list[str]) -> dict[str, str]:
             name, value = _SHORT[word[1]], word[2:].removeprefix("=")
             equals = "=" if value else ""
         else:
-            raise SbatchError(f"sbatch: unrecognized option '{word}'")
+            raise _unrecognized(word)
         if name in _FLAGS:
             options[name] = value or "yes"
         else:
@@ -185,6 +185,8 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         if value is None:
             return None
         if not value.isdigit() or int(value) < 1:
+            if name == "nodes":
+                raise SbatchError(f'sbatch: error: "{value}" is not a valid node count')
             raise SbatchError(f'sbatch: error: Invalid numeric value "{value}" for --{name}.')
         return int(value)
 
@@ -222,8 +224,14 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         request = replace(request, memory_mib=(each or 0) * per_node * cpus or None)
     for name in taken:
         if name not in _IGNORED | _FLAGS:
-            raise SbatchError(f"sbatch: unrecognized option '--{name}'")
+            raise _unrecognized(f"--{name}={options[name]}")
     return request
+
+
+def _unrecognized(word: str) -> SbatchError:
+    return SbatchError(
+        f"sbatch: unrecognized option '{word}'\nTry \"sbatch --help\" for more information"
+    )
 
 
 def parse_time(text: str) -> int:
@@ -273,6 +281,8 @@ def _checked(request: BatchRequest, partitions: Sequence[Partition], rules: Rule
                 f"{_REFUSED}Requested time limit is invalid (missing or exceeds some limit)"
             )
         request = replace(request, blocked="PartitionTimeLimit")
+    if max(request.cpus, request.nodes) > partition.nodes * partition.cpus:
+        raise SbatchError(f"{_REFUSED}More processors requested than permitted")
     if request.nodes > partition.nodes:
         raise SbatchError(f"{_REFUSED}Node count specification invalid")
     unavailable = f"{_REFUSED}Requested node configuration is not available"

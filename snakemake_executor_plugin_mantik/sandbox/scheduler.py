@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.sandbox import processes, shims
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.batch import (
+    BatchJob,
+    CancelError,
+    Scheduler,
+    State,
+    cancel_error,
+)
 from snakemake_executor_plugin_mantik.sandbox.sbatch import (
     BatchRequest,
     Rules,
@@ -140,13 +146,11 @@ class LocalScheduler(Scheduler):
 
     async def cancel(self, number: int) -> None:
         """End a job; see `Scheduler.cancel`."""
-        complaint = f"scancel: error: Kill job error on job id {number}: "
         job = self.jobs.get(number)
         if job is None:
-            raise CancelError(f"{complaint}Invalid job id specified")
+            raise CancelError(f"{cancel_error(number)}Invalid job id specified")
         if job.state.final or job.verdict is State.CANCELLED:
-            what = f"scancel: Terminating job {number}\n{complaint}"
-            raise CancelError(f"{what}Job/step already completing or completed")
+            raise CancelError(f"{cancel_error(number)}Job/step already completing or completed")
         self._end(number, State.CANCELLED)
 
     async def fail_node(self, number: int) -> None:
@@ -246,8 +250,12 @@ class LocalScheduler(Scheduler):
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _set(self, job: LocalJob, state: State) -> None:
+        waited = job.state is State.PENDING
         job.state = state
-        job.reason = _REASONS.get(state, "None")
+        if state is State.FAILED and job.signal:
+            job.reason = "JobLaunchFailure"  # whatever the signal was
+        elif not (waited and state is State.CANCELLED):  # the reason for waiting stays
+            job.reason = _REASONS.get(state, "None")
         if state.final:
             job.ended = time.time()
         for listener in self._listeners:

@@ -152,14 +152,14 @@ class SlurmScheduler(Scheduler):
             await self._look_up(self.jobs[number])
 
     async def _look_up(self, job: BatchJob) -> None:
-        asked = "State,ExitCode,Start,End"
+        asked = "State,ExitCode,Start,End,NodeList"
         code, output, _ = await self._run(
             "sacct", "-X", "-n", "-P", f"--format={asked}", f"--jobs={job.id}"
         )
         if code == 0 and output.strip():
-            state, exit_code, started, ended = output.splitlines()[-1].split("|")
-            keys = ("JobState", "ExitCode", "StartTime", "EndTime")
-            values = (state.partition(" ")[0], exit_code, started, ended)
+            state, *values = output.splitlines()[-1].split("|")
+            keys = ("JobState", "ExitCode", "StartTime", "EndTime", "NodeList")
+            values = [state.partition(" ")[0], *values]
             _update(job, dict(zip(keys, values, strict=True)))
 
     async def _run(
@@ -212,7 +212,8 @@ def _update(job: BatchJob, told: Mapping[str, str]) -> None:
     state = State.__members__.get(told.get("JobState", ""))
     if state is None:
         return
-    if state is not State.PENDING:
+    # A job that was cancelled while it waited has a time of start, and no node.
+    if state is not State.PENDING and told.get("NodeList") not in ("", "(null)", "None assigned"):
         job.started, job.starts = started, int(told.get("Restarts", 0)) + (started is not None)
     if state.final:
         job.ended, job.exit_code, job.signal = ended, int(exit_code), int(signal or 0)

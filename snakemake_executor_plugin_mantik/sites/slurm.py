@@ -22,3 +22,9 @@ MEMORY_TEXTS: Final = re.compile(
     re.IGNORECASE,
 )
 """What slurmstepd writes into a job's standard error when it or the kernel killed it."""
+
+LAUNCH_SIGNAL: Final = 53
+"""The signal that Slurm tells of a job whose working directory or output file cannot be had.
+
+It calls every job so whose batch script a signal ended: `Reason=JobLaunchFailure` (22.05).
+"""

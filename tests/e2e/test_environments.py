@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.sandbox import shims
 from tests.support import condas
 from tests.support.workflows import UNTRACKED, Project, tells
 
@@ -103,7 +104,7 @@ Environment:
     Type: remote
     Options: --nv
   Variables:
-    PATH: {programs}:{os.environ["PATH"]}
+    PATH: {programs}:{shims.PROGRAMS}:{os.environ["PATH"]}
 """
     )
     project.extra.update(UNTRACKED)
@@ -126,7 +127,7 @@ def test_each_rule_in_its_own(project: Project, tmp_path: Path) -> None:
 
     texts = {path.name: path.read_text() for path in project.directory.glob("*.txt")}
     assert texts == {
-        "modules.txt": "1.0 Sandbox/1.0:Sandbox/1.0 no image\n",
+        "modules.txt": "1.0 Sandbox/1.0 no image\n",
         "conda-a.txt": "name of a 0\nno\nname of a 1\nno\n",
         "conda-b.txt": "name of b 0\nno\nname of b 1\nno\n",
         "named.txt": "my-env\n",

@@ -8,28 +8,10 @@ from pathlib import Path
 CACHE = Path(__file__).parents[2] / ".cache" / "real" / "apptainer" / "root"
 PROGRAM = Path(shutil.which("apptainer") or CACHE / "usr" / "bin" / "apptainer")
 
-_PROGRAMS = [
-    "basename",
-    "bash",
-    "sh",
-    "env",
-    "cat",
-    "cp",
-    "echo",
-    "id",
-    "ls",
-    "mkdir",
-    "mv",
-    "printf",
-    "printenv",
-    "rm",
-    "sleep",
-    "stat",
-    "test",
-    "touch",
-    "true",
-    "wc",
-]
+_PROGRAMS = (
+    "basename", "bash", "cat", "cp", "echo", "env", "id", "ls", "mkdir", "mv", "printenv",
+    "printf", "rm", "sh", "sleep", "stat", "test", "touch", "true", "wc",
+)  # fmt: skip
 _RUNSCRIPT = '#!/bin/sh\nexec "$@"\n'
 """Without one, `apptainer run IMAGE COMMAND` runs nothing."""
 

@@ -85,7 +85,7 @@ class TestVenv:
         rule one:
             output: "out.txt"
             shell:
-                "python -c 'import only_there, sys; print(sys.prefix, only_there.WORD)' > {output}"
+                "python -c 'import only_there as it, sys; print(sys.prefix, it.WORD)' > {output}"
     """
 
     @pytest.mark.parametrize("where", ["absolute", "relative"])

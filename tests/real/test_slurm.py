@@ -14,7 +14,7 @@ from tests.workflows.test_workflows import test_same_as_locally as same_as_local
 
 pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
 
-CHOICE = ("checkpoint", "flags-outputs", "resources", "retries", "script-python", "shadow")
+CHOICE = ("flags-outputs", "resources", "retries", "script-python")
 """Workflows of tests/workflows that a real scheduler may see otherwise."""
 
 
@@ -169,7 +169,7 @@ class TestEnds:
         started = [start(each, "sleep 200", "runtime=1") for each in (project, firecrest)]
         until(
             lambda: all(each.running.process.poll() is not None for each in started),
-            "the ends of both", 150,
+            "the ends of both", 200,
         )  # fmt: skip
 
         for each in started:
@@ -182,7 +182,7 @@ class TestEnds:
 
         said = started.running.end().failed()
 
-        tells(said, "told to end", "Somebody cancelled it at the site")
+        tells(said, "cancelled", "Somebody cancelled it at the site")
         assert real_slurm.job(started.job)["JobState"] == "CANCELLED"
 
     def test_out_of_memory(self, on_slurm: Project, real_slurm: Slurm) -> None:

@@ -154,6 +154,17 @@ def test_sites_that_cannot_be(text: str, words: str) -> None:
         SiteOption.parse(text)
 
 
+def test_schedulers_that_cannot_be(tmp_path: Path) -> None:
+    box = start("run", "--scheduler", "pbs", "--", "true", environment={})
+    assert "there is no scheduler 'pbs'" in box.communicate(timeout=60)[1]
+
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "true").symlink_to("/bin/true")
+    box = start("run", "--scheduler", "slurm", "--", "true", environment={"PATH": str(programs)})
+    assert "this machine has no sbatch" in box.communicate(timeout=60)[1]
+
+
 def test_one_directory_serves_one_sandbox(sandbox: Sandbox) -> None:
     with pytest.raises(UserError, match="another sandbox runs"), Sandbox(sandbox.directory):
         pass

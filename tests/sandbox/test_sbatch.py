@@ -72,8 +72,8 @@ def test_memory_per_cpu_counts_the_cpus_of_a_node() -> None:
         ("--cpus-per-task=1000", "Requested node configuration is not available"),
         ("--gpus-per-node=9", "Requested node configuration is not available"),
         ("--mem=9T", "Memory specification can not be satisfied"),
-        ("--nodes=none", "Invalid numeric value"),
-        ("--blah=1", "unrecognized option '--blah'"),
+        ("--nodes=none", '"none" is not a valid node count'),
+        ("--blah=1", "unrecognized option '--blah=1'"),
         ("blah", "unrecognized option 'blah'"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from snakemake_executor_plugin_mantik.sandbox.batch import CancelError, Scheduler
+from snakemake_executor_plugin_mantik.sandbox.batch import CancelError, Scheduler, cancel_error
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import (
     WINDOWS,
     Accounting,
@@ -249,8 +249,7 @@ class Compute:
         _check_id(number)
         await self._shell.occupy()
         if not self._is_there(number):
-            complaint = f"scancel: error: Kill job error on job id {number}: "
-            raise slurm_failure(f"{complaint}Invalid job id specified", 0)
+            raise slurm_failure(f"{cancel_error(number)}Invalid job id specified", 0)
         try:
             await self._scheduler.cancel(int(number))
         except CancelError as error:

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+PROGRAMS = _HERE / "bin"
+"""The stand-ins that are programs; to come first where a job's search path is set by hand."""
 _STANDARD_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _MODULE_INITS = (
     "/etc/profile.d/modules.sh",
@@ -36,7 +38,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     active there serves the jobs too.
     """
     found = dict(variables)
-    found["PATH"] = f"{_HERE / 'bin'}:{os.environ.get('PATH') or _STANDARD_PATH}"
+    found["PATH"] = f"{PROGRAMS}:{os.environ.get('PATH') or _STANDARD_PATH}"
     found["BASH_ENV"] = str(_HERE / "module.sh")
     if own := _module_init():
         found["MANTIK_SANDBOX_MODULE_INIT"] = own

@@ -22,6 +22,9 @@ module() {
                     'Please check the spelling or version number. Also try "module spider ..."' >&2
                 return 1
             fi
+            case ":${LOADEDMODULES:-}:" in
+            *":${file#"$MANTIK_SANDBOX_MODULES"/}:"*) continue ;; # a second time changes nothing
+            esac
             # shellcheck disable=SC1090
             . "$file"
             export LOADEDMODULES="${LOADEDMODULES:+$LOADEDMODULES:}${file#"$MANTIK_SANDBOX_MODULES"/}"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import SLURM_STATES
+from snakemake_executor_plugin_mantik.sites.slurm import LAUNCH_SIGNAL, SLURM_STATES
 
 _LONGEST_DETAIL: Final = 500
 
@@ -27,8 +27,6 @@ _PBS_PHASES: Final = {
     **dict.fromkeys("FX", Phase.ENDED),
 }
 
-LAUNCH_SIGNAL: Final = 53
-"""The signal that Slurm tells of a job whose working directory or output file cannot be had."""
 KILL_SIGNAL: Final = 9
 
 _PBS_SIGNALLED: Final = 256

@@ -14,7 +14,7 @@ from pyunicore.aio.client import JobStatus
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import MEMORY_TEXTS, SLURM_STATES
+from snakemake_executor_plugin_mantik.sites.slurm import LAUNCH_SIGNAL, MEMORY_TEXTS, SLURM_STATES
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
@@ -91,7 +91,7 @@ def reason_of_details(details: Mapping[str, str], stderr: str) -> Reason | None:
         return Reason.OUT_OF_MEMORY
     if reason := SLURM_STATES.get(details.get("JobState", "")):
         return reason
-    if details.get("Reason") == "JobLaunchFailure":
+    if details.get("ExitCode", "").endswith(f":{LAUNCH_SIGNAL}"):
         return Reason.LAUNCH_FAILURE
     return None
 

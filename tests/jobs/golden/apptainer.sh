@@ -493,9 +493,10 @@ _m_extended() { [ -n "$2" ] && [[ ":${!1-}:" == *":$2:"* ]]; }
 _m_find_module() {
   local file
   type module > /dev/null 2>&1 && return
-  for file in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh \
-    "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" "${MODULESHOME:-/usr/share/Modules}/init/bash" \
-    /usr/share/modules/init/bash; do
+  # What the environment names, then where it usually is.
+  for file in ${LMOD_PKG:+"$LMOD_PKG/init/bash"} ${MODULESHOME:+"$MODULESHOME/init/bash"} \
+    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh \
+    /usr/share/lmod/lmod/init/bash /usr/share/Modules/init/bash /usr/share/modules/init/bash; do
     [ -r "$file" ] && . "$file"
     type module > /dev/null 2>&1 && return
   done

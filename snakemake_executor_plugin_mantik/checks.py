@@ -139,8 +139,9 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     units = units_of(dag)
-    jobs = [job for unit in units for job in members_of(unit)]
     refuse(units, settings.deployed_here)
+    units = [unit for unit in units if unit.is_group() or resources.known_yet(unit)]
+    jobs = [job for unit in units for job in members_of(unit)]
     _check_environments(jobs, context, products(dag))
     for remark in deployment.remarks(jobs, context, full):
         logger.info(remark)

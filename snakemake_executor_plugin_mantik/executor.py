@@ -43,6 +43,7 @@ class Executor(RemoteExecutor):
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
+        self._variables: dict[str, str] | None = None
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice, self.logger.info)
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
@@ -106,15 +107,13 @@ class Executor(RemoteExecutor):
                 run.engine.submit(request)
 
     def envvars(self) -> dict[str, str]:
-        """What jobs get of this process's environment: the workflow's own `envvars:`.
+        """What jobs get of this process's environment: as the workflow says."""
+        from snakemake_executor_plugin_mantik.rules.environ import variables
+        from snakemake_executor_plugin_mantik.rules.storage import secrets
 
-        Snakemake's would always add the credentials of storages. They are for this machine alone,
-        unless jobs fetch and store themselves.
-        """
-        from snakemake_executor_plugin_mantik.rules import storage
-
-        own = {name: os.environ[name] for name in sorted(self.workflow.envvars)}
-        return {**own, **storage.secrets(self.workflow)}
+        if self._variables is None:
+            self._variables = {**variables(self.workflow, os.environ), **secrets(self.workflow)}
+        return self._variables
 
     async def _prepare(self, job: Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""

@@ -1,5 +1,6 @@
 """What the jobs of a workflow would send, from Snakemake's graph of them to values."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, deployment
+from snakemake_executor_plugin_mantik.rules.environ import variables
 from snakemake_executor_plugin_mantik.rules.groupresources import wanted
 from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit
@@ -55,7 +57,7 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     jobs: list[Forecast] = []
     state = Path(workflow.persistence.path) / checks.STATE
     with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
-        secrets = dict.fromkeys(sorted(workflow.envvars), "")  # names alone
+        secrets = dict.fromkeys(variables(workflow, os.environ), "")  # names alone
         look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
         jobs = [look.at(unit, sites[unit]) for unit in units if not unit.is_local]
         products = checks.products(dag)
@@ -120,7 +122,7 @@ class _Look:
 
     Attributes:
         checked: the workflow.
-        secrets: names of its `envvars:`.
+        secrets: names of the variables that jobs get of this process.
         linemaps: Snakemake's, for its messages.
         forecaster: looks at files.
         places: where paths are at a site.

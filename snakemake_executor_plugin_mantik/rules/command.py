@@ -6,6 +6,9 @@ module see their module's globals, `{resources.tmpdir}` is the node's, and the s
 suffix and name belong to the command. A value that is still to be determined is refused.
 """
 
+from collections.abc import Mapping
+from types import FunctionType
+
 from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resources
@@ -44,9 +47,11 @@ def command(
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
     resources = ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
     here = mirrored(job, places)
-    names |= {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
-    names |= {"resources": resources, "bench_iteration": iteration}
-    text: str = job.format_wildcards(rule.shellcmd, **names)
+    own = {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
+    own |= {"resources": resources, "bench_iteration": iteration}
+    others = {"wildcards": job.wildcards, "threads": job.threads, "rule": rule.name}
+    declared = _declared(job, {**own, **others, "jobid": job.jobid})
+    text: str = job.format_wildcards(declared, **(names | own))
     if str(TBDString()) in text and str(TBDString()) not in rule.shellcmd:
         raise UserError(
             "a value in the shell command is still to be determined (<TBD>)",
@@ -54,6 +59,37 @@ def command(
             do="Make the parameter or resource independent of what is only known inside the job",
         )
     return here.text(in_shell(job, text))
+
+
+def _declared(job: Job, own: Mapping[str, object]) -> str:
+    """The command as the rule declares it for this job, before it is formatted.
+
+    Snakemake evaluates what stands in `shell:` when it reads the Snakefile, which gives
+    `rule.shellcmd`, and in each job again: f-strings and conditions see the job's things there.
+
+    Args:
+        job: the Snakemake job.
+        own: the job's own things by their names.
+
+    Raises:
+        UserError: it cannot be evaluated.
+    """
+    run = job.rule.run_func
+    said: list[str] = []
+
+    def take(command: str, **_: object) -> None:
+        said.append(command)
+
+    in_job = FunctionType(run.__code__, {**run.__globals__, "shell": take}, closure=run.__closure__)
+    try:
+        in_job(*map(own.get, run.__code__.co_varnames[: run.__code__.co_argcount]))
+    except Exception as error:  # noqa: BLE001 - it is code of the Snakefile
+        raise UserError(
+            f"what stands in shell: cannot be evaluated: {type(error).__name__}: {error}",
+            where=f"rule {job.rule.name}",
+            do="Correct the expression",
+        ) from None
+    return said[0]
 
 
 def in_shell(job: Job, text: str) -> str:

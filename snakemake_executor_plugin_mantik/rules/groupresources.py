@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.rules.resources import (
     SITE_RESOURCE,
     determined,
     given_resources,
+    known_yet,
     site_of,
 )
 from snakemake_executor_plugin_mantik.rules.units import layers_of, members_of, title_of
@@ -113,6 +114,8 @@ def wanted(
             return None, {}, 0, frozenset({SITE_RESOURCE})
         of_group = asked(unit, sites)
         return of_group.site, of_group.resources, of_group.threads, frozenset()
+    if not known_yet(members[0]):
+        return None, {}, 0, frozenset()
     given, later = determined(given_resources(members[0]))
     site = None if SITE_RESOURCE in later else site_of(given, sites)
     return site, given, members[0].threads, later

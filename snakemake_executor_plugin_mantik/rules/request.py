@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.rules.resources import given_resources, si
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file, steady
 from snakemake_executor_plugin_mantik.rules.storage import unstaged
 
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "GOTO_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -131,7 +131,7 @@ def runs_of(job: Job, context: Context) -> Runs:
 def variables_of(job: Job) -> dict[str, str]:
     """The environment variables that Snakemake sets around a command."""
     tmpdir = tmpdir_of(job)
-    variables = dict.fromkeys(_THREAD_VARIABLES, str(job.threads))
+    variables = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     return variables if tmpdir == NODE_TMPDIR else {**variables, "TMPDIR": tmpdir}
 
 

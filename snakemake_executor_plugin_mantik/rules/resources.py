@@ -2,11 +2,13 @@
 
 import difflib
 import inspect
+import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.resources import Resources
+from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, failures_of
@@ -43,6 +45,24 @@ def determined(resources: Mapping[str, object]) -> tuple[dict[str, object], froz
     """
     later = frozenset(name for name, value in resources.items() if isinstance(value, TBDString))
     return {name: value for name, value in resources.items() if name not in later}, later
+
+
+def known_yet(job: Job) -> bool:
+    """Whether what a job asks for can be told before the jobs that it waits for have run.
+
+    Snakemake asks functions of resources when a job is ready; asked earlier, they may raise
+    anything. Only for a missing file it puts a placeholder in their place.
+
+    Raises:
+        WorkflowError: it cannot be told although all inputs are there.
+    """
+    try:
+        job.resources  # noqa: B018 - evaluated, and kept, when it is read
+    except WorkflowError:
+        if all(map(os.path.lexists, job.input)):
+            raise
+        return False
+    return True
 
 
 def retried(job: Job) -> Collection[Reason]:

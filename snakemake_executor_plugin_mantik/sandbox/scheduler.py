@@ -326,12 +326,12 @@ class LocalScheduler(Scheduler):
             if limit is None:
                 await asyncio.sleep(left)
                 continue
+            await asyncio.sleep(min(left, self._settings.timing.memory_interval))
             seen = await asyncio.to_thread(processes.processes)
             if sum(p.memory for p in processes.members(job.pid, seen)) > limit * 2**20:
                 job.verdict = job.verdict or State.OUT_OF_MEMORY
                 processes.signal_job(job.pid, signal.SIGKILL)
                 return
-            await asyncio.sleep(min(left, self._settings.timing.memory_interval))
         self._end(job.id, State.TIMEOUT)
 
     def output_path(self, job: LocalJob) -> Path:

@@ -14,10 +14,15 @@ SHORTEST: Final = 4
 """Characters that a secret has at least; shorter ones would be found everywhere."""
 
 
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable says that it holds a secret."""
+    return _SECRET.search(name) is not None
+
+
 def secret_values(variables: Mapping[str, str]) -> Iterator[str]:
     """The values of those variables whose names say that they are secret."""
     for name, value in variables.items():
-        if _SECRET.search(name):
+        if is_secret(name):
             yield value
 
 

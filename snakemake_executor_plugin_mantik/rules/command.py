@@ -47,7 +47,7 @@ def command(
     names |= {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
     names |= {"resources": resources, "bench_iteration": iteration}
     # A member of a group may have no command: its outputs are touched.
-    text: str = job.format_wildcards(rule.shellcmd or "touch {output:q}", **names)
+    text: str = job.format_wildcards(rule.shellcmd or ":", **names)
     if str(TBDString()) in text and str(TBDString()) not in rule.shellcmd:
         raise UserError(
             "a value in the shell command is still to be determined (<TBD>)",

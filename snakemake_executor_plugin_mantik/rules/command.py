@@ -50,9 +50,11 @@ def command(
     own = {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
     own |= {"resources": resources, "bench_iteration": iteration}
     others = {"wildcards": job.wildcards, "threads": job.threads, "rule": rule.name}
-    declared = _declared(job, {**own, **others, "jobid": job.jobid})
+    # A member of a group may have no command: its outputs are touched.
+    given = {**own, **others, "jobid": job.jobid}
+    declared = ":" if rule.shellcmd is None else _declared(job, given)
     text: str = job.format_wildcards(declared, **(names | own))
-    if str(TBDString()) in text and str(TBDString()) not in rule.shellcmd:
+    if str(TBDString()) in text and str(TBDString()) not in declared:
         raise UserError(
             "a value in the shell command is still to be determined (<TBD>)",
             where=f"rule {rule.name}",

@@ -17,8 +17,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python workflows/digits/demo.py
 
+# Twice as many workers as cores: much of a workflow at a site is waiting.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(CORES) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $$(( 2 * $(CORES) )) --dist worksteal $(PYTEST_ARGS)
 
 test-real: $(STAMP)
 	tests/real/install

@@ -60,6 +60,32 @@ class JobGroup:
 
 
 @dataclass(frozen=True)
+class Fingerprint:
+    """What a try is the try of; as text it is in the journal.
+
+    Attributes:
+        job: of command, parameters, inputs, site and environment.
+        before: of what the outputs that it updates held when it was sent; empty without such.
+    """
+
+    job: str
+    before: str = ""
+
+    def __str__(self) -> str:
+        """Both parts."""
+        return f"{self.job}+{self.before}" if self.before else self.job
+
+    def is_of(self, text: str, *, already: bool) -> bool:
+        """Whether it is the one in the journal.
+
+        Args:
+            text: the one in the journal.
+            already: whether what the job updates is here as it left it, and not as it found it.
+        """
+        return text == str(self) or (already and text.partition("+")[0] == self.job)
+
+
+@dataclass(frozen=True)
 class JobRequest:
     """One job that Snakemake wants run, with all that concerns it and nothing of a site's API.
 
@@ -135,20 +161,35 @@ class JobRequest:
             return tuple(member.measured for member in self.group.members)
         return (self.benchmark.path if self.benchmark is not None else "",)
 
-    def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
+    @property
+    def updated(self) -> tuple[OutputFile, ...]:
+        """The outputs that the job changes rather than makes: it needs what they hold."""
+        return tuple(output for output in self.outputs if output.keep)
+
+    def fingerprint(self, inputs: Mapping[str, str], environment: str) -> Fingerprint:
         """What must be the same for the result of one try to be the result of another.
 
         Args:
-            inputs: checksum of each input file and upload.
+            inputs: checksum of each input file and upload, and of what it updates.
             environment: the site's environment as text.
         """
+        before = {
+            path: inputs[path]
+            for path in inputs
+            if any(f"{path}/".startswith(f"{output.path}/") for output in self.updated)
+        }
+        inputs = {path: inputs[path] for path in inputs.keys() - before.keys()}
         parts = [
             self.command, self.shell, self.parameters, sorted(inputs.items()), self.site,
             environment, sorted(self.variables.items()), sorted(self.secrets),
             [(o.path, o.kind, o.directory) for o in self.outputs],
             *([self.benchmark.commands] if self.benchmark else []),
         ]  # fmt: skip
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return Fingerprint(_digest(parts), _digest(sorted(before.items())) if self.updated else "")
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

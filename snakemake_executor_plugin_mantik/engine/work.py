@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain, starmap
@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import Landing
@@ -155,9 +155,7 @@ class SiteWork:
         )
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
-        kept = [
-            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
-        ]
+        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
         wanted: list[tuple[str, Path | None]] = []
         wanted += [(path, None) for path in dict.fromkeys([*request.inputs, *kept])]
         if (image := self.planner.image) is not None and not request.own_environment:
@@ -170,7 +168,10 @@ class SiteWork:
         """The try to go on with: one of an earlier run, or a new one."""
         inputs = {file.path: file.sha256 for file in files}
         fingerprint = request.fingerprint(inputs, self.planner.environment)
-        choice = choose(request, fingerprint, self._journal.open_tries(*request.jobs))
+        choice = choose(
+            request, fingerprint, self._journal.open_tries(*request.jobs),
+            already=self._updated_already(request, files),
+        )  # fmt: skip
         await self._give_up(choice.unwanted)
         for record in choice.unwanted:
             # What a run that was killed had fetched of it already.
@@ -179,8 +180,19 @@ class SiteWork:
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
-            fingerprint=fingerprint, members=request.members,
+            fingerprint=str(fingerprint), members=request.members,
         )  # fmt: skip
+
+    def _updated_already(self, request: JobRequest, files: list[LocalFile]) -> bool:
+        """Whether all that the job updates is here as the last job at the site left it."""
+        ledger, site = self._journal.files, self.site.name
+        there: set[FileRecord] = set()
+        for output in request.updated:
+            there.update(filter(None, [ledger.remote_file(site, output.path)]))
+            there.update(ledger.remote_files(site, below=output.path))
+        below = tuple(f"{output.path}/" for output in request.updated)
+        here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
+        return bool(here) and _contents(here) == _contents(there)
 
     async def _observed(
         self, request: JobRequest, life: Life
@@ -267,3 +279,7 @@ class SiteWork:
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
             await self.ender.done(outcome.try_id, outcome.site_job.split(), let_end=let_end)
+
+
+def _contents(files: Iterable[FileRecord]) -> set[tuple[str, int, str]]:
+    return {(file.path, file.size, file.sha256) for file in files}

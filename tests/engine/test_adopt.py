@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.adopt import choose
+from snakemake_executor_plugin_mantik.engine.request import Fingerprint
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from tests.support.controller import request
 
 JOB = request(1)
+SAME = Fingerprint("same")
 OPEN = [TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED]
 
 
@@ -29,32 +31,42 @@ def record(
 @pytest.mark.parametrize("state", OPEN)
 def test_the_same_job_is_taken_up(state: TryState) -> None:
     found = record(state)
-    assert choose(JOB, "same", [found]).adopted == found
-    assert choose(replace(JOB, forced=True), "same", [found]).adopted == found
+    assert choose(JOB, SAME, [found]).adopted == found
+    assert choose(replace(JOB, forced=True), SAME, [found]).adopted == found
 
 
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
 @pytest.mark.parametrize(("fingerprint", "site"), [("other", "sim"), ("same", "elsewhere")])
 def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:
     found = record(state, outcome="succeeded", fingerprint=fingerprint, site=site)
-    choice = choose(JOB, "same", [found])
+    choice = choose(JOB, SAME, [found])
     assert choice.adopted is None
     assert choice.unwanted == (found,)
 
 
 def test_what_succeeded_is_taken_unless_forced() -> None:
     found = record(TryState.ENDED, outcome="succeeded")
-    assert choose(JOB, "same", [found]).adopted == found
-    assert choose(replace(JOB, forced=True), "same", [found]).unwanted == (found,)
+    assert choose(JOB, SAME, [found]).adopted == found
+    assert choose(replace(JOB, forced=True), SAME, [found]).unwanted == (found,)
 
 
 def test_what_failed_is_run_again() -> None:
     found = record(TryState.ENDED, outcome="failed: something")
-    assert choose(JOB, "same", [found]).unwanted == (found,)
+    assert choose(JOB, SAME, [found]).unwanted == (found,)
 
 
 def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
     tries = [record(TryState.SUBMITTED, n) for n in range(3)]
-    choice = choose(JOB, "same", tries)
+    choice = choose(JOB, SAME, tries)
     assert choice.adopted == tries[2]
     assert choice.unwanted == (tries[0], tries[1])
+
+
+def test_of_a_job_that_updates_it_counts_where_it_began() -> None:
+    now = Fingerprint("same", "after")
+    found = record(
+        TryState.ENDED, fingerprint=str(Fingerprint("same", "before")), outcome="succeeded"
+    )
+    assert choose(JOB, now, [found]).adopted is None
+    assert choose(JOB, now, [found], already=True).adopted == found
+    assert choose(JOB, Fingerprint("other", "after"), [found], already=True).adopted is None

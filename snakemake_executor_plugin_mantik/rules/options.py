@@ -5,7 +5,7 @@ Options that Snakemake's scheduler acts on by itself are not looked at.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from snakemake.settings.types import PreemptibleRules
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.rules import Job
 
 
 @dataclass(frozen=True)
@@ -139,3 +140,20 @@ def unused(workflow: Any) -> Iterator[str]:
     for option, group, name, defaults, instead in _UNUSED:
         if getattr(getattr(workflow, group), name) not in defaults:
             yield f"{option} is not used by the mantik executor: {instead}."
+
+
+def capped(workflow: Any, jobs: Iterable[Job]) -> Iterator[str]:
+    """What to tell of rules whose jobs at sites get fewer threads than they declare.
+
+    Snakemake (9.27, `Rule.expand_resources`) lets `--cores` limit the threads of each job, wherever
+    that runs, although it limits the sum of local jobs only. What functions give is not looked at.
+    """
+    limit = workflow.global_resources["_cores"].value
+    rules = {job.rule.name: job.rule.resources["_cores"] for job in jobs}
+    more = {name: threads.value for name, threads in rules.items() if not threads.is_evaluable()}
+    told = [f"{name} ({n})" for name, n in sorted(more.items()) if limit is not None and n > limit]
+    if told:
+        yield (
+            f"--cores {limit} limits the threads of jobs at sites, too, of rules that ask for more:"
+            f" {', '.join(told)}. Leave it out; --local-cores is for rules that run here."
+        )

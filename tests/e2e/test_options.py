@@ -152,6 +152,10 @@ def test_limits(project: Project) -> None:
     spans = times(project)
     assert all(one[1] <= two[0] for one, two in pairwise(spans)), spans
 
+    said = project.run("--until", "second", "--cores", "1").ok().output
+    tells(said, "--cores 1 limits the threads of jobs at sites, too", "second (2)")
+    assert project.read("second.txt") == "first\n1 100\n"
+
 
 def test_failures(project: Project) -> None:
     project.write(

@@ -98,6 +98,14 @@ def test_a_diamond(place: Place) -> None:
     assert not place.exists("report dir/report")
 
 
+def test_a_member_that_takes_more_than_there_is_runs_alone(place: Place) -> None:
+    group = singles(member("a", "touch a", outputs=("a",)))
+    group = replace(group, teams=[Team((), (101,))])
+    code, said = place.run(group)
+    assert code == 0, said
+    assert place.exists("a"), said
+
+
 def test_limits_keep_members_apart(place: Place) -> None:
     apart = "mkdir here; sleep 0.3; rmdir here"  # fails where another one does the same
     group = replace(

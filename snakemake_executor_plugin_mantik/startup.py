@@ -52,6 +52,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     credentials = _credentials(checked)
     _tell_expiry(jobs, credentials, planners, used, logger)
     journal = Journal(checked.state)
+    if journal.remark:
+        logger.warning(journal.remark)
     try:
         for name in used:
             credentials[name].login()
@@ -70,6 +72,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         state=checked.state,
         tell=logger.info,
         observer=Several(states, tracker),
+        configs={name: loaded.path for name, loaded in configs.items()},
     )
     try:
         engine.open(used, partial(sources_of, checked, products(dag), logger))

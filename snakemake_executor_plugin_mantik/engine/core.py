@@ -48,6 +48,7 @@ class Engine:
         state: Path,
         tell: Callable[[str], None],
         observer: Observer | None = None,
+        configs: Mapping[str, Path] | None = None,
     ) -> None:
         """Start the thread.
 
@@ -58,9 +59,11 @@ class Engine:
             state: our own local directory: logs, things on their way.
             tell: writes a line to the user's log.
             observer: looks on.
+            configs: the sites' backend configs by name: where they lie, for the journal.
         """
         self._observer = observer or Nobody()
         self._sites = sites
+        self._configs = {name: str(path) for name, path in (configs or {}).items()}
         self._workdir = workdir
         self._state = state
 
@@ -194,7 +197,7 @@ class Engine:
         first = next(other for other, (shared, _) in self._sites.items() if shared is site)
         if first != name:
             twin = await self._site(first)
-            self._journal.set_site(name, planner.config.api_url, twin.facts.workspace)
+            self._note_site(name, planner, twin.facts.workspace)
             self._work[name] = SiteWork.sharing(twin, planner)
             return self._work[name]
         try:
@@ -206,13 +209,14 @@ class Engine:
                 where=f"site {name}",
                 do="Check the URL and the network, then start again; nothing was sent",
             ) from None
-        if planner.config.site.workspace and self._journal.site_workspace(name) is None:
+        if planner.config.site.workspace and name not in self._journal.sites():
             await _unused(site, facts.workspace)
-        left = self._journal.set_site(name, planner.config.api_url, facts.workspace)
+        left = self._note_site(name, planner, facts.workspace)
         if left:
             self._tell(
                 f"Site {name} is another server or workspace than in the last run: what that run"
-                f" left there is not taken up ({', '.join(record.name for record in left)})."
+                f" left there is not taken up ({', '.join(record.name for record in left)}), but may"
+                " still run: see smk-mantik jobs."
             )
         work = SiteWork(
             site, facts, planner, self._journal,
@@ -227,6 +231,10 @@ class Engine:
         self._watching.append(asyncio.create_task(work.watcher.run()))
         return work
 
+    def _note_site(self, name: str, planner: Planner, workspace: str) -> list[TryRecord]:
+        config = self._configs.get(name, "")
+        return self._journal.set_site(name, planner.config.api_url, workspace, config)
+
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
         for record in records:
             if record.site in self._sites:
@@ -235,8 +243,11 @@ class Engine:
                 self._tell(
                     f"{record.name}: an earlier run sent it to {record.site}, which is not among"
                     " this run's sites; it is left there and its results are not used."
+                    f" To end it: smk-mantik cancel {record.id}"
                 )
-                self._journal.abandoned(record.id, f"left at {record.site}")
+                known = self._journal.sites().get(record.site)
+                where = known.workspace if known is not None else record.site
+                self._journal.left_behind(record.id, where)
 
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request

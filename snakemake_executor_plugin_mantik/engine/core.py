@@ -215,8 +215,8 @@ class Engine:
         if left:
             self._tell(
                 f"Site {name} is another server or workspace than in the last run: what that run"
-                f" left there is not taken up ({', '.join(record.name for record in left)}), but may"
-                " still run: see smk-mantik jobs."
+                f" left there is not taken up ({', '.join(record.name for record in left)}), but"
+                " may still run: see smk-mantik jobs."
             )
         work = SiteWork(
             site, facts, planner, self._journal,

@@ -233,8 +233,8 @@ class Database(Tables):
         self._open(self.path)
         self.remark = (
             f"The journal was damaged ({error}). It has been made anew of what its spare knows;"
-            f" the damaged one is kept as {kept}. Of the jobs that were at the sites, {len(known.tries)}"
-            " are looked for there; files go up again."
+            f" the damaged one is kept as {kept}. Of the jobs that were at the sites,"
+            f" {len(known.tries)} are looked for there; files go up again."
         )
 
     def close(self) -> None:

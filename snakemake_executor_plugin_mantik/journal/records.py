@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 
-
 LEFT = "left in "
 """How the outcome of a try begins that nobody waits for any more and that may still run."""
 
@@ -72,9 +71,20 @@ class TryRecord:
     made_of: str = ""
 
     @property
+    def may_run(self) -> bool:
+        """Whether the site may have heard of it, and its end is not known here."""
+        return self.state in (TryState.SUBMITTING, TryState.SUBMITTED) or self.left_behind
+
+    @property
     def left_behind(self) -> bool:
         """Whether nobody waits for it any more although it may still run."""
-        return self.state is TryState.ABANDONED and self.outcome.startswith(LEFT)
+        return bool(self.left_where)
+
+    @property
+    def left_where(self) -> str:
+        """The workspace that it was left in, if it was."""
+        left = self.state is TryState.ABANDONED and self.outcome.startswith(LEFT)
+        return self.outcome.removeprefix(LEFT) if left else ""
 
     @property
     def paths(self) -> TryPaths:

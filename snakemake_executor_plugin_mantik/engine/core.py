@@ -227,6 +227,7 @@ class Engine:
         wanted: list[tuple[str, Path | None]] = [(path, None) for path in sources.paths]
         files = await work.local.look_at(wanted, source=True)
         await work.stager.send_sources(files)
+        work.sources = {file.path: file.sha256 for file in files}
         self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))
         return work

@@ -54,6 +54,12 @@ _CHANGES = {
     "code": "files that its command names",
 }
 """The parts of `JobRequest.made_of` for people; files have their own names."""
+_RESOURCES = {
+    "runtime_s": "walltime in s",
+    "memory_mib_per_node": "memory per node in MiB",
+    "memory_mib_per_cpu": "memory per CPU in MiB",
+}
+"""Fields of `jobs.spec.Resources` that people call otherwise."""
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
 
@@ -94,7 +100,9 @@ def kept(record: TryRecord, resources: Mapping[str, str]) -> str:
     if record.state is TryState.PLANNED or not names:
         return ""
     others = ", ".join(
-        f"{n} {before.get(n, 'none')} instead of {resources.get(n, 'none')}" for n in names
+        f"{_RESOURCES.get(n, n.replace('_', ' '))} {before.get(n, 'none')} instead of"
+        f" {resources.get(n, 'none')}"
+        for n in names
     )
     return (
         f"{record.name}: it keeps the resources that it was sent with ({others}). To send it with"

@@ -32,6 +32,8 @@ OPEN_WAIT_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
 AT_ONCE_S = 5.0
 """Seconds to tell the sites that all jobs are to end, for a user who does not want to wait."""
+MOST_TOLD = 5
+"""Jobs that a line names at most."""
 CLOSE_WAIT_S = 45.0
 """Seconds that tidying up at the end of a run may take before the run ends without it."""
 
@@ -77,6 +79,7 @@ class Engine:
         self._watching: list[asyncio.Task[None]] = []
         self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
         self._requests: dict[JobNumber, JobRequest] = {}
+        self._asked: set[str] = set()
         self._ending = False
         self._outcomes: deque[Outcome] = deque()
         self._loop = asyncio.new_event_loop()
@@ -252,6 +255,7 @@ class Engine:
 
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request
+        self._asked.update(request.jobs)
         self._jobs[request.number] = asyncio.create_task(self._job(request))
 
     async def _job(self, request: JobRequest) -> None:
@@ -302,6 +306,18 @@ class Engine:
         )
         return [record for of_site in left for record in of_site]
 
+    def _tell_unasked(self) -> None:
+        """Say what earlier runs left at the sites that this one had no use for."""
+        left = [r for r in self._journal.all_open_tries() if r.may_run and r.job not in self._asked]
+        if not left:
+            return
+        names = ", ".join(record.name for record in left[:MOST_TOLD])
+        more = f" and {len(left) - MOST_TOLD} more" if len(left) > MOST_TOLD else ""
+        self._tell(
+            f"Earlier runs sent jobs that this one did not ask for and that may still run: {names}"
+            f"{more}. See smk-mantik jobs; smk-mantik cancel ends them."
+        )
+
     async def _close(self, tidy: bool) -> None:
         self._ending = True
         for task in [*self._jobs.values(), *self._watching]:
@@ -309,6 +325,7 @@ class Engine:
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
         enders = {work.ender for work in self._work.values()}
         if tidy:
+            self._tell_unasked()
             await asyncio.gather(*(ender.tidy() for ender in enders))
         await asyncio.gather(*(ender.close() for ender in enders))
         clients = {id(site): site for site, _ in self._sites.values()}.values()

@@ -172,8 +172,8 @@ def test_other_resources_and_unnamed_sources_are_told(tmp_path: Path) -> None:
 
     said = "\n".join(simulate(tmp_path, world, play))
 
-    assert "memory_mib_per_node" in said
-    assert "runtime_s none instead of 300" in said
+    assert "memory per node in MiB" in said
+    assert "walltime in s none instead of 300" in said
     assert f"smk-mantik cancel {sent.id}" in said
     assert "files of the working directory changed since" in said
     assert [r.how for r in world.runs] == ["exit 0"], "it was taken up"

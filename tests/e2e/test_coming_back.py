@@ -9,6 +9,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
@@ -195,6 +196,31 @@ def test_without_the_profile_the_error_says_what_to_type(project: Project) -> No
     go(project)
     said = project.run(*shlex.split(line)[1:], plain=True).ok().output
     assert said.count("taken up again at ") == 4
+    assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox) -> None:
+    site = sandbox.site("hpc1")
+    assert isinstance(site, UnicoreSite)
+    file = project.directory.parent / "password"
+    file.write_text(old := site.access.password)
+    project.extra |= {"MANTIK_HPC1_PASSWORD": "", "MANTIK_HPC1_PASSWORD_FILE": str(file)}
+    prepare(project)
+    running = project.start(plain=True)
+    until(lambda: started(project, running), "jobs that run")
+    try:
+        site.access.password = "another"
+        site.access.expire_sessions()
+        until(lambda: "has not accepted the credentials for" in running.output, "the pause")
+        tells(
+            running.output, "Check MANTIK_HPC1_USERNAME, MANTIK_HPC1_PASSWORD_FILE",
+            "keyring set mantik:hpc1",
+        )  # fmt: skip
+        go(project)
+        file.write_text("another")
+        running.end().ok()
+    finally:
+        site.access.password = old
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 

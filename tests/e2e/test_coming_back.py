@@ -121,6 +121,18 @@ def test_answers_of_submissions_get_lost(faulty_project: tuple[Project, Sandbox]
     assert runs(project) == ["0", "1", "2", "3", "sum"], said
 
 
+def test_submissions_reach_the_scheduler_twice(faulty_project: tuple[Project, Sandbox]) -> None:
+    project, sandbox = faulty_project
+    sandbox.faults.add(Fault("repeat_job", "POST", SUBMISSIONS, count=None))
+    project.workspace.mkdir(parents=True)
+    go(project)
+
+    said = project.run(plain=True).ok().output
+
+    assert runs(project) == ["0", "1", "2", "3", "sum"], said
+    assert project.read("sum.txt") == "0\n1\n2\n3\n"
+
+
 def test_interrupted(either: Project) -> None:
     # Not at the UNICORE/X here: without a scheduler it kills nothing but the outermost shell.
     prepare(either)

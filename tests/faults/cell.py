@@ -9,24 +9,29 @@ import random
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
-from tests.faults.steps import kind_of
-from tests.support.proxy import Proxy
+from tests.faults.disk import Disk, small_disk
+from tests.faults.faults import Fault
+from tests.faults.steps import STEPS, kind_of
+from tests.support.proxy import Proxy, Rule
 from tests.support.sandbox import FAST
 from tests.support.workflows import Project, Ran, Running, place_in, until
 
 SITE = "hpc"
-RUN_S = 80.0
+RUN_S = 150.0
 """Seconds after which a run that has not ended never will: its jobs are lost."""
+NEVER_ENDED = -1000
+QUIET_S = 10.0
+"""Seconds that jobs at the site may take to end after the controller has."""
 
 SNAKEFILE = r"""
     OUTSIDE = config["outside"]
@@ -104,6 +109,7 @@ class Cell:
         proxy: between the workflow and the site.
         project: the workflow.
         outside: the directory that the jobs write to behind everybody's back.
+        disk: the small one, of whoever has it.
     """
 
     api: str
@@ -111,6 +117,7 @@ class Cell:
     proxy: Proxy
     project: Project
     outside: Path
+    disk: Disk | None = None
 
     def start(self) -> Running:
         """Start `snakemake` as its users do with the profile that `init` writes."""
@@ -124,7 +131,17 @@ class Cell:
             return Ran(running.process.wait(RUN_S), running.output)
         except subprocess.TimeoutExpired:
             running.kill()
-            return Ran(-9, f"{running.output}\nNEVER ENDED: killed after {RUN_S:.0f} s\n")
+            said = f"{running.output}\nNEVER ENDED: killed after {RUN_S:.0f} s\n"
+            return Ran(NEVER_ENDED, said)
+
+    def meet(self, fault: Fault, step: str) -> list[Rule]:
+        """Let a fault happen to each kind of request of a step."""
+        rules: list[Rule] = []
+        for kind in STEPS[step]:
+            # Once in a step it takes longer than requests are repeated for: that is slow.
+            times = min(fault.times, 2) if fault.times and rules else fault.times
+            rules.append(self.proxy.add(Rule(fault.name, {kind}, fault.act(self.api), times)))
+        return rules
 
     def open_gate(self) -> None:
         """Let the jobs end."""
@@ -136,60 +153,56 @@ class Cell:
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(line.split()[1] for line in lines if line.startswith(word))
 
-    def runs(self) -> list[dict[str, Any]]:
-        """The site's own record of what it ran."""
-        found: list[dict[str, Any]] = self.box.record(SITE)["runs"]
-        return found
-
     def alive(self) -> list[dict[str, Any]]:
-        """What still runs or waits at the site."""
-        return [run for run in self.runs() if run["ended"] is None]
+        """What still runs or waits at the site, as its own record tells."""
+        return [run for run in self.box.record(SITE)["runs"] if run["ended"] is None]
 
-    def count(self, ran: Ran) -> Count:
-        """Hold what the last run said and left against what the site ran and the files outside."""
+    def all_quiet(self) -> bool:
+        """Whether nothing runs or waits at the site any more, or soon."""
+        with suppress(AssertionError):
+            until(lambda: not self.alive(), "the end of all jobs at the site", QUIET_S)
+        return not self.alive()
+
+    def count(self, ran: Ran, *, stopped: bool = False) -> Count:
+        """Hold what the last run said and left against what the site ran and the files outside.
+
+        Args:
+            ran: the last run.
+            stopped: whether earlier tries may have been ended by us, or by a lack of space.
+        """
         begun, ended = self.noted("begin"), self.noted("end")
         found = Count(jobs=begun.total())
+        found.lost += ["the run never ended"] if ran.code == NEVER_ENDED else []
         for job in JOBS:
-            if ended[job] != 1 or (ran.code == -9 and self._state(job) is None):
-                kind = found.doubled if ended[job] > 1 else found.lost
-                kind.append(f"{job} began {begun[job]} times and ended {ended[job]} times")
-        expected = results(self.project.directory)
-        for path, content in expected.items():
+            most = max(1, len(self._tries(job))) if stopped else 1
+            if not ended[job]:
+                found.lost.append(f"{job} began {begun[job]} times and never ended")
+            if begun[job] > most or ended[job] > most:
+                found.doubled.append(f"{job} began {begun[job]} times, ended {ended[job]} times")
+        for path, content in results(self.project.directory).items():
             here = self.project.directory / path
             if not here.exists():
                 found.lost.append(f"{path} is not here")
             elif here.read_bytes() != content:
                 found.misreported.append(f"{path} is not what the job made")
-        for job in JOBS:
-            if trouble := self._misreported(job):
-                found.misreported.append(trouble)
+        said = [self._misreported(job, stopped=stopped) for job in JOBS]
+        found.misreported += filter(None, said)
         if ran.code != 1:
             found.misreported.append(f"snakemake ended with {ran.code}, though one job fails")
-        until_quiet = partial(self._quiet, found)
-        until_quiet()
-        return found
-
-    def _quiet(self, found: Count) -> None:
-        try:
-            until(lambda: not self.alive(), "the end of all jobs at the site", 10.0)
-        except AssertionError:
+        if not self.all_quiet():
             found.misreported.append(f"something still runs at the site: {self.alive()}")
+        return found
 
     def _tries(self, job: str) -> list[TryRecord]:
         return [record for record in self.project.tries if record.rule == job]
 
-    def _state(self, job: str) -> TryRecord | None:
-        return next((r for r in self._tries(job) if r.state is TryState.DONE), None)
-
-    def _misreported(self, job: str) -> str:
+    def _misreported(self, job: str, *, stopped: bool) -> str:
         """What the journal says wrongly of a job; empty if it is right."""
         tries = self._tries(job)
-        told = [record.outcome for record in tries if record.outcome != "cancelled"]
-        if job in GOOD:
-            right = told == ["succeeded"]
-        else:
-            right = len(told) == 1 and "exit code 3" in told[0]
-        return "" if right else f"{job} is said to have ended as {[r.outcome for r in tries]}"
+        told = [record.outcome for record in tries]
+        last = told[-1:] if stopped else told
+        right = last == ["succeeded"] if job in GOOD else len(last) == 1 and "code 3" in last[0]
+        return "" if right else f"{job} is said to have ended as {told}"
 
 
 def results(directory: Path) -> dict[str, bytes]:
@@ -212,15 +225,19 @@ def settings(slots: int) -> Any:
 
 
 @contextmanager
-def cell(api: str, directory: Path, *, slots: int = 2) -> Iterator[Cell]:
+def make_cell(
+    api: str, directory: Path, *, slots: int = 2, small: Literal["project", "sandbox", ""] = ""
+) -> Iterator[Cell]:
     """A cell that nothing happens in yet.
 
     Args:
         api: what its site speaks.
         directory: empty, for all of it.
         slots: how many jobs the site has room for.
+        small: who has a small disk.
     """
     with ExitStack() as stack:
+        disk = stack.enter_context(small_disk(directory / small)) if small else None
         sites = [SiteOption(SITE, api)]
         box = stack.enter_context(Sandbox(directory / "sandbox", sites, settings(slots)))
         parts = urlsplit(box.url(SITE))
@@ -237,4 +254,4 @@ def cell(api: str, directory: Path, *, slots: int = 2) -> Iterator[Cell]:
         project.write("Snakefile", SNAKEFILE)
         project.write("data/a.txt", "seven\n")
         (project.directory / "data/big.bin").write_bytes(chance.randbytes(20_000))
-        yield Cell(api, box, proxy, project, outside)
+        yield Cell(api, box, proxy, project, outside, disk)

@@ -40,8 +40,8 @@ def refusal(api: str, status: int, words: str = "") -> Answer:
         user = None if status == 500 else "me"
         told = {"errorType": "error", "message": words, "data": None, "user": user}
         return Answer(status, JSON, json.dumps(told).encode())
-    told = {"errorMessage": words, "status": status}
-    return Answer(status, JSON, json.dumps(told).encode()) if words else Answer(status)
+    said = {"errorMessage": words, "status": status}
+    return Answer(status, JSON, json.dumps(said).encode()) if words else Answer(status)
 
 
 def answered(
@@ -198,6 +198,16 @@ def _plain(act: Callable[[Exchange], Awaitable[None]]) -> Callable[[str], Act]:
     return lambda api: act
 
 
+def then(do: Callable[[], None]) -> Act:
+    """Call `do`, and pass the request on."""
+
+    async def act(exchange: Exchange) -> None:
+        await asyncio.to_thread(do)
+        await pass_on(exchange)
+
+    return act
+
+
 def calling(do: Callable[[], None], *, after: bool) -> Act:
     """Call `do`, before or after the server acts, and let nobody hear of it."""
 
@@ -212,9 +222,9 @@ def calling(do: Callable[[], None], *, after: bool) -> Act:
 
 FAULTS = (
     Fault("429", answered(429, headers=(("retry-after", "1"),))),
-    Fault("401", answered(401, firecrest="Access token is invalid.")),
-    Fault("403", answered(403, firecrest="Forbidden")),
-    Fault("404", answered(404, firecrest="No such file or directory")),
+    Fault("401", answered(401, firecrest="Access token is invalid."), 2),
+    Fault("403", answered(403, firecrest="Forbidden"), 2),
+    Fault("404", answered(404, firecrest="No such file or directory"), 2),
     Fault("404-of-a-gateway", page(404, "Not Found")),
     Fault("500", answered(500, unicore="Internal error", firecrest="Internal error")),
     Fault("500-after-acting", answered(500, unicore="?", firecrest="Error", after=True)),
@@ -232,8 +242,6 @@ FAULTS = (
     Fault("login-page", page(200, "Please log in")),
     Fault("drip", _plain(drip)),
     Fault("endless-drip", _plain(endless), 2),
-    Fault("clock-ahead", clock_off(HOURS_OFF), None),
-    Fault("clock-behind", clock_off(-HOURS_OFF), None),
     Fault("restart", _Restart, None),
 )
 """What the proxy does; the other faults are done to the controller and to the file systems."""

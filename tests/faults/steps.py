@@ -9,6 +9,7 @@ from tests.support.proxy import Request
 
 _UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _TRIES = r"/\.mantik/tries/\d+"
+_PATH_KEYS = ("path", "sourcePath", "source_path")
 _END = r"/?(\?|&| |$)"
 
 _UNICORE = (
@@ -25,7 +26,8 @@ _UNICORE = (
     ("list", rf"^GET .*/files/.*{_TRIES}{_END}"),
     ("remove", r"^DELETE .*/files/"),
     ("upload", r"^PUT .*/files/.*/\.mantik/bundles/"),
-    ("result", r"^GET .*/files/.*/(\.mantik/work/.*|out/.+)"),
+    ("archive", r"^GET .*/files/.*/\.mantik/work/.*\.tar"),
+    ("file", r"^GET .*/files/.*/out/."),
 )
 _FIRECREST = (
     ("submit", rf"^POST .*/compute/[^/]+/jobs{_END}"),
@@ -40,9 +42,10 @@ _FIRECREST = (
     ("remove", r"^DELETE .*/ops/rm"),
     ("upload", r"^POST .*/(ops/upload|transfer/upload).*/\.mantik/bundles"),
     ("make", r"^POST .*/ops/mkdir.*/\.mantik/bundles"),
-    ("result", r"^GET .*/ops/\w+\?.*/(\.mantik/work/|out/)"),
-    ("result", r"^POST .*/transfer/download"),
-    ("result", r"^GET .*/store/"),
+    ("archive", r"^GET .*/ops/\w+\?.*/\.mantik/work/.*\.tar"),
+    ("file", r"^GET .*/ops/\w+\?.*/out/."),
+    ("transfer", r"^POST .*/transfer/download"),
+    ("store", r"^GET .*/store/"),
     ("upload", r"^(PUT|POST) .*/store/"),
     ("token", r"^POST .*/token"),
 )
@@ -55,11 +58,11 @@ A pattern is searched for in the method, the target and the path that a JSON bod
 STEPS: Mapping[str, tuple[str, ...]] = {
     "stage": ("make", "upload"),
     "submit": ("submit",),
-    "watch": ("list", "status", "find", "claim"),
-    "fetch": ("marker", "result"),
-    "cancel": ("revoke", "abort", "list", "find", "status", "claim"),
+    "watch": ("list", "status", "find"),
+    "fetch": ("marker", "archive", "file", "transfer", "store"),
+    "cancel": ("revoke", "abort", "list", "status"),
 }
-"""The kinds of requests that each step makes."""
+"""The kinds of requests that each step makes; not each API has all of them."""
 
 
 def kind_of(api: str, request: Request) -> str:
@@ -73,6 +76,7 @@ def _named_path(request: Request) -> str:
     if not request.body.startswith(b"{"):
         return ""
     try:
-        return str(json.loads(request.body).get("path", ""))
+        named = json.loads(request.body)
     except ValueError:
         return ""
+    return next((str(named[key]) for key in _PATH_KEYS if key in named), "")

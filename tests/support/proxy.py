@@ -139,7 +139,7 @@ class Rule:
 
     Attributes:
         name: for the record.
-        kinds: the requests that it takes.
+        kinds: the requests that it takes; None: all.
         act: what is done to them.
         times: how many of each kind it takes, None for all.
         skip: how many of each kind pass before.
@@ -147,7 +147,7 @@ class Rule:
     """
 
     name: str
-    kinds: Collection[str]
+    kinds: Collection[str] | None
     act: Act
     times: int | None = 1
     skip: int = 0
@@ -156,7 +156,9 @@ class Rule:
 
     def takes(self, kind: str) -> bool:
         """Whether a request is for it; counts it if so."""
-        if kind not in self.kinds or (self.times is not None and self.taken[kind] >= self.times):
+        if self.kinds is not None and kind not in self.kinds:
+            return False
+        if self.times is not None and self.taken[kind] >= self.times:
             return False
         if self._passed[kind] < self.skip:
             self._passed[kind] += 1

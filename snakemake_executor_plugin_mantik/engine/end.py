@@ -15,7 +15,12 @@ from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.errors import (
+    JournalError,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
     TRIES,
@@ -154,7 +159,10 @@ class Ender:
                 return record
             if end != 0 and record.id not in succeeded:
                 await self.end_observed(record, "cancelled", deadline)
-                self._journal.abandoned(record.id, "cancelled")
+                try:
+                    self._journal.abandoned(record.id, "cancelled")
+                except JournalError as error:  # the others are to be cancelled all the same
+                    self._tell(f"{record.name}: it is cancelled. {error}")
                 self._drop_leftover(record.id)
             return None
 

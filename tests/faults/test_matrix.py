@@ -169,6 +169,6 @@ def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove
         first = cell.end(cell.start())
         assert fill.taken, first.output
         cell.disk.free()
-        ran = finished(cell, 1)
-        count = cell.count(ran, stopped=whose == "there")
+        ran = finished(cell, 2)
+        count = cell.count(ran, stopped=True)
         prove(cell, Ran(ran.code, first.output + ran.output), count)

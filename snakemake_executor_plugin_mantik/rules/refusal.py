@@ -66,7 +66,7 @@ def _paths(job: Job) -> str | None:
             # Snakemake (9.27) fetches no inputs for it at a site, and then misses them.
             return (
                 "has no command and is in a group, where with --shared-fs-usage none nobody stores"
-                " what it touches (take it out of the group, or give it a shell: of \":\")"
+                ' what it touches (take it out of the group, or give it a shell: of ":")'
             )
     for path in [*job.input, *job.output, *job.log, *benchmark]:
         if os.path.relpath(path).split("/")[0] == OURS:

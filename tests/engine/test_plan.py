@@ -38,4 +38,4 @@ def test_a_kind_of_gpus() -> None:
 def test_what_no_directive_can_carry(scheduler: str, rule: dict[str, object], told: str) -> None:
     with pytest.raises(UserError, match=told):
         planner(scheduler).resources(rule, 1)
-    assert planner("none").resources(rule, 1)
+    planner("none").resources(rule, 1)

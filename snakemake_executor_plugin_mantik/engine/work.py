@@ -38,7 +38,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     UserError,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
+from snakemake_executor_plugin_mantik.jobs.paths import TRIES, local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
@@ -99,7 +99,9 @@ class SiteWork:
         self.local = LocalFiles(workdir, journal.files)
         self.sources: dict[str, str] = {}
         clock = asyncio.get_running_loop().time
-        patience = self._patience = Patience(site.name, tell, clock)
+        patience = self._patience = Patience(
+            site.name, tell, clock, proof=lambda: site.make_directory(TRIES)
+        )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self.watcher = Watcher(
             site, settings, patience, journal.submitted, clock, on_started=self._observer.started
@@ -291,7 +293,7 @@ class SiteWork:
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
-        return await self._patience(lambda: claims.revoke(self.site, record))
+        return await self._patience.found(lambda: claims.revoke(self.site, record), at_once=True)
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Snakemake knows the outcome: nothing of the try is needed any more.

@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.rules import (
     deployment,
     groupresources,
     groups,
+    preflight,
     resources,
     storage,
 )
@@ -155,6 +156,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         for name, c in configs.items()
     }
     used = check_jobs(units, planners)
+    preflight.check(dag, units, context, workflow.linemaps)
     return Checked(context, planners, units, used, settings, state, lacks)
 
 

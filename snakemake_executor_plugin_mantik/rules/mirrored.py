@@ -98,9 +98,7 @@ def mirrored(job: Job, places: Places, resources: Any = None) -> Mirrored:
     if resources is not None and str(TBDString()) in str(params):
         params = params_with(job, resources)
     if moved or finder.finds(params):
-        params = _params(
-            params, lambda: _expanded(job, (made, output), resources), finder, moved
-        )
+        params = _params(params, lambda: _expanded(job, (made, output), resources), finder, moved)
     return Mirrored(made, output, log, params, finder.text)
 
 

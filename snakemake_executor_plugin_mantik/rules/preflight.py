@@ -5,7 +5,7 @@ and ends the whole run if it cannot.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -24,17 +24,14 @@ from snakemake_executor_plugin_mantik.rules.units import members_of
 _UNKNOWN: Final = str(TBDString())
 
 
-def check(dag: Any, units: Iterable[Job], context: Context, linemaps: Any) -> None:
-    """See to it that what the rules run can be made, with one job of each rule.
+def mistakes(dag: Any, units: Iterable[Job], context: Context, linemaps: Any) -> dict[str, str]:
+    """Why what some rules run cannot be made, by rule; found with one job of each rule.
 
     Args:
         dag: Snakemake's graph of jobs: those that run here end the run as well.
         units: jobs and groups that run at sites.
         context: of the run.
         linemaps: Snakemake's, which lead from its code to lines of Snakefiles.
-
-    Raises:
-        WorkflowNotRunnable: telling each rule that cannot run, and why.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
@@ -51,6 +48,15 @@ def check(dag: Any, units: Iterable[Job], context: Context, linemaps: Any) -> No
                 found[name] = str(error)
         except (RuleException, WorkflowError) as error:
             found[name] = format_exception_to_string(error, linemaps).strip()
+    return found
+
+
+def refuse(found: Mapping[str, str]) -> None:
+    """See to it that there are no mistakes.
+
+    Raises:
+        WorkflowNotRunnable: telling all of them.
+    """
     if found:
         told = "\n".join(found[name] for name in sorted(found)).replace("\n", "\n  ")
         raise WorkflowNotRunnable(

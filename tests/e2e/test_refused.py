@@ -93,7 +93,8 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         localrules: here
 
         rule all:
-            input: "command", "parameter", "message", "here", "script", "reads", "expression", "open"
+            input:
+                "command", "parameter", "message", "here", "script", "reads", "expression", "open"
 
         rule first:
             output: "first"
@@ -124,7 +125,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         rule script:
             input: "first"
             output: "script"
-            params: function=lambda wildcards: print
+            params: function=lambda wildcards: lambda: 1
             resources: tmpdir="/tmp"
             script: "s.py"
 
@@ -144,12 +145,12 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         rule expression:
             input: "first"
             output: "expression"
-            shell: f"echo {open(input[0]).read() if hasattr(input, 'get') else ''} > {{output}}"
+            shell: f"echo {open(input[0]).read() if isinstance(input, list) else ''} > {{output}}"
 
         rule open:
             input: "first"
             output: "open"
-            resources: mem_mb=lambda wildcards, input: input.size_mb
+            resources: mem_mb=lambda wildcards, input: input.size_mb, queeu="batch", licenses=1
             shell: "echo {resources.mem_mb} > {output}"
         """,
     )
@@ -160,7 +161,8 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
                   "rule script", "rule tmpdir"):  # fmt: skip
         assert said.count(words), words
-    for rule in ("reads", "expression", "open"):
+    tells(said, "rule open: the resource queeu means nothing to a site", "(did you mean queue?)")
+    for rule in ("reads", "expression"):
         assert f"rule {rule}" not in said
 
 

@@ -125,7 +125,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         rule script:
             input: "first"
             output: "script"
-            params: function=lambda wildcards: lambda: 1
+            params: function=lambda wildcards: [lambda: 1]
             resources: tmpdir="/tmp"
             script: "s.py"
 
@@ -150,7 +150,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         rule open:
             input: "first"
             output: "open"
-            resources: mem_mb=lambda wildcards, input: input.size_mb, queeu="batch", licenses=1
+            resources: mem_mb=lambda wildcards, input: input.size_mb, partitoin="batch", licenses=1
             shell: "echo {resources.mem_mb} > {output}"
         """,
     )
@@ -161,7 +161,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
                   "rule script", "rule tmpdir"):  # fmt: skip
         assert said.count(words), words
-    tells(said, "rule open: the resource queeu means nothing to a site", "(did you mean queue?)")
+    tells(said, "rule open: the resource partitoin means nothing to a site", "(did you mean partition?)")
     for rule in ("reads", "expression"):
         assert f"rule {rule}" not in said
 

@@ -122,7 +122,8 @@ def _lack(what: str) -> None:
     """End, and let the job's marker say that it failed before its command."""
     sys.stderr.write(f"{LACK} {what}\n")
     # A container need not have the directory that it lies in.
-    with contextlib.suppress(OSError), open(os.environ.get("MANTIK_STATE", os.devnull), "a") as state:
+    place = os.environ.get("MANTIK_STATE", os.devnull)
+    with contextlib.suppress(OSError), open(place, "a") as state:
         state.write("step=own\n")
     sys.exit(UNFIT)
 

@@ -161,7 +161,11 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
                   "rule script", "rule tmpdir"):  # fmt: skip
         assert said.count(words), words
-    tells(said, "rule open: the resource partitoin means nothing to a site", "(did you mean partition?)")
+    tells(
+        said,
+        "rule open: the resource partitoin means nothing to a site",
+        "(did you mean partition?)",
+    )
     for rule in ("reads", "expression"):
         assert f"rule {rule}" not in said
 
@@ -220,7 +224,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "Snakefile",
         """
         rule all:
-            input: "a", "b", "c", "d", "e"
+            input: "a", "b", "c", "d", "e", "f", "g", "h"
 
         rule a:
             output: "a"
@@ -246,6 +250,21 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
             output: "e"
             resources: mantiksite="hpc1"
             shell: "touch {output}"
+
+        rule f:
+            output: "f"
+            resources: slurm_partition="a b"
+            shell: "touch {output}"
+
+        rule g:
+            output: "g"
+            resources: gpu_model="a100"
+            shell: "touch {output}"
+
+        rule h:
+            output: "h"
+            resources: slurm_extra="'--qos=low'"
+            shell: "touch {output}"
         """,
     )
 
@@ -256,8 +275,11 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "nothing was sent: these resources cannot be had:",
         "there is no site 'hcp1' (did you mean hpc1?); the known ones are hpc1",
         "there is no resource mantiksite (did you mean mantik_site?)",
+        "'a b' cannot be sent as --partition",
+        "gpu_model=a100 names a kind of GPUs, and none are asked for",
+        "Ask for `qos` instead",
     )
-    for rule in "abcde":
+    for rule in "abcdefgh":
         assert said.count(f"\n  rule {rule}") == 1, said
     assert ".." not in said.split("cannot be had:")[1], said
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import RuleException, format_exception_to_string
+from snakemake.io import is_callable
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable
@@ -44,10 +45,11 @@ def mistakes(dag: Any, units: Iterable[Job], context: Context, linemaps: Any) ->
         try:
             _make(job, context)
         except UserError as error:
-            if not (isinstance(error.__context__, OSError) and _waits(job)):
+            if not _may_change(job, error):
                 found[name] = str(error)
         except (RuleException, WorkflowError) as error:
-            found[name] = format_exception_to_string(error, linemaps).strip()
+            if not _may_change(job, error):
+                found[name] = format_exception_to_string(error, linemaps).strip()
     return found
 
 
@@ -85,6 +87,13 @@ def _determined(job: Job) -> bool:
     except (RuleException, WorkflowError):
         return False
     return _UNKNOWN not in str((params, values, job.threads))
+
+
+def _may_change(job: Job, error: Exception) -> bool:
+    """Whether what went wrong may be for want of files that are still to be made."""
+    why = error.__context__
+    looks = isinstance(why, OSError) or any(map(is_callable, job.rule.params))
+    return looks and isinstance(why, OSError | LookupError) and _waits(job)
 
 
 def _waits(job: Job) -> bool:

@@ -90,11 +90,14 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
     project.write(
         "Snakefile",
         """
+        import os
+
         localrules: here
 
         rule all:
             input:
-                "command", "parameter", "message", "here", "script", "reads", "expression", "open"
+                "command", "parameter", "message", "here", "script", "reads", "looks",
+                "expression", "open"
 
         rule first:
             output: "first"
@@ -142,6 +145,13 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
             params: read=lambda wildcards, input: open(input[0]).read().split()
             shell: "echo {params.read.x} > {output}"
 
+        rule looks:
+            input: "first"
+            output: "looks"
+            params:
+                found=lambda wildcards, input: [name for name in input if os.path.exists(name)]
+            shell: "echo {params.found[0]} > {output}"
+
         rule expression:
             input: "first"
             output: "expression"
@@ -166,7 +176,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         "rule open: the resource partitoin means nothing to a site",
         "(did you mean partition?)",
     )
-    for rule in ("reads", "expression"):
+    for rule in ("reads", "looks", "expression"):
         assert f"rule {rule}" not in said
 
 

@@ -7,12 +7,14 @@ conda environment in a container, whichever of them the rule has.
 
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from snakemake.common import is_local_file, parse_uri
 from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
@@ -252,6 +254,10 @@ def _image_mistake(path: str, local: Path) -> str | None:
     return None if local.exists() else f"the container image {path} is not there"
 
 
+_URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*/.*", re.DOTALL)
+"""What names an image: a path, a URL, a kind of archive and its path."""
+
+
 def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | None:
     """What is wrong with a job's own environment, in words that follow "rule NAME".
 
@@ -266,8 +272,20 @@ def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | Non
             f"has the conda environment {own.conda.path}, a directory here that cannot go to a"
             " site (name an environment file, or an environment at the site)"
         )
-    if isinstance(own.conda, CondaEnvFileSpec) and _read(job, own.conda.file) is None:
-        return f"has the environment file {own.conda.file}, which cannot be read"
+    if isinstance(own.conda, CondaEnvFileSpec):
+        content = _read(job, own.conda.file)
+        if content is None:
+            return f"has the environment file {own.conda.file}, which cannot be read"
+        try:
+            yaml.safe_load(content)
+        except yaml.YAMLError as error:
+            told = " ".join(str(error).split())
+            return f"has the environment file {own.conda.file}, which is no YAML: {told}"
+    if own.container and _URL.fullmatch(own.container) is None:
+        return (
+            f"cannot run: {own.container} is neither a file nor a URL (docker://{own.container} is"
+            " one)"
+        )
     if own.container and is_local_file(own.container):
         path = str(parse_uri(own.container).uri_path)
         local = context.workdir / path

@@ -63,6 +63,7 @@ _END: Final = "MANTIK_JOB"
 _COMMAND: Final = """\
 mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin/python) || {{
   echo {lack} >&2
+  printf 'step=own\\n' >> "${{MANTIK_STATE:-/dev/null}}"
   exit {unfit}
 }}
 "$mantik_python" {program} <<'{end}'

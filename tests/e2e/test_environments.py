@@ -191,7 +191,7 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
         "Snakefile",
         """
         rule all:
-            input: "conda.txt", "image.txt", "here.txt"
+            input: "conda.txt", "image.txt", "here.txt", "yaml.txt", "name.txt"
 
         rule conda:
             output: "conda.txt"
@@ -207,8 +207,19 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
             output: "here.txt"
             conda: "here"
             shell: "touch {output}"
+
+        rule yaml:
+            output: "yaml.txt"
+            conda: "envs/bad.yaml"
+            shell: "touch {output}"
+
+        rule name:
+            output: "name.txt"
+            container: "ubuntu:22.04"
+            shell: "touch {output}"
         """,
     )
+    project.write("envs/bad.yaml", "dependencies: [a")
     (project.directory / "here").mkdir()
 
     said = project.run("--mantik-software-deployment", "conda", "apptainer").failed()
@@ -219,6 +230,8 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
         "envs/none.yaml, which cannot be read",
         "rule image cannot run: the container image images/none.sif is not there",
         "rule here has the conda environment",
+        "envs/bad.yaml, which is no YAML: while parsing a flow sequence",
+        "rule name cannot run: ubuntu:22.04 is neither a file nor a URL (docker://ubuntu:22.04 is",
     )
     said = project.run("--mantik-software-deployment", "docker").failed()
     tells(said, "no software deployment 'docker'", "conda, apptainer, env-modules")

@@ -147,6 +147,7 @@ class JobRequest:
             environment, sorted(self.variables.items()), sorted(self.secrets),
             [(o.path, o.kind, o.directory) for o in self.outputs],
             *([self.benchmark.commands] if self.benchmark else []),
+            *(["own environment"] if self.own_environment else []),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -145,21 +145,11 @@ class JobRequest:
             environment: the site's environment as text.
             code: checksum of each source that the command names.
         """
-<<<<<<< HEAD
-        parts = [
-            self.command, self.shell, self.parameters, sorted(inputs.items()), self.site,
-            environment, sorted(self.variables.items()), sorted(self.secrets),
-            [(o.path, o.kind, o.directory) for o in self.outputs],
-            *([self.benchmark.commands] if self.benchmark else []),
-            *(["own environment"] if self.own_environment else []),
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-=======
         parts: dict[str, object] = {
             "command": [self.command, self.shell, self.benchmark and self.benchmark.commands],
             "parameters": self.parameters,
             "site": self.site,
-            "environment": environment,
+            "environment": [environment, self.own_environment],
             "variables": [sorted(self.variables.items()), sorted(self.secrets)],
             "outputs": [(o.path, o.kind, o.directory) for o in self.outputs],
         }
@@ -183,7 +173,6 @@ def fingerprint(made_of: Mapping[str, str]) -> str:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
->>>>>>> main
 
 
 @dataclass(frozen=True)

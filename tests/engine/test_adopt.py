@@ -60,7 +60,7 @@ def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> Non
 )
 def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
     other = replace(JOB, **change)
-    assert other.fingerprint({"a": "1"}, "e") != JOB.fingerprint({"a": "1"}, "e")
+    assert other.made_of({"a": "1"}, "e", {}) != JOB.made_of({"a": "1"}, "e", {})
 
 
 def test_what_succeeded_is_taken_unless_forced() -> None:

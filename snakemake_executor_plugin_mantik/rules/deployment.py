@@ -80,26 +80,31 @@ class Own:
         modules: `envmodules:`, names.
         conda: `conda:`, Snakemake's specification of it.
         container: `container:` or `containerized:`, a path or URL.
+        bare: whether it says `container: None`: it runs in no container, whoever names one.
     """
 
     modules: tuple[str, ...] | None = None
     conda: Any = None
     container: str | None = None
+    bare: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.modules or self.conda or self.container)
+        return bool(self.modules or self.conda or self.container or self.bare)
 
 
 def own_of(job: Job, methods: Collection[DeploymentMethod]) -> Own:
     """The environment of its own that a job runs in."""
     modules = conda = container = None
+    bare = False
     if DeploymentMethod.ENV_MODULES in methods and job.rule.env_modules:
         modules = tuple(job.rule.env_modules.names)
     if DeploymentMethod.CONDA in methods:
         conda = job.conda_env_spec
     if DeploymentMethod.APPTAINER in methods:
         container = job.container_img_url or None
-    return Own(modules, conda, container and str(container))
+        # Of `container: None` the rule itself keeps nothing.
+        bare = job.rule.ruleinfo.container_img is False
+    return Own(modules, conda, container and str(container), bare)
 
 
 def deployed(payload: "Payload", job: Job, context: "Context") -> "Payload":
@@ -325,6 +330,7 @@ def remarks(
 _DIRECTIVES = {
     "conda": DeploymentMethod.CONDA,
     "container": DeploymentMethod.APPTAINER,
+    "bare": DeploymentMethod.APPTAINER,
     "modules": DeploymentMethod.ENV_MODULES,
 }
 
@@ -339,6 +345,8 @@ def _shown(own: Own, name: str) -> str:
         return f"envmodules: {', '.join(own.modules or ())}"
     if name == "container":
         return f"container: {own.container}"
+    if name == "bare":
+        return "container: None"
     spec = own.conda
     shown = spec.file if isinstance(spec, CondaEnvFileSpec) else getattr(spec, "path", None)
     return f"conda: {shown or spec.name}"

@@ -33,7 +33,12 @@ SNAKEFILE = """
         default_target: True
         input:
             "modules.txt", "conda-a.txt", "conda-b.txt", "named.txt", "sub/outside.txt",
-            "image.txt", "both.txt", "dash.txt",
+            "image.txt", "both.txt", "dash.txt", "bare.txt",
+
+    rule bare:
+        output: "bare.txt"
+        container: None
+        shell: "echo ${{IMAGE-no image}} > {output}"
 
     rule modules:
         output: "modules.txt"
@@ -134,6 +139,7 @@ def test_each_rule_in_its_own(project: Project, tmp_path: Path) -> None:
         "image.txt": "an image of my own\ninoptions\n",
         "both.txt": "name of a \nshadow\n",
         "dash.txt": "sh 1.0\n",
+        "bare.txt": "no image\n",
         "in.txt": "in",
     }
     assert project.read("sub/outside.txt") == "far\n"
@@ -148,6 +154,7 @@ def test_each_rule_in_its_own(project: Project, tmp_path: Path) -> None:
         ran.output,
         "rule image runs in its own environment, container: images/own.sif, and not in the image of"
         f" the backend config of {project.place.name}.",
+        "rule bare runs in its own environment, container: None, and not in the image of",
     )
     assert not list((project.workspace / ".mantik/shadow").iterdir())
 
@@ -158,7 +165,12 @@ def test_what_is_not_wanted_is_not_used_and_told_once(project: Project, tmp_path
         "Snakefile",
         """
         rule all:
-            input: "a.txt", "b.txt"
+            input: "a.txt", "b.txt", "bare"
+
+        rule bare:
+            output: "bare"
+            container: None
+            shell: "echo $IMAGE > {output}"
 
         rule one:
             output: "{x}.txt"
@@ -172,8 +184,9 @@ def test_what_is_not_wanted_is_not_used_and_told_once(project: Project, tmp_path
 
     ran = project.run().ok()
 
-    assert project.read("a.txt") == "the default image\n"
+    assert project.read("a.txt") == project.read("bare") == "the default image\n"
     for told in (
+        "rule bare has container: None, which is not used: --mantik-software-deployment apptainer",
         "rule one has conda: not-here, which is not used: --mantik-software-deployment conda would",
         "rule one has container: docker://some/image, which is not used:",
         "rule one has envmodules: Nothing/1, which is not used:",

@@ -26,9 +26,13 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.support.unicorex import PASSWORD, USER, UnicoreX
+from tests.support.unicorex import PASSWORD, SOFTWARE, USER, UnicoreX
 
-BENCHES = ["unicorex_bench", "sandbox_bench", "sandbox_firecrest_bench"]
+BENCHES = [
+    pytest.param("unicorex_bench", marks=pytest.mark.software(SOFTWARE)),
+    "sandbox_bench",
+    "sandbox_firecrest_bench",
+]
 """Fixtures that the contract suite runs with."""
 
 _T = TypeVar("_T")

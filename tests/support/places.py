@@ -10,7 +10,7 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.sandbox import FAST
-from tests.support.unicorex import PASSWORD, USER, UnicoreX
+from tests.support.unicorex import PASSWORD, SOFTWARE, USER, UnicoreX
 from tests.support.workflows import Place, Project, place_in
 
 UNICOREX_CONFIG = """\
@@ -57,7 +57,10 @@ def unicorex_place(unicorex: UnicoreX) -> Place:
     )
 
 
-@pytest.fixture(params=["sandbox", "firecrest", "unicorex"])
+REAL = pytest.param("unicorex", marks=pytest.mark.software(SOFTWARE))
+
+
+@pytest.fixture(params=["sandbox", "firecrest", REAL])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each kind of site, one after the other."""
     found: Place = request.getfixturevalue(f"{request.param}_place")

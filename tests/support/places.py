@@ -46,15 +46,20 @@ def firecrest_place(sandbox: Sandbox) -> Place:
     return place_in(sandbox, "hpc2")
 
 
-@pytest.fixture
-def unicorex_place(unicorex: UnicoreX) -> Place:
+def unicorex_place(server: UnicoreX) -> Place:
+    """A site of the real server."""
     return Place(
         "uni",
-        UNICOREX_CONFIG.format(url=unicorex.url, ca_file=json.dumps(str(unicorex.ca_file))),
+        UNICOREX_CONFIG.format(url=server.url, ca_file=json.dumps(str(server.ca_file))),
         {"MANTIK_UNICORE_USERNAME": USER, "MANTIK_UNICORE_PASSWORD": PASSWORD},
-        unicorex.directory / "scratch",
-        unicorex.directory,
+        server.directory / "scratch",
+        server.directory,
     )
+
+
+@pytest.fixture(name="unicorex_place")
+def _unicorex_place(unicorex: UnicoreX) -> Place:
+    return unicorex_place(unicorex)
 
 
 REAL = pytest.param("unicorex", marks=pytest.mark.software(SOFTWARE))

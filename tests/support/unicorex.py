@@ -5,23 +5,26 @@ come through Maven into `.cache/unicorex` of the checkout, once. All pytest work
 (2 s to start, 220 MB). Without Java or Maven the tests are skipped, in CI they fail.
 """
 
+import base64
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import pytest
 
+from tests.real import apptainer
 from tests.support.needs import require
 from tests.support.shared import STOP_S, Told, keep, session_directory, shared
 
@@ -109,7 +112,9 @@ def _start_shared(directory: Path, users: Path) -> Told:
     server = UnicoreX(directory, _free_port())
     command = _command()
     _write_configuration(server)
-    keeper = keep(users, command, directory=directory, console=directory / "console.log")
+    environment = {**os.environ, **apptainer.environment()}
+    console = directory / "console.log"
+    keeper = keep(users, command, directory=directory, console=console, env=environment)
     _wait_until_it_answers(server, keeper)
     return {"directory": str(directory), "port": server.port}
 
@@ -230,19 +235,18 @@ def _make_certificate(directory: Path) -> None:
 
 
 def _wait_until_it_answers(server: UnicoreX, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a server takes jobs; it answers some seconds before it knows where to run them."""
     context = ssl.create_default_context(cafile=str(server.ca_file))
+    credentials = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    request = urllib.request.Request(
+        f"{server.url}/factories",
+        headers={"Authorization": f"Basic {credentials}", "Accept": "application/json"},
+    )
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(server.url, context=context, timeout=5):
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(request, context=context, timeout=5) as said:
+            if json.load(said)["factories"]:
                 return
-        except urllib.error.HTTPError as error:
-            if error.code in (401, 403):
-                return
-        except OSError:
-            pass
         time.sleep(0.1)
     log = (server.directory / "console.log").read_text(errors="replace")
     raise RuntimeError(f"UNICORE/X does not answer at {server.url}; it said:\n{log[-4000:]}")

@@ -48,8 +48,6 @@ class Bench:
         away: one whose server is not there.
         hooks: whether the site runs commands on a login node.
         forgets: whether the site's records of a job go when it is told to forget it.
-        modes: whether the server can close files to others; a UNICORE/X without its arm on the
-            login node (TSI) sets its own user's permissions only.
     """
 
     site: Callable[[], Site]
@@ -57,7 +55,6 @@ class Bench:
     away: Callable[[], Site]
     hooks: bool = True
     forgets: bool = True
-    modes: bool = True
 
     def run(self, scenario: Callable[[Site], Awaitable[_T]]) -> _T:
         """The result of `scenario` with a site that is open."""
@@ -106,7 +103,6 @@ def unicorex_bench(unicorex: UnicoreX) -> Bench:
         site=lambda: unicore_site(unicorex, workspace),
         stranger=lambda: unicore_site(unicorex, workspace, credential=Password(USER, "wrong")),
         away=lambda: unicore_site(unicorex, workspace, url=nobody),
-        modes=False,
     )
 
 

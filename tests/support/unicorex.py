@@ -44,6 +44,9 @@ FETCH_S = 300.0
 START_S = 60.0
 """How long the server may take until it answers, seconds."""
 
+OWN_SLOTS = 3
+"""How many jobs run at the same time on a server of a test's own; others wait in its memory."""
+
 _SALT = "salt"
 _STORE_PASSWORD = "the12345"
 _JARS_DONE = ".complete"
@@ -134,7 +137,7 @@ def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
     directory = tmp_path / "unicorex"
     directory.mkdir()
     server = OwnUnicoreX(directory, _free_port(), [])
-    _write_configuration(server)
+    _write_configuration(server, slots=OWN_SLOTS)
     try:
         server.start()
         yield server
@@ -193,7 +196,7 @@ def _free_port() -> int:
         return port
 
 
-def _write_configuration(server: UnicoreX) -> None:
+def _write_configuration(server: UnicoreX, slots: int = 16) -> None:
     directory = server.directory
     for name in ("scratch", "work", "jobs", "data"):
         (directory / name).mkdir()
@@ -201,7 +204,7 @@ def _write_configuration(server: UnicoreX) -> None:
         shutil.copy(DATA / name, directory)
     (directory / "main.config").write_text(
         Template((DATA / "main.config").read_text()).substitute(
-            PORT=server.port, DIRECTORY=directory, STORE_PASSWORD=_STORE_PASSWORD
+            PORT=server.port, DIRECTORY=directory, STORE_PASSWORD=_STORE_PASSWORD, SLOTS=slots
         )
     )
     digest = hashlib.md5((_SALT + PASSWORD).encode()).hexdigest()

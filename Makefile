@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: install demo test test-real check format bench clean
+.PHONY: install demo test test-real test-newcomer check format bench clean
 
 install: $(STAMP)
 
@@ -24,6 +24,10 @@ test: $(STAMP)
 test-real: $(STAMP)
 	tests/real/install
 	$(BIN)/python -m pytest -m software -n $(CORES) --dist loadfile $(PYTEST_ARGS)
+
+# One after the other: what a newcomer types has the machine for itself.
+test-newcomer: $(STAMP)
+	$(BIN)/python -m pytest tests/newcomer $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

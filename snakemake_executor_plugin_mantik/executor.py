@@ -11,7 +11,8 @@ from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik import stalelock
+from snakemake_executor_plugin_mantik.errors import JournalError, MantikError
 from snakemake_executor_plugin_mantik.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Executor(RemoteExecutor):
         Raises:
             ApiError: with all mistakes of the configuration, the credentials or the workflow.
         """
+        stalelock.executor_made()
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
@@ -286,7 +288,11 @@ class Executor(RemoteExecutor):
     def _commit(self, job: Job, *, failed: bool = False) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
-            self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
+            try:
+                self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
+            except JournalError as error:
+                # An error here would make Snakemake cancel the other jobs.
+                self.logger.warning(f"{job.name}: its end could not be written down. {error}")
             for _, measured in self._run.measured.pop(job.jobid, ()):
                 measured.unlink(missing_ok=True)
 

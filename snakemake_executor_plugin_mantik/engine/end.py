@@ -15,7 +15,12 @@ from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.errors import (
+    JournalError,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
     TRIES,
@@ -154,7 +159,10 @@ class Ender:
                 return record
             if end != 0 and record.id not in succeeded:
                 await self.end_observed(record, "cancelled", deadline)
-                self._journal.abandoned(record.id, "cancelled")
+                try:
+                    self._journal.abandoned(record.id, "cancelled")
+                except JournalError as error:  # the others are to be cancelled all the same
+                    self._tell(f"{record.name}: it is cancelled. {error}")
                 self._drop_leftover(record.id)
             return None
 
@@ -184,10 +192,12 @@ class Ender:
             SiteRejected: the site does not let us make certain that it never runs.
         """
         self._watcher.forget(record.id)
-        revoked = await self._patience(lambda: claims.revoke(self._site, record))
+        revoked = await self._patience.found(
+            lambda: claims.revoke(self._site, record), at_once=True
+        )
         clock = asyncio.get_running_loop().time
         begun = told = clock()
-        ids = list(record.site_jobs) or await self._patience(lambda: self._site.find(record.id))
+        ids = list(record.site_jobs) or await self._find(record)
         await self._ask_to_end(ids)
         while not revoked:
             over, code = await self._is_over(record, ids, clock() - begun)
@@ -203,10 +213,15 @@ class Ender:
                     " waiting for it."
                 )
                 # It may be one that we do not know of that runs.
-                found = await self._patience(lambda: self._site.find(record.id))
-                ids = list(dict.fromkeys([*ids, *found]))
+                ids = list(dict.fromkeys([*ids, *await self._find(record)]))
                 await self._ask_to_end(ids)
         return None
+
+    async def _find(self, record: TryRecord) -> list[str]:
+        """The ids that the site knows of a try."""
+        with suppress(SiteNotFound):
+            return await self._patience.found(lambda: self._site.find(record.id), at_once=True)
+        return []
 
     async def _ask_to_end(self, ids: Sequence[str]) -> None:
         if ids:

@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
+    SiteRejected,
     SiteUnauthorized,
     SiteUnreachable,
 )
@@ -31,6 +32,10 @@ REFUSED_TOLD_S = 60.0
 """Seconds that one request has to fail, while the site answers others, before the log says so."""
 
 
+async def _no_proof() -> None:
+    """Believe what is said."""
+
+
 class Patience:
     """Repeats what a site did not answer, as long as it takes; one for all work at a site."""
 
@@ -39,9 +44,19 @@ class Patience:
         site: str,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
-        """Make a patience that tells of `site`; `clock` gives seconds that only grow."""
+        """Make a patience.
+
+        Args:
+            site: the site's name.
+            tell: writes a line to the user's log.
+            clock: seconds that only grow.
+            proof: asks the site for what it cannot deny unless it denies everything.
+        """
         self._site = site
+        self._proof = proof
         self._tell = tell
         self._clock = clock
         self._since: float | None = None
@@ -72,23 +87,36 @@ class Patience:
                 self.answered()
                 return result
 
-    async def found(self, act: Callable[[], Awaitable[T]]) -> T:
+    async def found(self, act: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
         """Like a call, but that there is no such thing is believed only after half a minute.
 
-        Servers say so of everything while they start, and slow file systems of what is new.
+        Slow file systems say so of what is new, and servers of everything while they start: those
+        are waited for as long as it takes. With `at_once` only the latter are.
 
         Raises:
-            SiteNotFound: the site has said so several times.
+            SiteNotFound: the site has said so several times, and does not deny everything.
         """
         wait = FIRST_WAIT_S
         while True:
             try:
                 return await self(act)
-            except SiteNotFound:
-                if wait > LONGEST_MISSING_WAIT_S:
+            except SiteNotFound as error:
+                late = at_once or wait > LONGEST_MISSING_WAIT_S
+                if late and await self.believed(error):
                     raise
-            await asyncio.sleep(wait)
+            await asyncio.sleep(min(wait, LONGEST_WAIT_S))
             wait *= 2
+
+    async def believed(self, error: SiteNotFound) -> bool:
+        """Whether a site that denies something does not just deny everything."""
+        try:
+            await self._proof()
+        except SiteRejected:
+            return True
+        except SiteError:
+            self.failed(error)
+            return False
+        return True
 
     def failed(self, error: Exception) -> None:
         """Note that the site did not answer, and say so when it is time to."""

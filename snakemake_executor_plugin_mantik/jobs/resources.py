@@ -18,19 +18,39 @@ _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
     "qos": ("qos", "slurm_qos"),
     "constraint": ("constraint",),
     "reservation": ("reservation",),
+    "gpu_model": ("gpu_model",),
 }
 """Fields of `Resources`, and the names that a rule may use for each of them."""
 
 _GPUS: Final = ("gpu", "gpus")
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "gres": "ask for `gpu=<number>`, and choose a kind by `constraint` or the partition",
-    "gpu_model": "choose a kind by `constraint` or the partition",
-    "slurm_extra": "use the resources that docs/resources.md lists",
+    "gres": "ask for `gpu=<number over all nodes>`, and for their kind with `gpu_model`",
     "tasks_per_gpu": "ask for `tasks=<number over all nodes>`",
     "cpus_per_gpu": "ask for `cpus_per_task`",
 }
 """Resources of the Slurm plugin that would change what a job gets, and what to ask for instead."""
+
+_MODEL: Final = re.compile(r"[A-Za-z0-9_.+-]+")
+
+_EXTRA: Final = "slurm_extra"
+
+_INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
+    "slurm_partition": ("partition", "p"),
+    "slurm_account": ("account", "A"),
+    "runtime": ("time", "t"),
+    "nodes": ("nodes", "N"),
+    "tasks": ("ntasks", "n"),
+    "tasks_per_node": ("ntasks-per-node",),
+    "cpus_per_task": ("cpus-per-task", "c"),
+    "gpu": ("gpus", "G", "gpus-per-node", "gres"),
+    "mem_mb": ("mem",),
+    "mem_mb_per_cpu": ("mem-per-cpu",),
+    "constraint": ("constraint", "C"),
+    "reservation": ("reservation",),
+    "qos": ("qos", "q"),
+}
+"""Resources, and the options of sbatch that they stand for."""
 
 JOB_NAME_LENGTH: Final = 64
 
@@ -56,10 +76,14 @@ def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resource
     for name, instead in _REFUSED.items():
         if rule.get(name) is not None:
             raise _refuse(name, rule[name], "is not sent to the site", instead)
+    if (extra := rule.get(_EXTRA)) is not None:
+        raise _refuse(_EXTRA, extra, "is not sent to the site", _instead_of(str(extra)))
     changes: dict[str, Any] = {}
     for field, names in _TEXTS.items():
         if (text := _text(rule, names)) is not None:
             changes[field] = text or None
+    if (model := changes.get("gpu_model")) and not _MODEL.fullmatch(model):
+        raise _refuse("gpu_model", model, "has to be one kind of GPUs", "write it as Slurm does")
     if (runtime := _number(rule, "runtime")) is not None:
         changes["runtime_s"] = runtime * 60 or None
     for name in ("nodes", "tasks"):
@@ -108,10 +132,19 @@ def slurm_directives(
     One task per node gets all the CPUs that are asked of it, so that `srun` starts its command
     once per node, unless the rule asks for tasks. `account` wins over that of `resources`.
 
-    Raises `UserError` for a value that sbatch would not read as one word, and for CPUs that
-    cannot be divided among the nodes.
+    Raises `UserError` for a value that sbatch would not read as one word, for CPUs that cannot be
+    divided among the nodes, and for a kind of GPUs without their number.
     """
     resources = settled(resources)
+    gpus: str | int | None = resources.gpus_per_node or None
+    if resources.gpu_model is not None:
+        if gpus is None:
+            raise UserError(
+                f"the resource gpu_model={resources.gpu_model} names a kind of GPUs, and none are"
+                " asked for",
+                do="Ask for gpu=<number over all nodes> as well, or leave it out",
+            )
+        gpus = f"{resources.gpu_model}:{gpus}"
     options: list[tuple[str, str | int | None]] = [
         ("job-name", _job_name(name)),
         ("partition", resources.queue),
@@ -124,12 +157,26 @@ def slurm_directives(
         ("ntasks", resources.tasks),
         ("ntasks-per-node", 1 if resources.tasks is None else resources.tasks_per_node),
         ("cpus-per-task", resources.cpus_per_task),
-        ("gpus-per-node", resources.gpus_per_node or None),
+        ("gpus-per-node", gpus),
         ("mem", _mebibytes(resources.memory_mib_per_node)),
         ("mem-per-cpu", _mebibytes(resources.memory_mib_per_cpu)),
     ]
     words = [f"--{option}={_word(option, value)}" for option, value in options if value is not None]
     return (*words, "--no-requeue")
+
+
+def _instead_of(extra: str) -> str:
+    """What to ask for in place of options of sbatch."""
+    used = re.findall(r"(?:^|[\s'\"])--?([A-Za-z][A-Za-z-]*)", extra)
+    instead = {option: name for name, options in _INSTEAD.items() for option in options}
+    known = {f"`{instead[option]}`": None for option in used if option in instead}
+    others = {
+        f"{'--' if option[1:] else '-'}{option}": None for option in used if option not in instead
+    }
+    told = [f"ask for {', '.join(known)} instead"] if known else []
+    if others:
+        told.append(f"leave {', '.join(others)} out, for which there is no resource")
+    return "; ".join(told) or "use the resources that docs/resources.md lists"
 
 
 def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:

@@ -1,6 +1,8 @@
 """Killed, interrupted, started twice: every job runs once, and the next run takes it up."""
 
 import json
+import shlex
+import signal
 from pathlib import Path
 
 import pytest
@@ -157,11 +159,12 @@ def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None
     assert not sleepers(project.workspace)
 
 
-def test_terminated_detaches(project: Project) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_terminated_detaches(project: Project, number: int) -> None:
     prepare(project)
     running = project.start(plain=True)
     until(lambda: started(project, running), "jobs that run")
-    running.process.terminate()
+    running.process.send_signal(number)
     first = running.end()
 
     tells(first.output, "Detached: the jobs go on at their sites")
@@ -169,6 +172,28 @@ def test_terminated_detaches(project: Project) -> None:
     assert "Traceback" not in first.output, first.output
     go(project)
     said = project.run(plain=True).ok().output
+    assert said.count("taken up again at ") == 4
+    assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+def test_without_the_profile_the_error_says_what_to_type(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    first = project.start()
+    until(lambda: started(project, first), "jobs that run")
+    project.forked = False  # what is said at the very end is a real process's
+    running = project.run()
+    assert running.code != 0
+    assert "To take them up" not in running.output, "it would be refused"
+    first.kill()
+
+    refused = project.run()
+    assert refused.code != 0
+    tells(
+        refused.output, "LockException", "4 of its jobs may be at the sites. To take them up type"
+    )
+    line = next(line for line in refused.output.splitlines() if "    snakemake " in line)
+    go(project)
+    said = project.run(*shlex.split(line)[1:], plain=True).ok().output
     assert said.count("taken up again at ") == 4
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
@@ -197,3 +222,58 @@ def test_a_second_controller_is_refused(project: Project) -> None:
     go(project)
     first.end().ok()
     assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+CHANGING = r"""
+    rule all:
+        input: "rule.txt", "script.txt", "same.txt", "gone.txt" if config["gone"] else []
+
+    rule rule:
+        output: "rule.txt"
+        shell:
+            "echo rule >> ran.txt; until [ -e go ]; do sleep 0.1; done; "
+            "echo {config[text]} > {output}"
+
+    rule script:
+        output: "script.txt"
+        shell: "echo script >> ran.txt; bash scripts/make.sh {output}"
+
+    rule same:
+        output: "same.txt"
+        resources: mem_mb=config["mem"]
+        shell: "echo same >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo same > {output}"
+
+    rule gone:
+        output: "gone.txt"
+        shell: "echo gone >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo gone > {output}"
+"""
+
+
+def test_changed_meanwhile(project: Project) -> None:
+    """A rule, a script that it names, resources and targets change while their jobs run."""
+    prepare(project)
+    project.write("Snakefile", CHANGING)
+    project.write("scripts/make.sh", "until [ -e go ]; do sleep 0.1; done; echo old > $1\n")
+    before = project.start("--nolock", "--config", "text=old", "mem=100", "gone=1")
+    until(lambda: before.output.count(": submitted to ") == 4, "all jobs at the site")
+    before.kill()
+    project.write("scripts/make.sh", "echo new > $1\n")
+    go(project)
+
+    arguments = ("--nolock", "--rerun-incomplete", "--config", "text=new", "mem=200", "gone=")
+    said = project.run(*arguments).ok().output
+
+    tells(
+        said,
+        "rule: what an earlier run sent to hpc1 is ended and its outputs are not used, since these"
+        " changed: its command.",
+        "script: what an earlier run sent to hpc1 is ended and its outputs are not used, since"
+        " these changed: scripts/make.sh.",
+        "same: taken up again at hpc1",
+        "memory per node in MiB 100 instead of 200",
+        "Earlier runs sent jobs that this one did not ask for and that may still run: gone. See",
+    )
+    assert [project.read(f"{name}.txt") for name in ("rule", "script", "same")] == [
+        "new\n", "new\n", "same\n",
+    ]  # fmt: skip
+    assert runs(project).count("same") == 1

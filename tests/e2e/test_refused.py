@@ -139,7 +139,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "Snakefile",
         """
         rule all:
-            input: "a", "b", "c", "d", "e"
+            input: "a", "b", "c", "d", "e", "f", "g", "h"
 
         rule a:
             output: "a"
@@ -165,6 +165,21 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
             output: "e"
             resources: mantiksite="hpc1"
             shell: "touch {output}"
+
+        rule f:
+            output: "f"
+            resources: slurm_partition="a b"
+            shell: "touch {output}"
+
+        rule g:
+            output: "g"
+            resources: gpu_model="a100"
+            shell: "touch {output}"
+
+        rule h:
+            output: "h"
+            resources: slurm_extra="'--qos=low'"
+            shell: "touch {output}"
         """,
     )
 
@@ -175,8 +190,11 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "nothing was sent: these resources cannot be had:",
         "there is no site 'hcp1' (did you mean hpc1?); the known ones are hpc1",
         "there is no resource mantiksite (did you mean mantik_site?)",
+        "'a b' cannot be sent as --partition",
+        "gpu_model=a100 names a kind of GPUs, and none are asked for",
+        "Ask for `qos` instead",
     )
-    for rule in "abcde":
+    for rule in "abcdefgh":
         assert said.count(f"\n  rule {rule}") == 1, said
     assert ".." not in said.split("cannot be had:")[1], said
 

@@ -14,6 +14,8 @@ Some things of Snakemake are changed in its process, because a site has not all 
 - Files of a storage are their local copies: a node has the storage's credentials as little as a way
   to it, and this side fetches and stores. Unless the job is to do it: then its copies are its own.
 - Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
+- The document of a `cwl:` rule has the address that Snakemake gives it from Python 3.14 on. With an
+  older one it is `file:/…`, which cwltool refuses.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from typing import Any
+from urllib.parse import quote
 
 UNFIT = 78
 """Exit code where no Snakemake fits (EX_CONFIG of sysexits.h)."""
@@ -170,7 +173,7 @@ def _fill(cache: str, entries: dict[str, str]) -> None:
 
 def _adapt(order: dict[str, Any]) -> None:
     """Change in Snakemake what the docstring of this module says."""
-    from snakemake import sourcecache, storage
+    from snakemake import cwl, sourcecache, storage
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
     from snakemake.deployment import conda, singularity
@@ -210,12 +213,16 @@ def _adapt(order: dict[str, Any]) -> None:
                 raise WorkflowError(difference, rule=self.rule)
         await prepare(self)
 
+    def address(path: str) -> str:
+        return f"//{quote(os.fsencode(path))}"
+
     def never(self: Any) -> bool:  # noqa: ARG001
         return False
 
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
+    cwl.pathname2url = address
     if not order["copies"]:
         storage.flag_with_storage_object = local
     for kind, act in ((conda.Env, "create"), (singularity.Image, "pull")):

@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.repeating import repeat
+from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
 CONNECT_S: Final = 30.0
@@ -62,6 +62,7 @@ class Connection:
         self.requests: Counter[str] = Counter()
         self.places = concurrent_requests
         self._site = site
+        self._timeout_s = timeout_s
         self._credential = credential
         # Uploads and downloads have places of their own: they must not keep small requests waiting.
         self._places = {
@@ -108,7 +109,7 @@ class Connection:
         return await self.repeat(lambda: self.once(kind, method, path, **arguments))
 
     async def once(
-        self, kind: str, method: str, path: str, *, bulk: bool = False, **arguments: Any
+        self, kind: str, method: str, path: str, *, size: int | None = None, **arguments: Any
     ) -> httpx.Response:
         """Make one request, and return its answer, which is no error.
 
@@ -116,16 +117,18 @@ class Connection:
             kind: what it counts as in `requests`.
             method: GET, PUT, POST or DELETE.
             path: below the base URL, percent-encoded.
-            bulk: whether it carries a file's contents.
+            size: of the file that it carries, if it does.
             arguments: of httpx (json, content, params, headers).
         """
         send = getattr(self._client, method.lower())
-        async with self._places["bulk" if bulk else "small"]:
-            return await self._run(send, kind, path, **arguments)
+        async with self._places["small" if size is None else "bulk"]:
+            return await self._run(send, kind, path, size=size or 0, **arguments)
 
     @asynccontextmanager
-    async def download(self, path: str, offset: int) -> AsyncIterator[httpx.Response]:
-        """The answer that brings a file's bytes from `offset` on, to be read in the context.
+    async def download(
+        self, path: str, offset: int
+    ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+        """The answer that brings a file's bytes from `offset` on, and these, to be read in the context.
 
         The request is repeated when that may help; reading the answer is not.
         """
@@ -136,7 +139,9 @@ class Connection:
             )
             try:
                 with self._told(path):
-                    yield response
+                    # As they come: with chunks of a size, a broken connection would lose what it
+                    # brought.
+                    yield response, steady(response.aiter_raw(), self._timeout_s)
             finally:
                 await response.aclose()
 
@@ -167,7 +172,13 @@ class Connection:
         )
 
     async def _run(
-        self, send: Callable[..., Awaitable[httpx.Response]], kind: str, path: str, **arguments: Any
+        self,
+        send: Callable[..., Awaitable[httpx.Response]],
+        kind: str,
+        path: str,
+        *,
+        size: int = 0,
+        **arguments: Any,
     ) -> httpx.Response:
         """Make a request, once more if its token was refused and there is another one."""
         again = False
@@ -176,9 +187,10 @@ class Connection:
                 await self._credential.renew()
                 sent = self._credential.headers()
                 try:
-                    response: httpx.Response = await self._transport.run_method(
-                        send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
-                    )
+                    async with asyncio.timeout(longest(self._timeout_s, size)):
+                        response: httpx.Response = await self._transport.run_method(
+                            send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
+                        )
                 except SiteUnauthorized as error:
                     if again or error.status != httpx.codes.UNAUTHORIZED:
                         raise
@@ -225,6 +237,9 @@ class Connection:
                 do = "Name the certificate of the site's authority with CAFile"
             what = f"no answer from {self.base}{path}: {reason}"
             raise SiteUnreachable(what, where=where, do=do) from error
+        except TimeoutError as error:
+            what = f"no answer from {self.base}{path} in time"
+            raise SiteUnreachable(what, where=where, do="Check the network") from error
         except httpx.InvalidURL as error:
             raise SiteUnreachable(f"{error}", where=where, do="Check UnicoreApiUrl") from error
 

@@ -1,0 +1,136 @@
+"""Without Snakemake: what a run that was killed left at the sites is seen, cancelled, removed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.workflows import WAIT_S, Project, Ran, Running, tells, until
+
+SNAKEFILE = r"""
+    rule all:
+        input: "out/a.txt", "out/b.txt", "quick.txt"
+
+    rule slow:
+        output: "out/{name}.txt"
+        shell:
+            "trap 'echo term {wildcards.name} >> ended.txt; exit 1' TERM; "
+            "echo {wildcards.name} >> ran.txt; "
+            "until [ -e go ]; do sleep 0.1; done; echo {wildcards.name} > {output}"
+
+    rule quick:
+        output: "quick.txt"
+        shell: "echo quick > {output}"
+"""
+
+
+def smk_mantik(project: Project, *arguments: str) -> Ran:
+    """Run the command in the workflow's directory, where nobody sits at a terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake_executor_plugin_mantik", *arguments],
+        cwd=project.directory, env=project.environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout, done.stdout
+    return Ran(done.returncode, done.stdout)
+
+
+def lines(project: Project, name: str) -> list[str]:
+    path = project.workspace / name
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+def running(project: Project) -> Running:
+    """A `snakemake` both of whose slow jobs run."""
+    project.write("Snakefile", SNAKEFILE)
+    run = project.start("--nolock", "--rerun-incomplete")
+    until(lambda: lines(project, "ran.txt") == ["a", "b"], "the jobs")
+    until(lambda: run.output.count(": submitted to ") >= 2, "their ids")
+    return run
+
+
+def outcomes(project: Project) -> dict[str, str]:
+    return {record.name: record.outcome for record in project.tries}
+
+
+def test_cancel(either: Project) -> None:
+    run = running(either)
+    refused = smk_mantik(either, "cancel", "--all")
+    assert refused.code == 2
+    tells(refused.output, "another Snakemake", "(process ", "press Ctrl-C there", "kill -INT")
+    run.kill()
+
+    shown = smk_mantik(either, "jobs").ok().output
+    assert shown.count("queued or running") >= 2
+    for arguments, told in (
+        ((), "no job is named; these may be at the sites:"),
+        (("slow name=c",), "nothing was cancelled: no job at a site is called slow name=c"),
+        (("slow", "--all"), "exclude each other"),
+    ):
+        wrong = smk_mantik(either, "cancel", *arguments)
+        assert wrong.code == 2, wrong.output
+        tells(wrong.output, told)
+    assert lines(either, "ended.txt") == []
+
+    one = smk_mantik(either, "cancel", "slow name=a").ok().output
+    tells(one, "slow name=a: cancelled at hpc", "which has confirmed it")
+    assert lines(either, "ended.txt") == ["term a"]
+    assert outcomes(either)["slow name=b"] == ""
+
+    tells(smk_mantik(either, "cancel", "--all").ok().output, "slow name=b: cancelled")
+    assert lines(either, "ended.txt") == ["term a", "term b"]
+    tells(smk_mantik(either, "cancel", "--all").ok().output, "No job is at a site.")
+
+    (either.workspace / "go").touch()
+    either.run("--nolock", "--rerun-incomplete").ok()
+    assert lines(either, "ran.txt") == ["a", "a", "b", "b"]
+
+
+def test_cancel_where_the_config_is_gone(project: Project) -> None:
+    running(project).kill()
+    moved = project.config.rename(project.directory / "moved.yaml")
+    lacking = smk_mantik(project, "cancel", "slow")
+    assert lacking.code == 2
+    tells(lacking.output, "is no longer there", "--site hpc1=FILE")
+    strange = smk_mantik(project, "cancel", "slow", "--site", str(moved))
+    tells(strange.output, "no job was sent to a site named moved")
+    assert lines(project, "ended.txt") == []
+
+    smk_mantik(project, "cancel", "slow", "--site", f"hpc1={moved}").ok()
+    assert lines(project, "ended.txt") == ["term a", "term b"]
+
+
+def test_clean(either: Project) -> None:
+    running(either).kill()
+    stays = smk_mantik(either, "clean", "--yes")
+    assert stays.code == 1, stays.output
+    tells(
+        stays.output, str(either.workspace), "needed: slow name=a (it may run", "It stays:",
+        "tries, logs and archives: ", "files of the workflow: ",
+    )  # fmt: skip
+    assert lines(either, "ran.txt") == ["a", "b"]
+    unasked = smk_mantik(either, "clean", "--force")
+    assert unasked.code == 2
+    tells(unasked.output, "Add --yes if all of this is to go")
+
+    removed = smk_mantik(either, "clean", "--force", "--yes").ok().output
+    tells(removed, ": removed.")
+    assert list(either.workspace.iterdir()) == []
+    assert {outcome for outcome in outcomes(either).values() if outcome != "succeeded"} == {
+        "cancelled"
+    }
+
+    (either.workspace / "go").touch()
+    either.run("--nolock", "--rerun-incomplete").ok()
+    assert either.read("out/a.txt") == "a\n"
+    cleaned = smk_mantik(either, "clean", "--yes").ok().output
+    assert "needed" not in cleaned
+    assert list(either.workspace.iterdir()) == []
+    assert either.read("out/a.txt") == "a\n"
+
+
+@pytest.mark.parametrize("command", ["cancel", "clean", "jobs"])
+def test_where_nothing_was_sent(project: Project, command: str) -> None:
+    said = smk_mantik(project, command)
+    assert said.code == 2
+    tells(said.output, "no job has been sent from here yet")

@@ -19,11 +19,11 @@ demo: $(STAMP)
 
 # Twice as many workers as cores: much of a workflow at a site is waiting.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $$(( 2 * $(CORES) )) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not software' -n $$(( 2 * $(CORES) )) --dist worksteal $(PYTEST_ARGS)
 
 test-real: $(STAMP)
 	tests/real/install
-	$(BIN)/python -m pytest -n $(CORES) --dist loadfile tests/real $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m software -n $(CORES) --dist loadfile $(PYTEST_ARGS)
 
 # One after the other: what a newcomer types has the machine for itself.
 test-newcomer: $(STAMP)

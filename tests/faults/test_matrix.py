@@ -143,7 +143,7 @@ def test_controller_killed(
         first = cell.end(running)
         assert first.code == -signal.SIGKILL, f"{cell.proxy.counted()}\n{first.output}"
         ran = finished(cell, 2 if step == "cancel" else 1)
-        count = cell.count(ran, stopped=step == "cancel")
+        count = cell.count(ran, runs=2, stopped=step == "cancel")
         prove(cell, Ran(ran.code, first.output + ran.output), count)
 
 
@@ -158,7 +158,7 @@ def test_clock_off(hours: int, api: str, tmp_path: Path, prove: Prove) -> None:
         first.kill()
         cell.open_gate()
         ran = cell.end(cell.start())
-        prove(cell, ran, cell.count(ran))
+        prove(cell, ran, cell.count(ran, runs=2))
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -173,5 +173,5 @@ def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove
         assert fill.taken, first.output
         cell.disk.free()
         ran = finished(cell, 1)
-        count = cell.count(ran, stopped=whose == "there")
+        count = cell.count(ran, runs=2, stopped=whose == "there")
         prove(cell, Ran(ran.code, first.output + ran.output), count)

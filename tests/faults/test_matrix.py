@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cell import Cell, Count, make_cell
+from tests.faults.cell import JOBS, Cell, Count, make_cell
 from tests.faults.faults import FAULTS, HOURS_OFF, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Rule
@@ -89,7 +89,7 @@ def finished(cell: Cell, runs: int) -> Ran:
     cell.open_gate()
     for _ in range(runs):
         ran = cell.end(cell.start())
-        if (cell.project.directory / "sum.txt").exists():
+        if cell.noted("end").keys() == set(JOBS):
             break
     return ran
 
@@ -142,6 +142,7 @@ def test_controller_killed(
             pid.set_result(running.process.pid)
         first = cell.end(running)
         assert first.code == -signal.SIGKILL, f"{cell.proxy.counted()}\n{first.output}"
+        # What was cancelled is told as that first.
         ran = finished(cell, 2 if step == "cancel" else 1)
         count = cell.count(ran, runs=2, stopped=step == "cancel")
         prove(cell, Ran(ran.code, first.output + ran.output), count)
@@ -154,7 +155,8 @@ def test_clock_off(hours: int, api: str, tmp_path: Path, prove: Prove) -> None:
     with make_cell(api, tmp_path, slots=1) as cell:
         cell.proxy.add(Rule("clock", None, clock_off(hours)(api), None))
         first = cell.start()
-        until(lambda: cell.proxy.counted()["status"] > 0, "a look at the jobs")
+        asked = ("status", "find")
+        until(lambda: any(cell.proxy.counted()[kind] for kind in asked), "a look at the jobs")
         first.kill()
         cell.open_gate()
         ran = cell.end(cell.start())

@@ -19,7 +19,10 @@ CHOICES = ("ask", "cancel", "detach")
 
 DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
 
-NO_SPACE = "The disk is full here; the jobs go on at their sites. Free space and start again to take them up."
+NO_SPACE = (
+    "The disk is full here; the jobs go on at their sites. Free space and start again to take"
+    " them up."
+)
 
 _QUESTION = (
     "\nInterrupted. The jobs that are under way at the sites:\n"

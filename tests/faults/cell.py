@@ -49,7 +49,8 @@ SNAKEFILE = r"""
     rule large:
         input: "data/big.bin"
         output: "out/middle.bin", "out/large.bin"
-        shell: HERE + "head -c 8000 {input} > {output[0]}; cat {input} {input} > {output[1]};" + THERE
+        shell:
+            HERE + "head -c 8000 {input} > {output[0]}; cat {input} {input} > {output[1]};" + THERE
 
     rule sum:
         input: "out/small.txt", "out/large.bin"

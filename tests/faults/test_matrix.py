@@ -109,7 +109,7 @@ def test_fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: P
 
 
 KILLS = [
-    pytest.param(api, step, kind, after, id=f"{api}-{step}-{kind}-{when}")
+    pytest.param(api, (step, kind, after), id=f"{api}-{step}-{kind}-{when}")
     for api in APIS
     for step in STEPS
     for kind in STEPS[step]
@@ -121,10 +121,11 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(("api", "step", "kind", "after"), KILLS)
+@pytest.mark.parametrize(("api", "when"), KILLS)
 def test_controller_killed(
-    api: str, step: str, kind: str, after: bool, tmp_path: Path, prove: Prove
+    api: str, when: tuple[str, str, bool], tmp_path: Path, prove: Prove
 ) -> None:
+    step, kind, after = when
     with make_cell(api, tmp_path, slots=1 if step == "watch" else 2) as cell:
         pid: Future[int] = Future()
         deadly = calling(lambda: os.kill(pid.result(), signal.SIGKILL), after=after)

@@ -121,7 +121,7 @@ def test_refuses_connections_for_a_while_and_keeps_its_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(faults, "OUTAGE_S", 0.3)
-    with between(faults.refused) as (server, proxy, client):
+    with between(faults.refused) as (server, _, client):
         with pytest.raises(httpx.TransportError):
             client.post("/")
         refused = 0

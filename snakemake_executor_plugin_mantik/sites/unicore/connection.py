@@ -128,7 +128,7 @@ class Connection:
     async def download(
         self, path: str, offset: int
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """The answer that brings a file's bytes from `offset` on, and these, to be read in the context.
+        """The answer that brings a file's bytes from `offset` on, and these, for the context.
 
         The request is repeated when that may help; reading the answer is not.
         """

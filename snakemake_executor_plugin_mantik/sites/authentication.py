@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.addresses import tls
+from snakemake_executor_plugin_mantik.sites.http import post_form
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""
@@ -259,9 +260,9 @@ class Issued(Credential):
     def _ask(self, form: Mapping[str, str]) -> dict[str, Any]:
         try:
             with self._client() as client:
-                response = client.post(self._url, data=dict(form))
+                response = post_form(client, self._url, form, TOKEN_TIMEOUT_S)
             answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
             reason = str(error)
             raise SiteUnreachable(

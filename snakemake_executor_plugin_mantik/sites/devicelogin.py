@@ -9,7 +9,8 @@ import httpx
 
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
-from snakemake_executor_plugin_mantik.sites.authentication import Refreshed
+from snakemake_executor_plugin_mantik.sites.authentication import TOKEN_TIMEOUT_S, Refreshed
+from snakemake_executor_plugin_mantik.sites.http import post_form
 
 INTERVAL_S: Final = 5.0
 """Seconds between two questions where the issuer names none, and what `slow_down` adds."""
@@ -125,9 +126,9 @@ class DeviceLogin(Refreshed):
         """An answer of the issuer, refusals (400) among them."""
         try:
             with self._client() as client:
-                response = client.post(url, data=dict(form))
+                response = post_form(client, url, form, TOKEN_TIMEOUT_S)
             answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
             what = f"no answer from the issuer of tokens: {type(error).__name__}"
             raise SiteUnreachable(what, where=url, do="Check the URLs and the network") from None

@@ -133,7 +133,7 @@ _OF_PYFIRECREST: Final[
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
     # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
-    ((KeyError, TypeError, ValueError), lambda site: nonsense("a request", site)),
+    ((KeyError, TypeError, ValueError, RecursionError), lambda site: nonsense("a request", site)),
 )
 
 
@@ -188,7 +188,7 @@ def body_of(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
         answer = json.loads(response.content)
-    except (ValueError, httpx.StreamError):
+    except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}
 

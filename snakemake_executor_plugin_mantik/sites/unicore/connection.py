@@ -25,6 +25,7 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.http import Client
 from snakemake_executor_plugin_mantik.sites.repeating import repeat
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
@@ -68,7 +69,9 @@ class Connection:
             "small": asyncio.Semaphore(concurrent_requests),
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
-        self._client = httpx.AsyncClient(
+        self._client = Client(
+            look=self._check,
+            silence_s=timeout_s,
             verify=tls(ca_file, site),
             proxy=proxy,
             trust_env=not is_loopback(self.base),
@@ -78,7 +81,7 @@ class Connection:
                 max_keepalive_connections=concurrent_requests,
                 keepalive_expiry=IDLE_S,
             ),
-            event_hooks={"request": [self._count], "response": [self._check]},
+            event_hooks={"request": [self._count]},
         )
         self._transport = Transport(
             credential,
@@ -152,7 +155,7 @@ class Connection:
         """
         try:
             answer = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise self.nonsense(response.request.url.path)
@@ -201,9 +204,7 @@ class Connection:
     async def _count(self, request: httpx.Request) -> None:
         self.requests[request.extensions.get("kind", "other")] += 1
 
-    async def _check(self, response: httpx.Response) -> None:
-        if response.status_code >= 300:
-            await response.aread()
+    def _check(self, response: httpx.Response) -> None:
         if error := error_of(response, self._site):
             raise error
 

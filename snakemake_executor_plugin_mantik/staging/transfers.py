@@ -9,22 +9,20 @@ import asyncio
 import hashlib
 import os
 import shutil
-import tarfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import IO
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Repeats what the site does not answer, as `engine.patience.Patience` does."""
 
 SUFFIX = ".mantik-part"
-_CHUNK = 1 << 20
 ATTEMPTS = 3
 """How often a file is fetched whose checksum is wrong before that is told."""
 
@@ -163,23 +161,22 @@ class Landing:
         """
         wanted = {entry.path: entry for entry in entries}
         try:
-            with tarfile.open(archive, "r:") as tar:
-                for member in tar:
-                    entry = wanted.pop(os.path.normpath(member.name), None)
-                    content = tar.extractfile(member) if member.isfile() else None
-                    if entry is not None and content is not None:
+            with archive.open("rb") as file:
+                for name, content in plain_files(file):
+                    entry = wanted.pop(os.path.normpath(name), None)
+                    if entry is not None:
                         self._stream(entry, content)
-        except tarfile.TarError as error:
+        except TarDamaged as error:
             raise TransferError(f"the archive of outputs is damaged ({error})") from error
         if wanted:
             raise TransferError("the archive of outputs lacks a file", where=next(iter(wanted)))
 
-    def _stream(self, entry: OutputEntry, content: IO[bytes]) -> None:
+    def _stream(self, entry: OutputEntry, content: Iterable[bytes]) -> None:
         place = self.place(entry)
         self._folder(place.parent)
         digest = hashlib.sha256()
         with place.open("wb") as file:
-            while chunk := content.read(_CHUNK):
+            for chunk in content:
                 digest.update(chunk)
                 file.write(chunk)
         if entry.sha256 and digest.hexdigest() != entry.sha256:

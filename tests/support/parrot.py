@@ -2,19 +2,24 @@
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass
 class Say:
-    """An answer; `length` is the Content-Length it claims, None the true one."""
+    """An answer; `length` is the Content-Length it claims, None the true one.
+
+    One with `again_s` says its body again and again, with that pause, until nobody listens.
+    """
 
     status: int = 200
     body: bytes = b"{}"
     headers: dict[str, str] = field(default_factory=dict)
     length: int | None = None
     delay_s: float = 0.0
+    again_s: float | None = None
 
 
 class Parrot:
@@ -35,9 +40,14 @@ class Parrot:
                 for name, value in {"Content-Type": "application/json", **say.headers}.items():
                     self.send_header(name, value)
                 length = len(say.body) if say.length is None else say.length
-                self.send_header("Content-Length", str(length))
+                if say.again_s is None:
+                    self.send_header("Content-Length", str(length))
                 self.end_headers()
-                self.wfile.write(say.body)
+                with suppress(ConnectionError):
+                    self.wfile.write(say.body)
+                    while say.again_s is not None:
+                        time.sleep(say.again_s)
+                        self.wfile.write(say.body)
 
             do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
 

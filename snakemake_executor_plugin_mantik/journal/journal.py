@@ -253,7 +253,7 @@ class Journal:
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
     """The tries that fit the SQL condition `where`, the oldest first."""
-    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY created", tuple(values)).fetchall()  # noqa: S608
+    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
     for row in rows:
         fields = dict(row) | {"state": TryState(row["state"])}

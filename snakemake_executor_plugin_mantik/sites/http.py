@@ -5,6 +5,7 @@ whatever that makes of it. A server that is broken or hostile must not fill the 
 machine that watches jobs, nor keep a request for ever.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -53,17 +54,38 @@ class _Body:
         return httpx.RemoteProtocolError(text, request=self._response.request)
 
     def answer(self) -> httpx.Response:
-        """The answer with its body in memory."""
+        """The answer with its body in memory.
+
+        Raises:
+            httpx.RemoteProtocolError: it holds what is no text.
+        """
         headers = [
             (k, v) for k, v in self._response.headers.raw if k.decode().lower() not in _NO_LONGER
         ]
+        content = b"".join(self._parts)
+        if b"\\ud" in content.lower() and not _is_text(content):
+            raise self._error("the answer holds halves of characters")
         return httpx.Response(
             self._response.status_code,
             headers=headers,
-            content=b"".join(self._parts),
+            content=content,
             request=self._response.request,
             extensions=self._response.extensions,
         )
+
+
+def _is_text(content: bytes) -> bool:
+    """Whether strings in JSON are text: escapes may make halves of characters.
+
+    No URL and no file can hold those in the end.
+    """
+    try:
+        json.dumps(json.loads(content), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    except (ValueError, RecursionError):
+        return True  # no JSON
+    return True
 
 
 class Client(httpx.AsyncClient):

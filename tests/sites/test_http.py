@@ -30,6 +30,7 @@ TOO_MUCH = {
     "unknown": Say(body=b"x", headers={"Content-Encoding": "\x1b[31mzstd"}),
     "drip": Say(body=b" ", again_s=0.05),
     "damaged": Say(body=zlib.compress(b"{}")[:5], headers={"Content-Encoding": "deflate"}),
+    "half a character": Say(body=b'{"a\\uD800": 1}'),
     "deep": Say(body=b"[" * 100_000),
 }
 
@@ -77,13 +78,19 @@ def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
 
 
 @pytest.mark.parametrize("trouble", TOO_MUCH)
-def test_answers_of_issuers(
-    parrot: Parrot, monkeypatch: pytest.MonkeyPatch, trouble: str
-) -> None:
+def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
     monkeypatch.setattr(http, "ANSWER_PATIENCE", 0.03)
     with pytest.raises(SiteUnreachable):
         asyncio.run(ClientCredentials(parrot.url, "id", "secret").renew())
+
+
+def asked(parrot: Parrot) -> httpx.Response:
+    async def get() -> httpx.Response:
+        async with http.Client(look=lambda _: None, silence_s=30, trust_env=False) as client:
+            return await client.get(parrot.url)
+
+    return asyncio.run(get())
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "identity", ""])
@@ -91,11 +98,12 @@ def test_what_is_packed_once_is_unpacked(parrot: Parrot, coding: str) -> None:
     packed = {"gzip": gzip.compress, "deflate": zlib.compress}.get(coding, bytes)
     parrot.answers = [Say(body=packed(b'{"a": 1}'), headers={"Content-Encoding": coding})]
 
-    async def asked() -> httpx.Response:
-        async with http.Client(look=lambda _: None, silence_s=30, trust_env=False) as client:
-            return await client.get(parrot.url)
-
-    answer = asyncio.run(asked())
+    answer = asked(parrot)
     assert answer.json() == {"a": 1}
     assert answer.request.url == parrot.url
     assert answer.headers["Content-Type"] == "application/json"
+
+
+def test_escapes_that_make_sense(parrot: Parrot) -> None:
+    parrot.answers = [Say(body=b'{"pair": "\\uD83D\\uDE00", "none": "\\\\ud800"}')]
+    assert asked(parrot).json() == {"pair": "\U0001f600", "none": "\\ud800"}

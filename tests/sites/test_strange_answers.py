@@ -36,7 +36,11 @@ def nodes(tree: Any) -> list[tuple[Any, Any]]:
     """Each place in a JSON value, as its container and key."""
     found = []
     for key, value in (
-        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
     ):
         found += [(tree, key), *nodes(value)]
     return found

@@ -36,7 +36,11 @@ def nodes(tree: Any) -> list[tuple[Any, Any]]:
     """Each place in a JSON value, as its container and key."""
     found = []
     for key, value in (
-        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
     ):
         found += [(tree, key), *nodes(value)]
     return found
@@ -106,7 +110,7 @@ async def everything(site: Site) -> list[Entry]:
     return seen
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(300, 700))
 @pytest.mark.parametrize("name", ["hpc1", "hpc2"])
 def test_no_answer_surprises_us(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, name: str, seed: int

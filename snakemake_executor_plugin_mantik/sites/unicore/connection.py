@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.http import Client
@@ -64,6 +65,7 @@ class Connection:
         self.places = concurrent_requests
         self._site = site
         self._credential = credential
+        self._clock: float | None = None
         # Uploads and downloads have places of their own: they must not keep small requests waiting.
         self._places = {
             "small": asyncio.Semaphore(concurrent_requests),
@@ -182,14 +184,21 @@ class Connection:
                     response: httpx.Response = await self._transport.run_method(
                         send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
                     )
-                except SiteUnauthorized as error:
-                    if again or error.status != httpx.codes.UNAUTHORIZED:
-                        raise
-                    if not self._credential.refused(sent):
+                except SiteUnauthorized:
+                    if again or not self.another_token(sent):
                         raise
                     again = True
                 else:
                     return response
+
+    def another_token(self, refused: Mapping[str, str] | None = None) -> bool:
+        """Whether another token can be had than the one that was refused, by default the newest.
+
+        UNICORE says 403 of a token that has expired by its own clock, or does not know the user.
+        """
+        refused = self._credential.headers() if refused is None else refused
+        by_clock = self._clock is not None and self._credential.set_clock(self._clock)
+        return self._credential.refused(refused) or by_clock
 
     async def _send_streaming(
         self, *, url: str, headers: dict[str, str], **arguments: Any
@@ -205,6 +214,7 @@ class Connection:
         self.requests[request.extensions.get("kind", "other")] += 1
 
     def _check(self, response: httpx.Response) -> None:
+        self._clock = server_time(response)
         if error := error_of(response, self._site):
             raise error
 

@@ -123,7 +123,6 @@ class UnicoreSite:
     async def open(self) -> SiteFacts:
         """See `Site.open`. Six requests with the storage's name, some more without."""
         base = await read_base(self._connection, self.name)
-        self._jobs.clock = base.clock
         self._server = base.server
         self._queues, (storage, root, workspace) = await asyncio.gather(
             read_queues(self._connection),

@@ -184,8 +184,8 @@ def _members(content: bytes) -> dict[str, bytes]:
         raise _invalid("it is cut, or something follows it")
     members: dict[str, bytes] = {}
     try:
-        for name, content in plain_files(io.BytesIO(data)):
-            members.setdefault(name, b"".join(content))
+        for name, pieces in plain_files(io.BytesIO(data)):
+            members.setdefault(name, b"".join(pieces))
     except TarDamaged as error:
         raise _invalid(f"it holds no tar ({error})") from error
     return members

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import tls
+from snakemake_executor_plugin_mantik.sites.addresses import distrust, tls
 from snakemake_executor_plugin_mantik.sites.http import post_form
 
 RENEW_BEFORE_S: Final = 60.0
@@ -313,13 +313,11 @@ class Issued(Credential):
             answer = response.json()
         except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
-            reason = str(error)
+            why, do = distrust(error)
             raise SiteUnreachable(
-                f"no token from its issuer: {type(error).__name__}",
+                f"no token from its issuer: {why or type(error).__name__}",
                 where=self._url,
-                do="Name the certificate of its authority with CAFile"
-                if "CERTIFICATE_VERIFY_FAILED" in reason
-                else "Check TokenUrl and the network",
+                do=do or "Check TokenUrl and the network",
             ) from None
         if response.status_code in _BAD_GRANT:
             raise CredentialError(

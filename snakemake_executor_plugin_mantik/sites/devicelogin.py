@@ -9,6 +9,7 @@ import httpx
 
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
+from snakemake_executor_plugin_mantik.sites.addresses import distrust
 from snakemake_executor_plugin_mantik.sites.authentication import TOKEN_TIMEOUT_S, Refreshed
 from snakemake_executor_plugin_mantik.sites.http import post_form
 
@@ -130,8 +131,10 @@ class DeviceLogin(Refreshed):
             answer = response.json()
         except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
-            what = f"no answer from the issuer of tokens: {type(error).__name__}"
-            raise SiteUnreachable(what, where=url, do="Check the URLs and the network") from None
+            why, do = distrust(error)
+            what = f"no answer from the issuer of tokens: {why or type(error).__name__}"
+            do = do or "Check the URLs and the network"
+            raise SiteUnreachable(what, where=url, do=do) from None
         if not isinstance(answer, dict) or (not response.is_success and "error" not in answer):
             raise SiteUnreachable(f"it answered with status {response.status_code}", where=url)
         return answer

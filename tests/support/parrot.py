@@ -1,5 +1,6 @@
 """An HTTP server that says what it is told: what real servers say too seldom for a test."""
 
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -25,7 +26,8 @@ class Say:
 class Parrot:
     """An HTTP server that gives the answers it was told, in order, the last one for ever."""
 
-    def __init__(self, base: str = "") -> None:
+    def __init__(self, base: str = "", tls: ssl.SSLContext | None = None) -> None:
+        """Prepare a server of URLs that begin with `base`, with `tls` one of https."""
         self.answers: list[Say] = [Say()]
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         parrot = self
@@ -57,6 +59,13 @@ class Parrot:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         self.url = f"http://127.0.0.1:{self.server.server_port}{base}"
+        if tls is not None:
+            # The handshake belongs to the connection's own thread.
+            self.server.socket = tls.wrap_socket(
+                self.server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self.server.handle_error = lambda *_: None  # type: ignore[method-assign] # refusals
+            self.url = f"https://localhost:{self.server.server_port}{base}"
 
     def stop(self) -> None:
         """End the server."""

@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites.addresses import distrust
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
     Meaning,
@@ -148,9 +149,7 @@ def nonsense(path: str, site: str) -> SiteUnreachable:
 
 def _no_answer(error: Exception, where: str) -> SiteUnreachable:
     reason = " ".join(str(error).split()) or type(error).__name__
-    do = "Check ApiUrl and the network"
-    if "CERTIFICATE_VERIFY_FAILED" in reason:
-        do = "Name the certificate of the site's authority with CAFile"
+    do = distrust(error)[1] or "Check ApiUrl and the network"
     request = getattr(error, "_request", None)  # httpx raises where there is none
     path = f" to {request.method} {request.url.path}" if isinstance(request, httpx.Request) else ""
     return SiteUnreachable(f"no answer{path}: {reason}", where=where, do=do)

@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.addresses import checked_url, distrust, tls
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
@@ -231,9 +231,7 @@ class Connection:
             raise refused_by_issuer(error) from error
         except httpx.HTTPError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            do = "Check UnicoreApiUrl and the network"
-            if "CERTIFICATE_VERIFY_FAILED" in reason:
-                do = "Name the certificate of the site's authority with CAFile"
+            do = distrust(error)[1] or "Check UnicoreApiUrl and the network"
             what = f"no answer from {self.base}{path}: {reason}"
             raise SiteUnreachable(what, where=where, do=do) from error
         except httpx.InvalidURL as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.private import make_private
 
 VERSION = 4
 FILE = "journal.sqlite"
@@ -156,13 +157,15 @@ class Copy(Tables):
 class Database(Tables):
     """An open journal file, locked."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
+
+        A new directory is closed to others, unless it is `shared` with its group.
 
         Raises:
             JournalError: another controller holds it, it is damaged, or of a newer version.
         """
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory, shared=shared)
         self.path = directory / FILE
         self._lock = (directory / "lock").open("a")
         try:

@@ -28,13 +28,15 @@ class Journal:
         files: what it knows of files.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
+
+        A new directory is closed to others, unless it is `shared` with its group.
 
         Raises:
             JournalError: another controller holds it, it is damaged, or of a newer version.
         """
-        self._database = Database(directory)
+        self._database = Database(directory, shared=shared)
         self._db = self._database.db
         self.path = self._database.path
         self.files = FileLedger(self._database)

@@ -142,10 +142,10 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
         read(gzip.compress(b"\0" * (2 << 20)))
 
 
-def header(kind: bytes, size: int = 0, **pax: str) -> bytes:
+def header(kind: bytes, length: int = 0, pax: dict[str, str] | None = None) -> bytes:
     """The header of an entry `meta` that is no plain file."""
     member = tarfile.TarInfo("meta")
-    member.type, member.size, member.pax_headers = kind, size, pax
+    member.type, member.size, member.pax_headers = kind, length, pax or {}
     return member.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT)
 
 
@@ -162,12 +162,12 @@ def sparse() -> bytes:
 BOMBS = {
     "sparse": sparse(),
     "sparse, new form": header(
-        tarfile.REGTYPE, **{"GNU.sparse.map": "0,0", "GNU.sparse.size": "99999999999"}
+        tarfile.REGTYPE, pax={"GNU.sparse.map": "0,0", "GNU.sparse.size": "99999999999"}
     ),
-    "sparse without a size": header(tarfile.REGTYPE, **{"GNU.sparse.map": "x"}),
+    "sparse without a size": header(tarfile.REGTYPE, pax={"GNU.sparse.map": "x"}),
     "headers of headers": (header(tarfile.GNUTYPE_LONGNAME, 1) + b"a" + b"\0" * 511) * 5000,
     "header of a gigabyte": header(tarfile.GNUTYPE_LONGNAME, 1 << 30),
-    "longer than it is": header(tarfile.REGTYPE, size="9" * 14),
+    "longer than it is": header(tarfile.REGTYPE, pax={"size": "9" * 14}),
     "packed twice": lzma.compress(header(tarfile.REGTYPE)),
 }
 

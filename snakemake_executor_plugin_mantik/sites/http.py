@@ -6,6 +6,7 @@ machine that watches jobs, nor keep a request for ever.
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -23,6 +24,11 @@ _ENCODINGS: Final = frozenset(("", "identity", "gzip", "x-gzip", "deflate"))
 """
 _NO_LONGER: Final = frozenset(("content-encoding", "content-length", "transfer-encoding"))
 """Headers that are not true any more of a body that was read and unpacked."""
+
+# They log URLs, which give access to files of an object store, and headers of answers, which
+# firecREST puts tokens into that it refuses.
+for _name in ("httpx", "httpcore"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class _Body:

@@ -48,7 +48,8 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     jobs = [job for unit in units for job in members_of(unit)]
     credentials = credentials_of(checked.configs, checked.workdir)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    journal = Journal(checked.state)
+    shared = any(loaded.config.site.sharing == "group" for loaded in configs.values())
+    journal = Journal(checked.state, shared=shared)
     if journal.remark:
         logger.warning(journal.remark)
     try:

@@ -82,6 +82,7 @@ def render(spec: JobSpec) -> str:
         work=shlex.quote(paths.work),
         limits=spec.limits,
         incomplete=spec.incomplete,
+        own_umask="027" if spec.shared else "077",
         umask="" if spec.umask is None else f"{spec.umask:04o}",
         inputs=_inputs(spec),
         outputs=_outputs(spec),

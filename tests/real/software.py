@@ -16,6 +16,7 @@ from tests.support import unicorex
 
 FIXTURES = {
     "unicorex": unicorex.SOFTWARE,
+    "narrow_unicorex": unicorex.SOFTWARE,
     "unicorex_to_stop": unicorex.SOFTWARE,
     "real_slurm": "Slurm",
 }

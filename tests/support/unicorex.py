@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
 
@@ -111,10 +112,10 @@ class OwnUnicoreX(UnicoreX):
         self.processes[-1].wait()
 
 
-def _start_shared(directory: Path, users: Path) -> Told:
+def _start_shared(directory: Path, users: Path, slots: int = 16) -> Told:
     server = UnicoreX(directory, _free_port())
     command = _command()
-    _write_configuration(server)
+    _write_configuration(server, slots)
     environment = {**os.environ, **apptainer.environment()}
     console = directory / "console.log"
     keeper = keep(users, command, directory=directory, console=console, env=environment)
@@ -130,6 +131,15 @@ def unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnicoreX]:
         yield UnicoreX(Path(told["directory"]), told["port"])
 
 
+@pytest.fixture(scope="session")
+def narrow_unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnicoreX]:
+    """Another one, which runs one job at a time: the next ones wait."""
+    require(_lacking(), SOFTWARE)
+    start = partial(_start_shared, slots=1)
+    with shared(session_directory(tmp_path_factory) / "narrow-unicorex", start) as told:
+        yield UnicoreX(Path(told["directory"]), told["port"])
+
+
 @pytest.fixture
 def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
     """A server for one test that stops it."""
@@ -137,7 +147,7 @@ def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
     directory = tmp_path / "unicorex"
     directory.mkdir()
     server = OwnUnicoreX(directory, _free_port(), [])
-    _write_configuration(server, slots=OWN_SLOTS)
+    _write_configuration(server, OWN_SLOTS)
     try:
         server.start()
         yield server
@@ -196,11 +206,11 @@ def _free_port() -> int:
         return port
 
 
-def _write_configuration(server: UnicoreX, slots: int = 16) -> None:
+def _write_configuration(server: UnicoreX, slots: int) -> None:
     directory = server.directory
     for name in ("scratch", "work", "jobs", "data"):
         (directory / name).mkdir()
-    for name in ("idb.json", "log4j.xml"):
+    for name in ("idb.json", "log4j.xml", "shell"):
         shutil.copy(DATA / name, directory)
     (directory / "main.config").write_text(
         Template((DATA / "main.config").read_text()).substitute(

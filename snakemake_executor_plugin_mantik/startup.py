@@ -20,6 +20,7 @@ from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.errors import (
     MantikError,
+    printable,
 )
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
@@ -133,7 +134,11 @@ def _tracker(
         secrets += secret_values(loaded.config.environment.variables)
     texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
     return Tracker(
-        workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
+        workdir,
+        target(os.environ, workdir),
+        texts,
+        mask=masker(secrets),
+        tell=lambda text: logger.info(printable(text)),
     )
 
 

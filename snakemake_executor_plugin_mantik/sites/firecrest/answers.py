@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.sites.addresses import distrust
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
+    STRANGE,
     Meaning,
     Pattern,
     error,
@@ -134,7 +135,7 @@ _OF_PYFIRECREST: Final[
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
     # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
-    ((KeyError, TypeError, ValueError, RecursionError), lambda site: nonsense("a request", site)),
+    (STRANGE, lambda site: nonsense("a request", site)),
 )
 
 
@@ -187,7 +188,7 @@ def body_of(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
         answer = json.loads(response.content)
-    except (ValueError, RecursionError):
+    except STRANGE:
         return {}
     return answer if isinstance(answer, dict) else {}
 

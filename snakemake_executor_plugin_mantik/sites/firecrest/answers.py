@@ -35,6 +35,7 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     told,
 )
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
+from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 
 TOO_LARGE: Final = 413
 """A file or an output is larger than the server's `max_ops_file_size`."""
@@ -58,9 +59,7 @@ ERROR_TEXTS: Final = (
         r"Job has finished",
         Meaning.MISSING,
     ),
-    # Slurm's limits on how many jobs are submitted; other limits stay exceeded.
-    Pattern(r"\b(QOS|Assoc)\w*Submit\w*Limit", Meaning.LATER),
-    Pattern(r"would exceed \S+ (per-\S+ )?limit of jobs", Meaning.LATER),
+    Pattern(TOO_MANY_JOBS.pattern, Meaning.LATER),
     Pattern(
         r"accounting/QOS policy limit exceeded|\b(QOS|Assoc)(Max|Min|Grp)\w*Limit",
         Meaning.NO,

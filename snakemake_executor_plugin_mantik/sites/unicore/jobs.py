@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
+from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
@@ -104,7 +106,8 @@ class Jobs:
         log = answer.get("log")
         said = states.rejection(log if isinstance(log, list) else [])
         if said and not state.scheduler_id:
-            return _replace(state, Reason.REJECTED, said)
+            refused = _replace(state, Reason.REJECTED, said)
+            return replace(refused, later=TOO_MANY_JOBS.search(said) is not None)
         if state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
             return state
         details = await self._details(job_id)

@@ -329,7 +329,7 @@ class Transfers:
 
     def _check_urls(self, told: Any) -> list[str]:
         """The URLs of a transfer; whoever reads one has the file, so they must be confidential."""
-        found: list[str] = []
+        found: list[Any] = []
         try:
             directives = told.get("transferDirectives") or {}
             for name in ("partsUploadUrls", "parts_upload_urls"):

@@ -117,7 +117,11 @@ class SiteSettings(Part):
     proxy: Url | None = Field(
         default=None, alias="Proxy", description="URL of a HTTP proxy that all requests go through."
     )
-    timeout_s: Duration = _time("Timeout", "120s", "How long one request may take.")
+    timeout_s: Duration = _time(
+        "Timeout",
+        "120s",
+        "How long one request may take; as long again for each MiB of a file that it carries.",
+    )
     concurrent_requests: Positive = Field(
         default=4,
         alias="ConcurrentRequests",

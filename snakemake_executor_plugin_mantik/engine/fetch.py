@@ -110,11 +110,11 @@ class Fetcher:
         wait = FIRST_WAIT_S
         while True:
             try:
-                content = await self._patience(lambda: read(self._site, path))
+                content = await self._patience.found(lambda: read(self._site, path))
                 return await asyncio.to_thread(
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
-            except (MarkerInvalid, SiteNotFound, SiteRejected):
+            except (MarkerInvalid, SiteRejected):
                 if wait > LONGEST_MISSING_WAIT_S:
                     raise
             await asyncio.sleep(wait)
@@ -221,7 +221,9 @@ class Fetcher:
 
     async def _whole_log(self, record: TryRecord) -> bytes:
         try:
-            return await self._patience(lambda: read(self._site, record.paths.log))
+            return await self._patience.found(
+                lambda: read(self._site, record.paths.log), at_once=True
+            )
         except SiteNotFound:
             return b""
 

@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
+    SiteRejected,
     SiteUnauthorized,
     SiteUnreachable,
 )
@@ -31,6 +32,10 @@ REFUSED_TOLD_S = 60.0
 """Seconds that one request has to fail, while the site answers others, before the log says so."""
 
 
+async def _no_proof() -> None:
+    """Believe what is said."""
+
+
 class Patience:
     """Repeats what a site did not answer, as long as it takes; one for all work at a site."""
 
@@ -39,9 +44,19 @@ class Patience:
         site: str,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
-        """Make a patience that tells of `site`; `clock` gives seconds that only grow."""
+        """Make a patience.
+
+        Args:
+            site: the site's name.
+            tell: writes a line to the user's log.
+            clock: seconds that only grow.
+            proof: asks the site for what it cannot deny unless it denies everything.
+        """
         self._site = site
+        self._proof = proof
         self._tell = tell
         self._clock = clock
         self._since: float | None = None
@@ -72,23 +87,40 @@ class Patience:
                 self.answered()
                 return result
 
-    async def found(self, act: Callable[[], Awaitable[T]]) -> T:
+    async def found(self, act: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
         """Like a call, but that there is no such thing is believed only after half a minute.
 
-        Servers say so of everything while they start, and slow file systems of what is new.
+        Slow file systems say so of what is new, and servers of everything while they start: those
+        are waited for as long as it takes. With `at_once` only the latter are.
 
         Raises:
-            SiteNotFound: the site has said so several times.
+            SiteNotFound: the site has said so several times, and does not deny everything.
         """
         wait = FIRST_WAIT_S
+        proven = False
         while True:
             try:
                 return await self(act)
-            except SiteNotFound:
-                if wait > LONGEST_MISSING_WAIT_S:
+            except SiteNotFound as error:
+                if proven:
                     raise
-            await asyncio.sleep(wait)
-            wait *= 2
+                if at_once or wait > LONGEST_MISSING_WAIT_S:
+                    # It may have come to itself in between: it is asked once more.
+                    proven = await self.believed(error)
+            if not proven:
+                await asyncio.sleep(min(wait, LONGEST_WAIT_S))
+                wait *= 2
+
+    async def believed(self, error: SiteNotFound) -> bool:
+        """Whether a site that denies something does not just deny everything."""
+        try:
+            await self._proof()
+        except SiteRejected:
+            return True
+        except SiteError:
+            self.failed(error)
+            return False
+        return True
 
     def failed(self, error: Exception) -> None:
         """Note that the site did not answer, and say so when it is time to."""
@@ -97,6 +129,14 @@ class Patience:
         silent = now - self._since
         if silent >= self._next_told:
             self._next_told = silent * 2
+            if isinstance(error, SiteUnauthorized):
+                self._tell(
+                    f"Site {self._site} has not accepted the credentials for {silent:.0f} s; jobs"
+                    f" there go on, and so does this run when it does. {error} New ones are taken"
+                    f" from the keyring (keyring set mantik:{self._site} NAME) and from files (NAME"
+                    "_FILE). Or end this run (SIGTERM; Ctrl-C and d), set them and start again."
+                )
+                return
             self._tell(
                 f"Site {self._site} has not answered for {silent:.0f} s; jobs there go on, and so"
                 f" does this run when it does. {error}"

@@ -30,6 +30,7 @@ STEPS: Final = (
     "python",  # the virtual environment is activated
     "temporary",  # the variables that tell where temporary files go
     "image",  # Apptainer and its image are there
+    "own",  # the rule's own environment is there: told by the command, in MANTIK_STATE
 )
 """The steps before the command, in their order."""
 

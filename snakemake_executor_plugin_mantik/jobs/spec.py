@@ -20,6 +20,7 @@ class Resources:
         cpus_per_task: CPUs of each task.
         total_cpus: CPUs over all nodes.
         gpus_per_node: GPUs on each node.
+        gpu_model: their kind, as the scheduler calls it.
         memory_mib_per_node: memory on each node in MiB.
         memory_mib_per_cpu: memory for each CPU in MiB; excludes `memory_mib_per_node`.
         account: the compute budget account.
@@ -34,6 +35,7 @@ class Resources:
     cpus_per_task: int | None = None
     total_cpus: int | None = None
     gpus_per_node: int | None = None
+    gpu_model: str | None = None
     memory_mib_per_node: int | None = None
     memory_mib_per_cpu: int | None = None
     account: str | None = None

@@ -35,6 +35,7 @@ from snakemake_executor_plugin_mantik.rules.places import Places, places_of
 from snakemake_executor_plugin_mantik.rules.request import (
     Runs,
     name_of,
+    outputs_of,
     parameters_of,
     runs_of,
     shown_name,
@@ -214,7 +215,8 @@ def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
 
 def _runs(group: Job, member: Job, context: Context) -> Runs:
     if member.is_norun:
-        return Runs(())
+        # What it reads need not go up; what it touches other members may read.
+        return Runs((), outputs=tuple(outputs_of(member, places_of(member, context))))
     try:
         return runs_of(member, context)
     except UserError as error:

@@ -114,7 +114,7 @@ def runs_of(job: Job, context: Context) -> Runs:
     """
     tmpdir, places = tmpdir_of(job), places_of(job, context)
     measured = ""
-    outputs = list(_outputs(job, places))
+    outputs = list(outputs_of(job, places))
     payloads = [payload_of(job, context, tmpdir, None if job.benchmark is None else 0)]
     if job.benchmark is not None and payloads[0].full:
         if not unstaged(job, job.benchmark):
@@ -125,6 +125,21 @@ def runs_of(job: Job, context: Context) -> Runs:
         outputs.append(OutputFile(measured))
     inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
     return Runs(tuple(payloads), measured, tuple(inputs), tuple(outputs))
+
+
+def outputs_of(job: Job, places: Places) -> Iterable[OutputFile]:
+    """What a job makes at its site, its logs among it, without what is measured."""
+    for path in job.output:
+        if not unstaged(job, path) and (place := places.place(path)) is not None:
+            yield OutputFile(
+                path=place,
+                kind="touched" if is_flagged(path, "touch") else "output",
+                directory=is_flagged(path, "directory"),
+                keep=is_flagged(path, "update"),
+            )
+    for path in job.log:
+        if not unstaged(job, path) and (place := places.place(path)) is not None:
+            yield OutputFile(path=place, kind="log")
 
 
 def variables_of(job: Job) -> dict[str, str]:
@@ -145,17 +160,3 @@ def _inputs(job: Job, places: Places) -> Iterable[str]:
             continue
         if (place := places.place(path)) is not None:
             yield place
-
-
-def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
-    for path in job.output:
-        if not unstaged(job, path) and (place := places.place(path)) is not None:
-            yield OutputFile(
-                path=place,
-                kind="touched" if is_flagged(path, "touch") else "output",
-                directory=is_flagged(path, "directory"),
-                keep=is_flagged(path, "update"),
-            )
-    for path in job.log:
-        if not unstaged(job, path) and (place := places.place(path)) is not None:
-            yield OutputFile(path=place, kind="log")

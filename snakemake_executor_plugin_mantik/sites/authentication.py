@@ -42,6 +42,9 @@ LONGEST_SPAN_S: Final = 366 * 86_400.0
 ASSUMED_LIFETIME_S: Final = 300.0
 """Lifetime of an access token whose issuer does not tell it, seconds."""
 
+LOOK_AGAIN_S: Final = 5.0
+"""How often new credentials are looked for in the place of refused ones at most, seconds."""
+
 CHECK_CREDENTIALS: Final = (
     "Check the credentials of this site; they are read from the environment or the keyring"
 )
@@ -114,14 +117,22 @@ class _Moment:
 class Credential:
     """Gives the Authorization header of requests. Shows nothing of itself.
 
+    Once a site or an issuer has refused it, it is looked for again where it came from: what the
+    user changes there is taken from then on, by all who hold this object.
+
     Attributes:
         origin: the variables that it was made of, by their names, for errors.
+        look: finds another one of the same kind in its place; None if there is none that is new.
     """
 
     origin: str = ""
+    look: "Callable[[], Credential | None] | None" = None
+    _is_refused: bool = False
+    _next_look: float = 0.0
 
     def advise(self, error: MantikError) -> None:
-        """Name the variables in an error that says no more than that credentials were refused."""
+        """Told of a site's error: name the variables in one that says just that it refuses."""
+        self._is_refused = self._is_refused or isinstance(error, SiteUnauthorized)
         if self.origin and error.do == CHECK_CREDENTIALS:
             error.do = f"Check {self.origin}"
 
@@ -134,6 +145,13 @@ class Credential:
 
     async def renew(self) -> None:
         """Called before each request: make sure that the header will be valid."""
+        now = time.monotonic()
+        if self._is_refused and self.look is not None and now >= self._next_look:
+            self._next_look = now + LOOK_AGAIN_S
+            newer = await asyncio.to_thread(self.look)
+            if newer is not None:
+                kept = {"origin": self.origin, "look": self.look}
+                vars(self).update({**vars(newer), **kept, "_is_refused": False})
 
     def get_auth_header(self) -> str:
         """The value of the Authorization header; the name is pyunicore's."""
@@ -275,6 +293,7 @@ class Issued(Credential):
             CredentialError: if the issuer does not take the credentials (any more).
             SiteUnreachable: if it does not answer as an issuer does.
         """
+        await super().renew()
         if self._renew_at.over():
             await asyncio.to_thread(self._renew)
 
@@ -285,8 +304,12 @@ class Issued(Credential):
     def refused(self, headers: Mapping[str, str]) -> bool:
         """A token that a server refused before its time is renewed; the clocks may differ."""
         if headers.get("Authorization") == self.get_auth_header():
-            self._renew_at = _Moment()
+            self.expire()
         return True
+
+    def expire(self) -> None:
+        """Have a new token got before the next request."""
+        self._renew_at = _Moment()
 
     def _renew(self) -> None:
         with self._lock:
@@ -322,6 +345,7 @@ class Issued(Credential):
                 do=do or "Check TokenUrl and the network",
             ) from None
         if response.status_code in _BAD_GRANT:
+            self._is_refused = True
             raise CredentialError(
                 f"{self.refusal} ({response.status_code})",
                 where=self._url,

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final
 
 import httpx
@@ -62,6 +63,15 @@ class DeviceLogin(Refreshed):
         """Try the refresh token of an earlier login first, if there is one; `keep` the newest."""
         self._form["refresh_token"] = refresh_token
         self._keep_token = keep
+
+    def logged_in_elsewhere(self, refresh_token: str) -> "DeviceLogin | None":
+        """This login with the refresh token that another process got meanwhile, if it is new."""
+        if not refresh_token or refresh_token == self._form["refresh_token"]:
+            return None
+        newer = copy(self)
+        newer._form = {**self._form, "refresh_token": refresh_token}
+        newer.expire()
+        return newer
 
     def login(self) -> None:
         """See to it that there is a token: of the earlier login, or of one that a person makes now.

@@ -109,6 +109,35 @@ def test_a_bundle_does_not_follow_a_link_that_it_replaces(trial: Trial) -> None:
     assert not (trial.workspace / "x").is_symlink()
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_bundle_goes_through_no_link(trial: Trial, inline: bool) -> None:
+    """A job made `out/latest -> step-9`; here, that is another directory now."""
+    safe = trial.write("out/step-9/deep/x", "safe")
+    for name, target in (("latest", "step-9"), ("it's\nnew", "nowhere"), ("kept", "step-9")):
+        (trial.workspace / "out" / name).symlink_to(target)
+    bundle = packed({"out/latest/deep/x": b"new", "out/it's\nnew/x": b"1", "out/step-9/y": b"2"})
+    trial.upload("b", bundle)
+    spec = trial.spec("cat out/latest/*/x out/kept/deep/x", bundles=() if inline else ("b",))
+    ended = trial.run(replace(spec, inline=bundle if inline else b""))
+    assert ended.log == "newsafe"
+    assert safe.read_text() == "safe"
+    assert not (trial.workspace / "out/latest").is_symlink()
+    assert (trial.workspace / "out/it's\nnew/x").read_text() == "1"
+
+
+def test_many_jobs_replace_a_link_at_once(trial: Trial) -> None:
+    """Those that find it gone, or a directory in its place, go on."""
+    (trial.workspace / "target").mkdir()
+    files: dict[str, bytes | None] = {f"d{n}/f": b"x" for n in range(40)}
+    for n in range(40):
+        (trial.workspace / f"d{n}").symlink_to("target")
+    specs = [trial.spec("cat d*/f | wc -c", inline=packed(files)) for _ in range(6)]
+    started = [trial.start(spec) for spec in specs]
+    ended = [trial.end(spec, process) for spec, process in zip(specs, started, strict=True)]
+    assert [(one.returned, one.log) for one in ended] == [(0, "40\n")] * 6
+    assert list((trial.workspace / "target").iterdir()) == []
+
+
 def test_outputs_with_odd_names_travel(trial: Trial) -> None:
     outputs = tuple(OutputFile(f"out/{name}") for name in ODD)
     for name in ODD:

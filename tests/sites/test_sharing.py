@@ -4,6 +4,7 @@ import asyncio
 import os
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,9 @@ from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.benches import firecrest_site
 
 
-def site_of(box: Sandbox, name: str, **settings: str) -> Site:
+def site_of(box: Sandbox, name: str, **settings: Any) -> Site:
     if name == "hpc2":
-        return firecrest_site(box, f"ws-{uuid.uuid4()}", **settings)  # type: ignore[arg-type]
+        return firecrest_site(box, f"ws-{uuid.uuid4()}", **settings)
     return UnicoreSite(
         "sandbox", box.url("hpc1"), Password(*box.credentials("hpc1")),
         workspace_name=f"ws-{uuid.uuid4()}", settings=SiteSettings.model_validate(settings),

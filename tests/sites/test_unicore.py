@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
 from tests.support.benches import unicore_site
-from tests.support.unicorex import KEY_USER, PASSWORD, USER, UnicoreX
+from tests.support.unicorex import KEY_USER, PASSWORD, USER, OwnUnicoreX, UnicoreX
 
 Scenario = Callable[[UnicoreSite, SiteFacts], Awaitable[None]]
 
@@ -285,7 +285,7 @@ class TestTls:
             unicore_site(unicorex, "x", CAFile=str(tmp_path / "none.pem"))
 
 
-def test_server_that_stops(unicorex_to_stop: UnicoreX) -> None:
+def test_server_that_stops(unicorex_to_stop: OwnUnicoreX) -> None:
     async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
         job = await site.submit(Submission("tag", "x", "exit 0", Resources()))
         unicorex_to_stop.stop()

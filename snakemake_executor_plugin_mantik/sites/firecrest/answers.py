@@ -108,6 +108,8 @@ def error_of(error: Exception, site: str) -> SiteError | None:
     where = f"site {site}"
     if isinstance(error, FirecrestException):
         return answered(error.responses[-1], site)
+    if isinstance(error, TimeoutError):
+        return SiteUnreachable("no answer in time", where=where, do="Check the network")
     if isinstance(error, FileNotFoundError):
         return SiteNotFound(str(error), where=where)  # pyfirecrest's download()
     if isinstance(error, httpx.HTTPError | httpx.InvalidURL | requests.RequestException):

@@ -99,7 +99,9 @@ class Files:
             await self._make(directory)
             try:
                 await self._connection.once(
-                    "upload", lambda c: c.store(self._system.name, where, name, content)
+                    "upload",
+                    lambda c: c.store(self._system.name, where, name, content),
+                    size=len(content),
                 )
             except SiteNotFound as error:
                 # Somebody removed the directory: repeat, and make it again.
@@ -136,7 +138,9 @@ class Files:
         if entry is None or entry.size <= self._down_bytes:
             try:
                 content = await self._connection.ask(
-                    "download", lambda c: c.load(self._system.name, target)
+                    "download",
+                    lambda c: c.load(self._system.name, target),
+                    size=self._down_bytes,
                 )
             except SiteRejected as error:
                 if error.status != TOO_LARGE:

@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.http import Client
-from snakemake_executor_plugin_mantik.sites.repeating import repeat
+from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
 CONNECT_S: Final = 30.0
@@ -64,6 +64,7 @@ class Connection:
         self.requests: Counter[str] = Counter()
         self.places = concurrent_requests
         self._site = site
+        self._timeout_s = timeout_s
         self._credential = credential
         self._clock: float | None = None
         # Uploads and downloads have places of their own: they must not keep small requests waiting.
@@ -113,7 +114,7 @@ class Connection:
         return await self.repeat(lambda: self.once(kind, method, path, **arguments))
 
     async def once(
-        self, kind: str, method: str, path: str, *, bulk: bool = False, **arguments: Any
+        self, kind: str, method: str, path: str, *, size: int | None = None, **arguments: Any
     ) -> httpx.Response:
         """Make one request, and return its answer, which is no error.
 
@@ -121,16 +122,18 @@ class Connection:
             kind: what it counts as in `requests`.
             method: GET, PUT, POST or DELETE.
             path: below the base URL, percent-encoded.
-            bulk: whether it carries a file's contents.
+            size: of the file that it carries, if it does.
             arguments: of httpx (json, content, params, headers).
         """
         send = getattr(self._client, method.lower())
-        async with self._places["bulk" if bulk else "small"]:
-            return await self._run(send, kind, path, **arguments)
+        async with self._places["small" if size is None else "bulk"]:
+            return await self._run(send, kind, path, size=size or 0, **arguments)
 
     @asynccontextmanager
-    async def download(self, path: str, offset: int) -> AsyncIterator[httpx.Response]:
-        """The answer that brings a file's bytes from `offset` on, to be read in the context.
+    async def download(
+        self, path: str, offset: int
+    ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+        """The answer that brings a file's bytes from `offset` on, and these, for the context.
 
         The request is repeated when that may help; reading the answer is not.
         """
@@ -141,7 +144,9 @@ class Connection:
             )
             try:
                 with self._told(path):
-                    yield response
+                    # As they come: with chunks of a size, a broken connection would lose what it
+                    # brought.
+                    yield response, steady(response.aiter_raw(), self._timeout_s)
             finally:
                 await response.aclose()
 
@@ -172,7 +177,13 @@ class Connection:
         )
 
     async def _run(
-        self, send: Callable[..., Awaitable[httpx.Response]], kind: str, path: str, **arguments: Any
+        self,
+        send: Callable[..., Awaitable[httpx.Response]],
+        kind: str,
+        path: str,
+        *,
+        size: int = 0,
+        **arguments: Any,
     ) -> httpx.Response:
         """Make a request, once more if its token was refused and there is another one."""
         again = False
@@ -181,9 +192,10 @@ class Connection:
                 await self._credential.renew()
                 sent = self._credential.headers()
                 try:
-                    response: httpx.Response = await self._transport.run_method(
-                        send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
-                    )
+                    async with asyncio.timeout(longest(self._timeout_s, size)):
+                        response: httpx.Response = await self._transport.run_method(
+                            send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
+                        )
                 except SiteUnauthorized:
                     if again or not self.another_token(sent):
                         raise
@@ -234,6 +246,9 @@ class Connection:
             do = distrust(error)[1] or "Check UnicoreApiUrl and the network"
             what = f"no answer from {self.base}{path}: {reason}"
             raise SiteUnreachable(what, where=where, do=do) from error
+        except TimeoutError as error:
+            what = f"no answer from {self.base}{path} in time"
+            raise SiteUnreachable(what, where=where, do="Check the network") from error
         except httpx.InvalidURL as error:
             raise SiteUnreachable(f"{error}", where=where, do="Check UnicoreApiUrl") from error
 

@@ -52,7 +52,7 @@ class Files:
         body = content if isinstance(content, bytes) else _Reread(content)
         await self._connection.repeat(
             lambda: self._connection.once(
-                "upload", "PUT", url, bulk=True, content=body, headers=dict(headers)
+                "upload", "PUT", url, size=size, content=body, headers=dict(headers)
             )
         )
 
@@ -94,15 +94,14 @@ class Files:
                 )
             if offset == entry.size:
                 return
-        async with self._connection.download(self._paths.url(path), offset) as response:
+        async with self._connection.download(self._paths.url(path), offset) as (response, chunks):
             if response.status_code != (206 if offset else 200):
                 raise SiteUnreachable(
                     f"{path} came with status {response.status_code}, not from byte {offset} on",
                     where=f"site {self._site}",
                     status=response.status_code,
                 )
-            # As they come: with chunks of a size, a broken connection would lose what it brought.
-            async for chunk in response.aiter_raw():
+            async for chunk in chunks:
                 yield chunk
 
     async def list(self, path: str) -> dict[str, Entry]:

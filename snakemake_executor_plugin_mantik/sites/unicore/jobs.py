@@ -129,8 +129,8 @@ class Jobs:
         path = f"/storages/{quote(job_id, safe='')}-uspace/files/stderr"
         text = b""
         try:
-            async with self._connection.download(path, 0) as response:
-                async for chunk in response.aiter_raw():
+            async with self._connection.download(path, 0) as (_, chunks):
+                async for chunk in chunks:
                     text += chunk
                     if len(text) >= STDERR_BYTES:
                         break

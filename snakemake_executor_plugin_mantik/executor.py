@@ -13,7 +13,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from snakemake_executor_plugin_mantik import stalelock
-from snakemake_executor_plugin_mantik.errors import JournalError, MantikError
+from snakemake_executor_plugin_mantik.errors import JournalError, MantikError, printable
 from snakemake_executor_plugin_mantik.interruption import (
     NO_SPACE,
     Interruption,
@@ -193,7 +193,7 @@ class Executor(RemoteExecutor):
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
-            self.report_job_error(info, msg=outcome.message, aux_logs=logs)
+            self.report_job_error(info, msg=printable(outcome.message), aux_logs=logs)
 
     async def _store(self, info: SubmittedJobInfo) -> str:
         """Put the outputs into Snakemake's cache, if they belong there; what went wrong, if so."""

@@ -96,7 +96,7 @@ class Concluder:
                 request, life, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
         if self._purged(life, marker):
-            await self._again(life, "files were purged at the site")
+            await self.again(life, "files were purged at the site")
             return None
         # Of several submissions it is not known which one ran, and so what it unpacked.
         if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
@@ -171,7 +171,7 @@ class Concluder:
         self, request: JobRequest, life: Life, end: End, path: Path
     ) -> Outcome | None:
         if (lost := self._lost(request, life, end)) is not None:
-            await self._again(life, lost)
+            await self.again(life, lost)
             return None
         log = await self._log(life.record, None, path)
         words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
@@ -184,7 +184,7 @@ class Concluder:
             request, life, words, path if log else None, None, reason=reason, how=how
         )
 
-    async def _again(self, life: Life, why: str) -> None:
+    async def again(self, life: Life, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
         self._observer.ended(life.record, Ended("killed", why))
         self._journal.abandoned(life.record.id, f"failed: {why}")

@@ -1,6 +1,7 @@
 """All work at one site: the life of a job from the request to its outcome."""
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.life import Life
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
 from snakemake_executor_plugin_mantik.engine.stage import Stager
@@ -42,10 +43,12 @@ from snakemake_executor_plugin_mantik.jobs.paths import TRIES, local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import Landing
 
+FULL_FIRST_S = 30.0
+"""Seconds until a job is submitted again that was one too many; doubled up to `LONGEST_BUSY_S`."""
 RESTAGED = 2
 """How often a job is sent again because files were purged at the site while it waited."""
 
@@ -144,7 +147,8 @@ class SiteWork:
         """
         files = await self._files(request)
         async with self._slots:
-            for _ in range(RESTAGED + 1):
+            restaged, pause = 0, FULL_FIRST_S
+            while restaged <= RESTAGED:
                 record = await self._try(request, files)
                 # An earlier run may have submitted it once more than it could write down.
                 sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
@@ -156,6 +160,10 @@ class SiteWork:
                 except MantikError as error:
                     self._unsent(life, error)
                     raise
+                if end.state is not None and end.state.later and not end.claimed:
+                    await self._wait_for_room(life, end.state, pause)
+                    pause = min(2 * pause, LONGEST_BUSY_S)
+                    continue
                 runtime_s = self._runtime_s(request)
                 outcome = await self._concluder.conclude(whole, life, end, runtime_s)
                 # Its own files are nobody else's, and no part of what lies at the site for others.
@@ -164,12 +172,22 @@ class SiteWork:
                     if outcome.succeeded:
                         await self._tell_changed(request, files)
                     return outcome
+                restaged += 1
         raise MantikError(
             "files that the job needs keep disappearing at the site",
             where=f"{request.name} at {request.site}",
             do="See whether the workspace is on a file system that is purged or full; set Site:"
             " Workspace to another one",
         )
+
+    async def _wait_for_room(self, life: Life, state: JobState, pause: float) -> None:
+        """The scheduler takes no more jobs just now: this try is over, another one comes later."""
+        self._patience.note(
+            f"it takes no more jobs just now ({state.detail}); they are submitted again until it"
+            " does. Site: MaxJobs keeps their number below its limit"
+        )
+        await self._concluder.again(life, "the scheduler took no more jobs")
+        await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
         kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]

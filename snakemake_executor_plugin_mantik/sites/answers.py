@@ -21,6 +21,9 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 
+STRANGE: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What taking an answer apart raises where it is not what it should be: JSON may hold anything."""
+
 LONGEST_TEXT: Final = 400
 """Characters of a server's text that go into an error."""
 

@@ -37,6 +37,8 @@ CLOCK_SLACK_S: Final = 30.0
 """Differences between clocks that need no care, seconds."""
 FARTHEST_CLOCK_S: Final = 86_400.0
 """How far a server's clock may differ from ours if it is to be believed, seconds."""
+LONGEST_SPAN_S: Final = 366 * 86_400.0
+"""Longer than anything that an issuer means, seconds."""
 ASSUMED_LIFETIME_S: Final = 300.0
 """Lifetime of an access token whose issuer does not tell it, seconds."""
 
@@ -323,7 +325,7 @@ class Issued(Credential):
             raise SiteUnreachable("the answer has no access token", where=self._url)
         self._token = _header_safe(token)
         self._keep(answer)
-        seconds = float(lifetime) if isinstance(lifetime, int | float) else ASSUMED_LIFETIME_S
+        seconds = span(lifetime, ASSUMED_LIFETIME_S)
         self._renew_at.set(asked or _Moment.now(), seconds - _left(seconds))
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
@@ -409,6 +411,13 @@ class ClientCredentials(Issued):
             "client_secret": client_secret,
         }
         super().__init__(token_url, form, client=client)
+
+
+def span(told: object, otherwise: float) -> float:
+    """Seconds that an issuer tells, or `otherwise` where that is none or no such span."""
+    if isinstance(told, int | float) and 0 < told <= LONGEST_SPAN_S:
+        return float(told)
+    return otherwise
 
 
 def _left(lifetime: float) -> float:

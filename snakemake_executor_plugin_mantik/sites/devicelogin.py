@@ -11,7 +11,7 @@ import httpx
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
 from snakemake_executor_plugin_mantik.sites.addresses import distrust
-from snakemake_executor_plugin_mantik.sites.authentication import TOKEN_TIMEOUT_S, Refreshed
+from snakemake_executor_plugin_mantik.sites.authentication import TOKEN_TIMEOUT_S, Refreshed, span
 from snakemake_executor_plugin_mantik.sites.http import post_form
 
 INTERVAL_S: Final = 5.0
@@ -104,13 +104,13 @@ class DeviceLogin(Refreshed):
             raise SiteUnreachable(
                 f"the answer has no {error}", where=self._device_url, do="Check DEVICE_URL"
             ) from None
-        lasts = float(begun.get("expires_in") or LONGEST_S)
+        lasts = span(begun.get("expires_in"), LONGEST_S)
         words = (
             f"To log in, open {page} and confirm the code {shown} (within {lasts / 60:.0f} min)."
         )
         print(printable(words), file=sys.stderr, flush=True)  # noqa: T201 - a person is waiting
         form = {**who, "grant_type": _GRANT, "device_code": code}
-        self._adopt(self._wait(form, float(begun.get("interval") or INTERVAL_S), lasts))
+        self._adopt(self._wait(form, span(begun.get("interval"), INTERVAL_S), lasts))
 
     def _wait(self, form: Mapping[str, str], interval_s: float, lasts_s: float) -> dict[str, Any]:
         """The answer that brings the token, once the person has confirmed."""

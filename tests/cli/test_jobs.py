@@ -30,7 +30,7 @@ def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:
     finished = make(journal, "b", "train [bold]x=2")
     journal.submitted(finished, "site-8")
     journal.ended(finished, "succeeded", waited=62.0, ran=3661.0, log="")
-    failed = make(journal, "c", "train x=3")
+    failed = make(journal, "c", "train \x1b[31mx=3\x07")
     journal.ended(failed, "failed: it", waited=None, ran=None, log="", reason="out_of_memory")
     journal.close()
     lines = shown(tmp_path).splitlines()
@@ -40,7 +40,7 @@ def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:
             *("train", "[bold]x=2", "hpc1", "batch", "site-8"),
             *("1", "min", "2", "s", "1", "h", "1", "min", "succeeded"),
         ],
-        ["train", "x=3", "hpc1", "batch", "failed", "(out", "of", "memory):", "it"],
+        ["train", "[31mx=3", "hpc1", "batch", "failed", "(out", "of", "memory):", "it"],
     ]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryState, history
 from tests.support.controller import Controller, Killed, request, simulate
@@ -475,6 +476,32 @@ def test_failed_job_stays_failed_whatever_becomes_of_its_log(tmp_path: Path) -> 
     outcome = simulate(tmp_path, world, play)
 
     assert "exit code 3" in outcome.message
+
+
+def test_full_queue_is_waited_for(tmp_path: Path) -> None:
+    """UNICORE takes every job; the scheduler behind it refuses what is one too many."""
+    world = World(lambda spec: Fate(refused=world.now < 5000, full=True))
+
+    async def play(controller: Controller) -> Outcome:
+        outcome = await controller.job(request(1))
+        told = [line for line in controller.said if "no more jobs just now" in line]
+        assert len(told) == 1, "once"
+        assert "AssocMaxSubmitJobLimit" in told[0]
+        assert controller.site.calls["submit"] < 20, "ever more seldom"
+        return outcome
+
+    assert simulate(tmp_path, world, play).succeeded
+    assert len(world.runs) == 1
+    assert [record.state for record in history(tmp_path / ".state")][-1] is TryState.DONE
+
+
+def test_refusal_that_stays_is_told(tmp_path: Path) -> None:
+    """An account out of budget: no waiting helps."""
+    world = World(lambda spec: Fate(refused=True))
+    outcome = simulate(tmp_path, world, lambda controller: controller.job(request(1)))
+    assert not outcome.succeeded
+    assert outcome.reason is Reason.REJECTED
+    assert "Invalid account" in outcome.message
 
 
 def test_full_local_disk_keeps_the_results_at_the_site(tmp_path: Path) -> None:

@@ -52,6 +52,20 @@ TROUBLE = {
 }
 
 
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private key whose passphrase is another one than what is told."""
+    key = tmp_path_factory.mktemp("keys") / "id"
+    key.write_bytes(
+        ed25519.Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"another"),
+        )
+    )
+    return key
+
+
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
     monkeypatch.setattr(repeating, "REPEAT_ATTEMPTS", 1)
@@ -74,22 +88,14 @@ def site_of(api: str, url: str, variables: dict[str, str], key: Path) -> Site:
 
 @pytest.mark.parametrize("trouble", TROUBLE)
 @pytest.mark.parametrize(
-    ("api", "number"),
-    [(api, number) for api, kinds in KINDS.items() for number in range(len(kinds))],
+    "kind", [f"{api} {number}" for api, kinds in KINDS.items() for number in range(len(kinds))]
 )
 def test_nothing_is_told(
-    parrot: Parrot, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
-    tmp_path: Path, api: str, number: int, trouble: str,
+    parrot: Parrot, caplog: pytest.LogCaptureFixture, key: Path,
+    kind: str, trouble: str,
 ) -> None:  # fmt: skip
     caplog.set_level(logging.DEBUG)
-    key = tmp_path / "id"
-    key.write_bytes(
-        ed25519.Ed25519PrivateKey.generate().private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"another"),
-        )
-    )
+    api, number = kind.split()
     url, say = parrot.url, TROUBLE[trouble]
     if say is None:
         url = f"http://127.0.0.1:{closed_port()}/rest/core"
@@ -97,7 +103,7 @@ def test_nothing_is_told(
         parrot.answers = [say]
 
     async def act() -> None:
-        site = site_of(api, url, KINDS[api][number], key)
+        site = site_of(api, url, KINDS[api][int(number)], key)
         try:
             await site.open()
         finally:
@@ -106,6 +112,6 @@ def test_nothing_is_told(
     with pytest.raises(MantikError) as caught:
         asyncio.run(act())
     told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
-    told += caplog.text + "".join(capfd.readouterr())
+    told += caplog.text
     assert MARK not in told
     assert "marked" not in told

@@ -75,6 +75,7 @@ class Fate:
         killed_after: seconds of running after which it is killed without a word.
         reason: what the scheduler then says.
         refused: whether the scheduler refuses it, so that it ends without a start.
+        full: whether it does so because there are too many jobs.
     """
 
     starts: tuple[float, ...] = (3.0,)
@@ -82,6 +83,7 @@ class Fate:
     killed_after: float | None = None
     reason: Reason = Reason.OUT_OF_MEMORY
     refused: bool = False
+    full: bool = False
 
 
 @dataclass
@@ -238,7 +240,9 @@ class World:
         if job is None or job.fate.denied:
             return JobState(Phase.UNKNOWN)
         if job.fate.refused:
-            return JobState(Phase.ENDED, Reason.REJECTED, "Invalid account")
+            full = job.fate.full
+            said = "AssocMaxSubmitJobLimit" if full else "Invalid account"
+            return JobState(Phase.ENDED, Reason.REJECTED, said, later=full)
         if not job.starts:
             return JobState(Phase.UNKNOWN)
         start = job.starts[-1]

@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.sites.addresses import distrust
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
+    STRANGE,
     Meaning,
     Pattern,
     error,
@@ -34,6 +35,7 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     told,
 )
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
+from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 
 TOO_LARGE: Final = 413
 """A file or an output is larger than the server's `max_ops_file_size`."""
@@ -57,9 +59,7 @@ ERROR_TEXTS: Final = (
         r"Job has finished",
         Meaning.MISSING,
     ),
-    # Slurm's limits on how many jobs are submitted; other limits stay exceeded.
-    Pattern(r"\b(QOS|Assoc)\w*Submit\w*Limit", Meaning.LATER),
-    Pattern(r"would exceed \S+ (per-\S+ )?limit of jobs", Meaning.LATER),
+    Pattern(TOO_MANY_JOBS.pattern, Meaning.LATER),
     Pattern(
         r"accounting/QOS policy limit exceeded|\b(QOS|Assoc)(Max|Min|Grp)\w*Limit",
         Meaning.NO,
@@ -136,7 +136,7 @@ _OF_PYFIRECREST: Final[
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
     # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
-    ((KeyError, TypeError, ValueError, RecursionError), lambda site: nonsense("a request", site)),
+    (STRANGE, lambda site: nonsense("a request", site)),
 )
 
 
@@ -189,7 +189,7 @@ def body_of(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
         answer = json.loads(response.content)
-    except (ValueError, RecursionError):
+    except STRANGE:
         return {}
     return answer if isinstance(answer, dict) else {}
 

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
     TIMED_OUT,
@@ -67,7 +68,7 @@ class Files:
         known = known or await self._stat(JOBS)
         try:
             self._zone = zone_of(str(answer["lastModified"]), int(known["mtime"]) if known else 0)
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise nonsense("mkdir", self._connection.site) from error
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
@@ -178,7 +179,7 @@ class Files:
             raise
         try:
             entries = [self._entry(found) for found in answer]
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise nonsense("ls", self._connection.site) from error
         if any("/" in entry.name for entry in entries):
             raise SiteNotFound(f"{path} is no directory", where=self._where)
@@ -198,7 +199,7 @@ class Files:
         try:
             directory = stat.S_ISDIR(int(found["mode"]))
             size, modified = int(found["size"]), float(found["mtime"])
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise nonsense("stat", self._connection.site) from error
         return Entry(path.rsplit("/", 1)[-1], 0 if directory else size, directory, modified)
 

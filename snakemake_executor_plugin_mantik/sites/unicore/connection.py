@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, distrust, tls
-from snakemake_executor_plugin_mantik.sites.answers import server_time
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.http import Client
@@ -162,7 +162,7 @@ class Connection:
         """
         try:
             answer = response.json()
-        except (ValueError, RecursionError):
+        except STRANGE:
             answer = None
         if not isinstance(answer, dict):
             raise self.nonsense(response.request.url.path)

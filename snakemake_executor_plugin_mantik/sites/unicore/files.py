@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
@@ -18,6 +19,8 @@ from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 
 LISTING_LIMIT: Final = 10_000
 """Entries that a server gives in one answer (its SMS_LS_LIMIT)."""
+MOST_ENTRIES: Final = 1_000_000
+"""Entries of a directory that are asked for at most, page by page."""
 CHUNK_BYTES: Final = 1 << 20
 """Size of the pieces that local files are read in."""
 
@@ -110,6 +113,12 @@ class Files:
             entries.update(page)
             if len(page) < LISTING_LIMIT or len(entries) == known:
                 return entries
+            if len(entries) > MOST_ENTRIES:
+                raise SiteRejected(
+                    f"{path} has more than {MOST_ENTRIES} entries",
+                    where=f"site {self._site}",
+                    do="Spread them over several directories",
+                )
 
     async def _page(self, path: str, offset: int) -> dict[str, Entry]:
         url = self._paths.url(path)
@@ -136,7 +145,7 @@ class Files:
             directory = bool(found["isDirectory"])
             size = 0 if directory else int(found["size"])
             return Entry(name, size, directory, parse_time(found["lastAccessed"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise self._connection.nonsense(name) from error
 
     async def make_directory(self, path: str) -> None:

@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
+from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
@@ -26,6 +28,10 @@ PAGE: Final = 200
 STDERR_BYTES: Final = 16_384
 """How much of a job's standard error is read to explain its end."""
 
+MOST_FOUND: Final = 10_000
+"""Jobs with one tag that are asked for at most, page by page; a try has three or so."""
+
+_ID: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9-]+")
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -46,7 +52,7 @@ class Jobs:
         await self._pace.wait()
         response = await self._connection.once("submit", "POST", "/jobs", json=description)
         job_id = response.headers.get("Location", "").rstrip("/").rsplit("/", 1)[-1]
-        if response.status_code != 201 or not job_id:
+        if response.status_code != 201 or not _ID.fullmatch(job_id):
             raise self._connection.nonsense("/jobs")
         return str(job_id)
 
@@ -61,8 +67,8 @@ class Jobs:
             if not isinstance(urls, list):
                 raise self._connection.nonsense("/jobs")
             found += [str(url).rstrip("/").rsplit("/", 1)[-1] for url in urls]
-            if len(urls) < PAGE:
-                return list(dict.fromkeys(found))
+            if len(urls) < PAGE or len(found) > MOST_FOUND:
+                return [job_id for job_id in dict.fromkeys(found) if _ID.fullmatch(job_id)]
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         """See `Site.states`; UNICORE has no bulk status: a small request for each job."""
@@ -100,7 +106,8 @@ class Jobs:
         log = answer.get("log")
         said = states.rejection(log if isinstance(log, list) else [])
         if said and not state.scheduler_id:
-            return _replace(state, Reason.REJECTED, said)
+            refused = _replace(state, Reason.REJECTED, said)
+            return replace(refused, later=TOO_MANY_JOBS.search(said) is not None)
         if state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
             return state
         details = await self._details(job_id)

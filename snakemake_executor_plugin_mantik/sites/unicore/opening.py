@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection, not_authorized
 from snakemake_executor_plugin_mantik.sites.unicore.paths import place
@@ -61,7 +62,7 @@ async def read_base(connection: Connection, site: str) -> Base:
         role = client["role"]["selected"]
         user = client.get("xlogin", {}).get("UID", "")
         version = server["version"]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (*STRANGE, AttributeError) as error:
         raise connection.nonsense("the base URL") from error
     if role == "anonymous":
         raise not_authorized(site, "the site does not know the user, who is anonymous there")
@@ -71,7 +72,7 @@ async def read_base(connection: Connection, site: str) -> Base:
 def _role(answer: Mapping[str, Any]) -> str:
     try:
         return str(answer["client"]["role"]["selected"])
-    except (KeyError, TypeError):
+    except STRANGE:
         return ""
 
 

@@ -12,6 +12,7 @@ from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
+from snakemake_executor_plugin_mantik import stalelock
 from snakemake_executor_plugin_mantik.errors import JournalError, MantikError
 from snakemake_executor_plugin_mantik.interruption import (
     NO_SPACE,
@@ -45,6 +46,7 @@ class Executor(RemoteExecutor):
         Raises:
             ApiError: with all mistakes of the configuration, the credentials or the workflow.
         """
+        stalelock.executor_made()
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}

@@ -129,6 +129,14 @@ class Patience:
         silent = now - self._since
         if silent >= self._next_told:
             self._next_told = silent * 2
+            if isinstance(error, SiteUnauthorized):
+                self._tell(
+                    f"Site {self._site} has not accepted the credentials for {silent:.0f} s; jobs"
+                    f" there go on, and so does this run when it does. {error} New ones are taken"
+                    f" from the keyring (keyring set mantik:{self._site} NAME) and from files (NAME"
+                    "_FILE). Or end this run (SIGTERM; Ctrl-C and d), set them and start again."
+                )
+                return
             self._tell(
                 f"Site {self._site} has not answered for {silent:.0f} s; jobs there go on, and so"
                 f" does this run when it does. {error}"

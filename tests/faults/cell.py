@@ -8,8 +8,8 @@ import hashlib
 import random
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.faults.faults import Fault
 from tests.faults.steps import STEPS, kind_of
 from tests.support.proxy import Proxy, Rule
 from tests.support.sandbox import FAST
-from tests.support.workflows import Project, Ran, Running, place_in, until
+from tests.support.workflows import Place, Project, Ran, Running, place_in, until
 
 SITE = "hpc"
 RUN_S = 150.0
@@ -106,18 +106,18 @@ class Cell:
 
     Attributes:
         api: what the site speaks.
-        box: the site.
         proxy: between the workflow and the site.
         project: the workflow.
         outside: the directory that the jobs write to behind everybody's back.
+        alive: tells what still runs or waits at the site, as the site itself sees it.
         disk: the small one, of whoever has it.
     """
 
     api: str
-    box: Sandbox
     proxy: Proxy
     project: Project
     outside: Path
+    alive: Callable[[], list[Any]]
     disk: Disk | None = None
 
     def start(self) -> Running:
@@ -151,10 +151,6 @@ class Cell:
         path = self.outside / "ran"
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(line.split()[1] for line in lines if line.startswith(word))
-
-    def alive(self) -> list[dict[str, Any]]:
-        """What still runs or waits at the site, as its own record tells."""
-        return [run for run in self.box.record(SITE)["runs"] if run["ended"] is None]
 
     def all_quiet(self) -> bool:
         """Whether nothing runs or waits at the site any more, or soon."""
@@ -246,18 +242,37 @@ def make_cell(
         disk = stack.enter_context(small_disk(directory / small)) if small else None
         sites = [SiteOption(SITE, api)]
         box = stack.enter_context(Sandbox(directory / "sandbox", sites, settings(slots)))
-        parts = urlsplit(box.url(SITE))
-        server = f"{parts.scheme}://{parts.netloc}"
-        proxy = stack.enter_context(Proxy(server, partial(kind_of, api)))
-        place = place_in(box, SITE)
+
+        def alive() -> list[Any]:
+            return [run for run in box.record(SITE)["runs"] if run["ended"] is None]
+
+        place, url = place_in(box, SITE), box.url(SITE)
+        yield stack.enter_context(cell_at(api, place, url, directory, alive, disk=disk))
+
+
+@contextmanager
+def cell_at(
+    api: str,
+    place: Place,
+    url: str,
+    directory: Path,
+    alive: Callable[[], list[Any]],
+    *,
+    ca_file: Path | None = None,
+    disk: Disk | None = None,
+) -> Iterator[Cell]:
+    """A cell at a site whose API is at `url`; `ca_file` is what its TLS is trusted by."""
+    parts = urlsplit(url)
+    server = f"{parts.scheme}://{parts.netloc}"
+    with Proxy(server, partial(kind_of, api), ca_file=ca_file) as proxy:
         config = place.config.replace(server, proxy.url)
         config = config[: config.index("Site:\n")] + LIMITS
         project = Project(directory / "project", replace(place, config=config))
-        stack.callback(project.close)
         outside = directory / "outside"
         outside.mkdir()
         chance = random.Random(4)
         project.write("Snakefile", SNAKEFILE)
         project.write("data/a.txt", "seven\n")
         (project.directory / "data/big.bin").write_bytes(chance.randbytes(20_000))
-        yield Cell(api, box, proxy, project, outside, disk)
+        with closing(project):
+            yield Cell(api, proxy, project, outside, alive, disk)

@@ -65,10 +65,10 @@ def test_fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Pro
 
 
 def busy(cell: Cell) -> Running:
-    """A run whose jobs are at the site: two run, and one waits."""
+    """A run whose jobs are at the site: two run at least, of three."""
     running = cell.start()
     until(
-        lambda: running.output.count(": submitted to ") == 3 and cell.noted("begin").total() == 2,
+        lambda: running.output.count(": submitted to ") == 3 and cell.noted("begin").total() >= 2,
         "jobs that run",
     )
     return running

@@ -137,12 +137,10 @@ class Cell:
 
     def meet(self, fault: Fault, step: str) -> list[Rule]:
         """Let a fault happen to each kind of request of a step."""
-        rules: list[Rule] = []
-        for kind in STEPS[step]:
-            # Once in a step it takes longer than requests are repeated for: that is slow.
-            times = min(fault.times, 2) if fault.times and rules else fault.times
-            rules.append(self.proxy.add(Rule(fault.name, {kind}, fault.act(self.api), times)))
-        return rules
+        return [
+            self.proxy.add(Rule(fault.name, {kind}, fault.act(self.api), fault.times))
+            for kind in STEPS[step]
+        ]
 
     def open_gate(self) -> None:
         """Let the jobs end."""

@@ -199,7 +199,8 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._port}"
         self._clients: set[_Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listening: asyncio.Task[None] | None = None
+        self._listening: socket.socket | None = None
+        self._ended = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -235,8 +236,7 @@ class Proxy:
 
     def shut(self, seconds: float) -> None:
         """Refuse all connections for a while, those that are open included; called by an `Act`."""
-        if self._listening is not None:
-            self._listening.cancel()
+        self._deaf()
         for client in list(self._clients):
             client.reset()
         self._loop.call_later(seconds, self._listen)
@@ -280,13 +280,24 @@ class Proxy:
         self._listen()
 
     def _listen(self) -> None:
+        if self._ended:
+            return
         listening = _socket()
         listening.bind(("127.0.0.1", self._port))
         listening.listen()
         listening.setblocking(False)
-        self._listening = self._keep(self._accept(listening))
+        self._listening = listening
+        self._loop.add_reader(listening, self._accept, listening)
+
+    def _deaf(self) -> None:
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
     async def _stop(self) -> None:
+        self._ended = True
+        self._deaf()
         ending = [*self._tasks]
         for task in ending:
             task.cancel()
@@ -296,26 +307,19 @@ class Proxy:
         await asyncio.sleep(0)  # in which the connections are closed
         await self._upstream.aclose()
 
-    async def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         # asyncio's own server loses a connection that comes while it is closed.
-        with listening:
-            while True:
-                connection, _ = await self._loop.sock_accept(listening)
-                reader = asyncio.StreamReader()
-                protocol = asyncio.StreamReaderProtocol(reader)
-                transport, _ = await self._loop.connect_accepted_socket(
-                    lambda protocol=protocol: protocol,  # type: ignore[misc]
-                    connection,
-                )
-                writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
-                client = _Client(reader, writer)
-                self._clients.add(client)
-                self._keep(self._serve(client))
+        with suppress(BlockingIOError, ConnectionError):
+            connection, _ = listening.accept()
+            client = _Client(connection)
+            self._clients.add(client)
+            self._keep(self._serve(client))
 
     async def _serve(self, client: "_Client") -> None:
         try:
             # What a client that has given up does not hear is its own affair.
             with suppress(ConnectionError, h11.RemoteProtocolError):
+                await client.open(self._loop)
                 while (request := await client.request()) is not None:
                     kind = self._kind(request)
                     rule = next((rule for rule in self.rules if rule.takes(kind)), None)
@@ -330,13 +334,20 @@ class Proxy:
 class _Client:
     """One connection of a client."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._reader = asyncio.StreamReader()
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._socket)
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
 
     async def request(self) -> Request | None:
         """The next request, None if there is none any more. Clients of today send one by one."""
-        if self._writer.transport.is_closing():
+        if self._writer is None or self._writer.transport.is_closing():
             return None
         parser = h11.Connection(h11.SERVER)
         head: h11.Request | None = None
@@ -357,6 +368,8 @@ class _Client:
                 return None
 
     async def write(self, data: bytes) -> None:
+        if self._writer is None:
+            raise ConnectionResetError
         self._writer.write(data)
         await self._writer.drain()
 
@@ -366,14 +379,19 @@ class _Client:
         self.close()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._socket.close()
 
     def reset(self) -> None:
-        connection = self._writer.get_extra_info("socket")
-        if connection is not None and not self._writer.transport.is_closing():
+        if self._socket.fileno() >= 0:
             now = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
-        self._writer.transport.abort()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+        if self._writer is not None:
+            self._writer.transport.abort()
+        else:
+            self._socket.close()
 
 
 def _socket() -> socket.socket:

@@ -305,6 +305,18 @@ class Journal:
             found |= {record.id: record for record in of_job}
         return sorted(found.values(), key=lambda record: record.created)
 
+    def left_tries(self, jobs: Sequence[str], workspace: str) -> list[TryRecord]:
+        """The tries of jobs that were left behind in a workspace, where they may still run."""
+        found: dict[str, TryRecord] = {}
+        for job in jobs:
+            of_job = self._tries(
+                "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?))"
+                " AND state = 'abandoned' AND outcome = ?",
+                (job, job, f"{LEFT}{workspace}"),
+            )
+            found |= {record.id: record for record in of_job}
+        return list(found.values())
+
     def all_open_tries(self) -> list[TryRecord]:
         """All tries that are not final, the oldest first."""
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
@@ -356,4 +368,8 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
             found = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
             return read_tries(db, found, (name, name))
     except sqlite3.DatabaseError as error:
-        raise JournalError(f"the journal cannot be read ({error})", where=str(path)) from error
+        raise JournalError(
+            f"the journal cannot be read ({error})",
+            where=str(path),
+            do="If it is damaged, start snakemake: what its spare knows is taken up",
+        ) from error

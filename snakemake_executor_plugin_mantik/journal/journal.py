@@ -60,9 +60,7 @@ class Journal:
         yield spare.of_workflow(self.workflow)
         for site in self.sites():
             yield self._site_fact(site)
-        open_ones = "state NOT IN ('planned', 'done', 'abandoned')"
-        for row in self._db.execute(f"SELECT id FROM tries WHERE {open_ones} ORDER BY created"):  # noqa: S608
-            yield self._try_fact(row["id"])
+        yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
 
     def _site_fact(self, site: str) -> spare.Fact:
         row = self._db.execute(
@@ -73,14 +71,20 @@ class Journal:
         ).fetchone()
         return spare.of_site(dict(row))
 
-    def _try_fact(self, try_id: str) -> spare.Fact:
-        row = self._db.execute(
+    def _try_facts(self, which: str, *values: str) -> Iterator[spare.Fact]:
+        members: dict[str, dict[str, str]] = {}
+        for row in self._db.execute(
+            "SELECT try, members.job AS job, members.name AS name FROM members"
+            f" JOIN tries ON tries.id = try WHERE {which}",  # noqa: S608
+            values,
+        ):
+            members.setdefault(row["try"], {})[row["job"]] = row["name"]
+        for row in self._db.execute(
             "SELECT id, site, bucket, job, rule, name, fingerprint, made_of, created FROM tries"
-            " WHERE id = ?",
-            (try_id,),
-        ).fetchone()
-        members = self._db.execute("SELECT job, name FROM members WHERE try = ?", (try_id,))
-        return spare.of_try(dict(row), {member["job"]: member["name"] for member in members})
+            f" WHERE {which} ORDER BY created",  # noqa: S608
+            values,
+        ):
+            yield spare.of_try(dict(row), members.get(row["id"], {}))
 
     def _full(self, error: OSError) -> JournalError:
         return JournalError(
@@ -215,7 +219,8 @@ class Journal:
     def submitting(self, try_id: str, queue: str) -> None:
         """About to submit the try: from now on the site may know it. On disk when it returns."""
         if try_id not in self._spared:
-            self._note(self._try_fact(try_id), lasting=True)
+            for fact in self._try_facts("tries.id = ?", try_id):
+                self._note(fact, lasting=True)
             self._spared.add(try_id)
         self._db.execute("PRAGMA synchronous = FULL")
         self._advance(try_id, TryState.SUBMITTING, queue=queue)

@@ -31,7 +31,9 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryStat
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 60.0
-"""Seconds that cancelled jobs have to be confirmed as ended; after that they are told again."""
+"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told."""
+CANCEL_AGAIN_S = 5.0
+"""Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
 CONFIRM_EVERY_S = 1.0
 CONFIRM_LONGEST_S = 15.0
 """Seconds between two looks at a job that was told to end, at first and in the end."""
@@ -66,6 +68,8 @@ class Ender:
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
+        # One that goes on after its grace has not heard of it.
+        self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
@@ -193,11 +197,9 @@ class Ender:
             SiteRejected: the site does not let us make certain that it never runs.
         """
         self._watcher.forget(record.id)
-        revoked = await self._patience.found(
-            lambda: claims.revoke(self._site, record), at_once=True
-        )
+        revoked = await self._patience.found(lambda: claims.revoke(self._site, record))
         clock = asyncio.get_running_loop().time
-        begun = told = clock()
+        begun = told = asked = clock()
         ids = list(record.site_jobs) or await self._find(record)
         await self._ask_to_end(ids)
         while not revoked:
@@ -213,6 +215,8 @@ class Ender:
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
                     " waiting for it."
                 )
+            if clock() - asked > self._again_s:
+                asked = clock()
                 # It may be one that we do not know of that runs.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
                 await self._ask_to_end(ids)

@@ -97,15 +97,19 @@ class Patience:
             SiteNotFound: the site has said so several times, and does not deny everything.
         """
         wait = FIRST_WAIT_S
+        proven = False
         while True:
             try:
                 return await self(act)
             except SiteNotFound as error:
-                late = at_once or wait > LONGEST_MISSING_WAIT_S
-                if late and await self.believed(error):
+                if proven:
                     raise
-            await asyncio.sleep(min(wait, LONGEST_WAIT_S))
-            wait *= 2
+                if at_once or wait > LONGEST_MISSING_WAIT_S:
+                    # It may have come to itself in between: it is asked once more.
+                    proven = await self.believed(error)
+            if not proven:
+                await asyncio.sleep(min(wait, LONGEST_WAIT_S))
+                wait *= 2
 
     async def believed(self, error: SiteNotFound) -> bool:
         """Whether a site that denies something does not just deny everything."""

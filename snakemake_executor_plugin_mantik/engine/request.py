@@ -149,7 +149,7 @@ class JobRequest:
             "command": [self.command, self.shell, self.benchmark and self.benchmark.commands],
             "parameters": self.parameters,
             "site": self.site,
-            "environment": environment,
+            "environment": [environment, self.own_environment],
             "variables": [sorted(self.variables.items()), sorted(self.secrets)],
             "outputs": [(o.path, o.kind, o.directory) for o in self.outputs],
         }

@@ -295,7 +295,7 @@ class SiteWork:
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
-        return await self._patience.found(lambda: claims.revoke(self.site, record), at_once=True)
+        return await self._patience.found(lambda: claims.revoke(self.site, record))
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Snakemake knows the outcome: nothing of the try is needed any more.

@@ -31,13 +31,15 @@ class Journal:
         files: what it knows of files.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
+
+        A new directory is closed to others, unless it is `shared` with its group.
 
         Raises:
             JournalError: another controller holds it, it is damaged, or of a newer version.
         """
-        self._database = Database(directory)
+        self._database = Database(directory, shared=shared)
         self._db = self._database.db
         self.path = self._database.path
         self.remark = self._database.remark
@@ -341,7 +343,7 @@ class Journal:
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
     """The tries that fit the SQL condition `where`, the oldest first."""
-    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY created", tuple(values)).fetchall()  # noqa: S608
+    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
     for row in rows:
         fields = dict(row) | {"state": TryState(row["state"])}

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.private import umask
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.groupresources import ADDED, Asked, asked
 from snakemake_executor_plugin_mantik.rules.identity import identity
@@ -38,7 +39,6 @@ from snakemake_executor_plugin_mantik.rules.request import (
     parameters_of,
     runs_of,
     shown_name,
-    umask,
     variables_of,
 )
 from snakemake_executor_plugin_mantik.rules.request import request as request_of_one

@@ -1,10 +1,12 @@
 """Which try of an earlier run is the one that is asked for."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.adopt import choose, kept, named, note, stale, unwanted
+from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from tests.support.controller import request
 
@@ -40,6 +42,25 @@ def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> Non
     choice = choose(JOB, "same", [found])
     assert choice.adopted is None
     assert choice.unwanted == (found,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"command": "other"},
+        {"shell": "zsh"},
+        {"parameters": "other"},
+        {"variables": {"A": "1"}},
+        {"secrets": {"A": "1"}},
+        {"outputs": (OutputFile("other"),)},
+        {"benchmark": Benchmark("b", ("x",))},
+        {"own_environment": True},
+    ],
+    ids=str,
+)
+def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
+    other = replace(JOB, **change)
+    assert other.made_of({"a": "1"}, "e", {}) != JOB.made_of({"a": "1"}, "e", {})
 
 
 def test_what_succeeded_is_taken_unless_forced() -> None:

@@ -8,8 +8,8 @@ import hashlib
 import random
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.faults.faults import Fault
 from tests.faults.steps import STEPS, kind_of
 from tests.support.proxy import Proxy, Rule
 from tests.support.sandbox import FAST
-from tests.support.workflows import Project, Ran, Running, place_in, until
+from tests.support.workflows import Place, Project, Ran, Running, place_in, until
 
 SITE = "hpc"
 RUN_S = 150.0
@@ -49,7 +49,8 @@ SNAKEFILE = r"""
     rule large:
         input: "data/big.bin"
         output: "out/middle.bin", "out/large.bin"
-        shell: HERE + "head -c 8000 {input} > {output[0]}; cat {input} {input} > {output[1]};" + THERE
+        shell:
+            HERE + "head -c 8000 {input} > {output[0]}; cat {input} {input} > {output[1]};" + THERE
 
     rule sum:
         input: "out/small.txt", "out/large.bin"
@@ -105,18 +106,18 @@ class Cell:
 
     Attributes:
         api: what the site speaks.
-        box: the site.
         proxy: between the workflow and the site.
         project: the workflow.
         outside: the directory that the jobs write to behind everybody's back.
+        alive: tells what still runs or waits at the site, as the site itself sees it.
         disk: the small one, of whoever has it.
     """
 
     api: str
-    box: Sandbox
     proxy: Proxy
     project: Project
     outside: Path
+    alive: Callable[[], list[Any]]
     disk: Disk | None = None
 
     def start(self) -> Running:
@@ -153,28 +154,25 @@ class Cell:
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(line.split()[1] for line in lines if line.startswith(word))
 
-    def alive(self) -> list[dict[str, Any]]:
-        """What still runs or waits at the site, as its own record tells."""
-        return [run for run in self.box.record(SITE)["runs"] if run["ended"] is None]
-
     def all_quiet(self) -> bool:
         """Whether nothing runs or waits at the site any more, or soon."""
         with suppress(AssertionError):
             until(lambda: not self.alive(), "the end of all jobs at the site", QUIET_S)
         return not self.alive()
 
-    def count(self, ran: Ran, *, stopped: bool = False) -> Count:
+    def count(self, ran: Ran, *, runs: int = 1, stopped: bool = False) -> Count:
         """Hold what the last run said and left against what the site ran and the files outside.
 
         Args:
             ran: the last run.
+            runs: how many there were: each may run again what has failed before.
             stopped: whether earlier tries may have been ended by us, or by a lack of space.
         """
         begun, ended = self.noted("begin"), self.noted("end")
         found = Count(jobs=begun.total())
         found.lost += ["the run never ended"] if ran.code == NEVER_ENDED else []
         for job in JOBS:
-            most = max(1, len(self._tries(job))) if stopped else 1
+            most = self._most(job, runs, stopped=stopped)
             if not ended[job]:
                 found.lost.append(f"{job} began {begun[job]} times and never ended")
             if begun[job] > most or ended[job] > most:
@@ -196,12 +194,18 @@ class Cell:
     def _tries(self, job: str) -> list[TryRecord]:
         return [record for record in self.project.tries if record.rule == job]
 
+    def _most(self, job: str, runs: int, *, stopped: bool) -> int:
+        """How often a job may have run."""
+        tries = max(1, len(self._tries(job)))
+        return tries if stopped else 1 if job in GOOD else min(tries, runs)
+
     def _misreported(self, job: str, *, stopped: bool) -> str:
         """What the journal says wrongly of a job; empty if it is right."""
         tries = self._tries(job)
         told = [record.outcome for record in tries]
         last = told[-1:] if stopped else told
-        right = last == ["succeeded"] if job in GOOD else len(last) == 1 and "code 3" in last[0]
+        fails = bool(last) and all("code 3" in outcome for outcome in last)
+        right = last == ["succeeded"] if job in GOOD else fails
         return "" if right else f"{job} is said to have ended as {told}"
 
 
@@ -240,18 +244,37 @@ def make_cell(
         disk = stack.enter_context(small_disk(directory / small)) if small else None
         sites = [SiteOption(SITE, api)]
         box = stack.enter_context(Sandbox(directory / "sandbox", sites, settings(slots)))
-        parts = urlsplit(box.url(SITE))
-        server = f"{parts.scheme}://{parts.netloc}"
-        proxy = stack.enter_context(Proxy(server, partial(kind_of, api)))
-        place = place_in(box, SITE)
+
+        def alive() -> list[Any]:
+            return [run for run in box.record(SITE)["runs"] if run["ended"] is None]
+
+        place, url = place_in(box, SITE), box.url(SITE)
+        yield stack.enter_context(cell_at(api, place, url, directory, alive, disk=disk))
+
+
+@contextmanager
+def cell_at(
+    api: str,
+    place: Place,
+    url: str,
+    directory: Path,
+    alive: Callable[[], list[Any]],
+    *,
+    ca_file: Path | None = None,
+    disk: Disk | None = None,
+) -> Iterator[Cell]:
+    """A cell at a site whose API is at `url`; `ca_file` is what its TLS is trusted by."""
+    parts = urlsplit(url)
+    server = f"{parts.scheme}://{parts.netloc}"
+    with Proxy(server, partial(kind_of, api), ca_file=ca_file) as proxy:
         config = place.config.replace(server, proxy.url)
         config = config[: config.index("Site:\n")] + LIMITS
         project = Project(directory / "project", replace(place, config=config))
-        stack.callback(project.close)
         outside = directory / "outside"
         outside.mkdir()
         chance = random.Random(4)
         project.write("Snakefile", SNAKEFILE)
         project.write("data/a.txt", "seven\n")
         (project.directory / "data/big.bin").write_bytes(chance.randbytes(20_000))
-        yield Cell(api, box, proxy, project, outside, disk)
+        with closing(project):
+            yield Cell(api, proxy, project, outside, alive, disk)

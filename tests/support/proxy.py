@@ -289,19 +289,23 @@ class Proxy:
     async def _stop(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        for client in list(self._clients):
-            client.reset()
-        ending = [*self._tasks]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        # Once more for those that were just being accepted.
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            for client in list(self._clients):
+                client.reset()
+            ending = [*self._tasks]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
         await self._upstream.aclose()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._keep(self._serve(_Client(reader, writer)))
+        client = _Client(reader, writer)
+        self._clients.add(client)
+        self._keep(self._serve(client))
 
     async def _serve(self, client: "_Client") -> None:
-        self._clients.add(client)
         try:
             # What a client that has given up does not hear is its own affair.
             with suppress(ConnectionError, h11.RemoteProtocolError):

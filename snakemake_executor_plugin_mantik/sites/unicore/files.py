@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
@@ -22,6 +23,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"
+_SHARED_DIRECTORY: Final = "rwxr-x---"
 _OCTETS: Final = {"Content-Type": "application/octet-stream"}
 
 
@@ -61,11 +63,16 @@ class Files:
                 f"{path} could not be closed to others: {said}", where=f"site {self._site}"
             )
 
-    async def make_workspace(self) -> None:
-        """Make the workspace's directory, closed to others, unless it is there."""
-        if await self.stat(".") is None:
-            await self.make_directory(".")
-            await self._protect(".", _PRIVATE_DIRECTORY)
+    async def make_workspace(self, *, shared: bool) -> None:
+        """Make the workspace's directory unless it is there, open to its group if `shared`.
+
+        In one that the user made only what is ours is closed to others.
+        """
+        for path in (".", OURS):
+            if await self.stat(path) is None:
+                await self.make_directory(path)
+                await self._protect(path, _SHARED_DIRECTORY if shared else _PRIVATE_DIRECTORY)
+                return
 
     async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
         """See `Site.get`.

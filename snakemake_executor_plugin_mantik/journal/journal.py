@@ -75,17 +75,13 @@ class Journal:
 
     def _try_facts(self, which: str, *values: str) -> Iterator[spare.Fact]:
         members: dict[str, dict[str, str]] = {}
-        for row in self._db.execute(
-            "SELECT try, members.job AS job, members.name AS name FROM members"
-            f" JOIN tries ON tries.id = try WHERE {which}",  # noqa: S608
-            values,
-        ):
+        these = f"SELECT id FROM tries WHERE {which}"  # noqa: S608
+        found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
+        for row in self._db.execute(found, values):
             members.setdefault(row["try"], {})[row["job"]] = row["name"]
-        for row in self._db.execute(
-            "SELECT id, site, bucket, job, rule, name, fingerprint, made_of, created FROM tries"
-            f" WHERE {which} ORDER BY created",  # noqa: S608
-            values,
-        ):
+        columns = "id, site, bucket, job, rule, name, fingerprint, made_of, created"
+        found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
+        for row in self._db.execute(found, values):
             yield spare.of_try(dict(row), members.get(row["id"], {}))
 
     def _full(self, error: OSError) -> JournalError:
@@ -221,7 +217,7 @@ class Journal:
     def submitting(self, try_id: str, queue: str) -> None:
         """About to submit the try: from now on the site may know it. On disk when it returns."""
         if try_id not in self._spared:
-            for fact in self._try_facts("tries.id = ?", try_id):
+            for fact in self._try_facts("id = ?", try_id):
                 self._note(fact, lasting=True)
             self._spared.add(try_id)
         self._db.execute("PRAGMA synchronous = FULL")

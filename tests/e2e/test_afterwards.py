@@ -68,7 +68,8 @@ def test_cancel(either: Project) -> None:
 
     tells(smk_mantik(either, "cancel", "--all").ok().output, "slow name=b: cancelled")
     assert lines(either, "ended.txt") == ["term a", "term b"]
-    tells(smk_mantik(either, "cancel", "--all").ok().output, "No job is at a site.")
+    # The quick one may have got its turn.
+    assert ": cancelled" not in smk_mantik(either, "cancel", "--all").ok().output
 
     (either.workspace / "go").touch()
     either.run("--nolock", "--rerun-incomplete").ok()

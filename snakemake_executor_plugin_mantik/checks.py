@@ -30,7 +30,12 @@ from snakemake_executor_plugin_mantik.rules import (
 )
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
-from snakemake_executor_plugin_mantik.rules.options import options_of, unused
+from snakemake_executor_plugin_mantik.rules.options import (
+    capped,
+    check_conda_here,
+    options_of,
+    unused,
+)
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
@@ -143,9 +148,12 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     )
     units = units_of(dag)
     refuse(units, settings.deployed_here)
+    check_conda_here(workflow, dag)
     units = [unit for unit in units if unit.is_group() or resources.known_yet(unit)]
     jobs = [job for unit in units for job in members_of(unit)]
     _check_environments(jobs, context, products(dag))
+    for told in capped(workflow, jobs):
+        logger.warning(told)
     for told in resources.remarks(jobs, workflow.global_resources):
         logger.warning(told)
     for remark in deployment.remarks(jobs, context, full):

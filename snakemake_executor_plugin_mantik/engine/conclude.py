@@ -111,6 +111,9 @@ class Concluder:
     ) -> Outcome:
         """The job itself says that it succeeded; now its outputs have to come here."""
         record = life.record
+        # If this process dies when they are here, the next one sees by it that they are this job's
+        # (`SiteWork._updated_already`), and does not do again what has been done to them.
+        self._stager.made(_updated(request, life, marker))
         try:
             fetched = await self._outputs(request, life, marker)
         except OutputMissing as error:
@@ -323,3 +326,14 @@ class Concluder:
         if not path.exists():
             return None
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
+
+
+def _updated(request: JobRequest, life: Life, marker: Marker) -> list[FileRecord]:
+    """What a job has made of the outputs that its rule updates, as it lies in the workspace."""
+    added = life.addition.directory if life.addition is not None else None
+    below = tuple(f"{output.path}/" for output in request.updated if output.path != added)
+    return [
+        FileRecord(entry.path, entry.size, entry.sha256)
+        for entry in marker.files
+        if entry.type == "f" and f"{entry.path}/".startswith(below)
+    ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
@@ -41,7 +41,7 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES, local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import Landing
@@ -172,9 +172,7 @@ class SiteWork:
         )
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
-        kept = [
-            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
-        ]
+        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
         wanted: list[tuple[str, Path | None]] = []
         wanted += [(path, None) for path in dict.fromkeys([*request.inputs, *kept])]
         if (image := self.planner.image) is not None and not request.own_environment:
@@ -189,7 +187,10 @@ class SiteWork:
         code = named(_text(request), {p: s for p, s in self.sources.items() if p not in inputs})
         made_of = request.made_of(inputs, self.planner.environment, code)
         resources, sources = self._asked(request), fingerprint(self.sources)
-        choice = choose(request, fingerprint(made_of), self._journal.open_tries(*request.jobs))
+        choice = choose(
+            request, fingerprint(made_of), self._journal.open_tries(*request.jobs),
+            already=self._updated_already(request, files),
+        )  # fmt: skip
         left = self._journal.left_tries(request.jobs, self.facts.workspace)
         gone = (*choice.unwanted, *left)
         for told in filter(None, (unwanted(request, record, made_of) for record in gone)):
@@ -209,6 +210,17 @@ class SiteWork:
             fingerprint=fingerprint(made_of), members=request.members,
             made_of=note(made_of, resources, sources),
         )  # fmt: skip
+
+    def _updated_already(self, request: JobRequest, files: list[LocalFile]) -> bool:
+        """Whether all that the job updates is here as the last job at the site left it."""
+        ledger, site = self._journal.files, self.site.name
+        there: set[FileRecord] = set()
+        for output in request.updated:
+            there.update(filter(None, [ledger.remote_file(site, output.path)]))
+            there.update(ledger.remote_files(site, below=output.path))
+        below = tuple(f"{output.path}/" for output in request.updated)
+        here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
+        return bool(here) and _contents(here) == _contents(there)
 
     def _asked(self, request: JobRequest) -> dict[str, str]:
         asked = self.planner.resources(request.resources, request.threads)
@@ -321,3 +333,7 @@ def _text(request: JobRequest) -> str:
     """All that a job's shells are told to do."""
     made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
     return "\n".join([request.command, *made])
+
+
+def _contents(files: Iterable[FileRecord]) -> set[tuple[str, int, str]]:
+    return {(file.path, file.size, file.sha256) for file in files}

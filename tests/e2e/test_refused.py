@@ -1,6 +1,7 @@
 """What cannot work is refused at once, with what to do, before any job is sent."""
 
 import json
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -82,7 +83,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         "rule ours uses profiles/../.mantik/x: .mantik is the executor's own directory",
     ):
         assert said.count(words) == 1, words
-    tells(said, "localrules: to run them here.")
+    tells(said, "Correct these rules, or name them in localrules: to run them here.")
 
 
 def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: Project) -> None:
@@ -384,6 +385,18 @@ def test_immediate_submit(project: Project) -> None:
     said = project.run("--immediate-submit", "--notemp").failed()
 
     tells(said, "--immediate-submit does not go with the mantik executor", "Leave it out")
+
+
+def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
+    project.write("Snakefile", "rule all:\n    input: 'good.txt'\n" + GOOD)
+    project.extra["PATH"] = "/usr/bin:/bin"
+    if shutil.which("conda", path=project.extra["PATH"]):
+        pytest.skip("there is a conda among the system's own programs")
+
+    said = project.run("--use-conda").failed()
+
+    tells(said, "nothing was sent: --software-deployment-method conda is for jobs that run here")
+    tells(said, "--mantik-software-deployment conda is for jobs at sites")
 
 
 def test_nothing_to_do_needs_no_config(project: Project) -> None:

@@ -83,6 +83,62 @@ def test_taken_up_in_every_state(tmp_path: Path, state: TryState) -> None:
     assert (tmp_path / "out/1").exists()
 
 
+UPDATES = replace(request(1), outputs=(OutputFile("out/1", keep=True),))
+
+
+def test_what_was_updated_is_not_updated_again(tmp_path: Path) -> None:
+    """Killed when the new content was here, and before Snakemake could take it."""
+    world = World()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/1").write_text("before")
+    simulate(tmp_path, world, lambda controller: controller.work.run(UPDATES))
+    assert (tmp_path / "out/1").read_text() != "before"
+
+    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
+
+    assert len(world.runs) == 1
+    assert states(tmp_path) == [TryState.DONE]
+
+
+@pytest.mark.parametrize("changed", ["by somebody", None])
+def test_what_somebody_else_has_changed_is_updated_anew(
+    tmp_path: Path, changed: str | None
+) -> None:
+    world = World()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/1").write_text("before")
+    simulate(tmp_path, world, lambda controller: controller.work.run(UPDATES))
+    (tmp_path / "out/1").unlink()
+    if changed is not None:
+        (tmp_path / "out/1").write_text(changed)
+
+    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
+
+    assert len(world.runs) == 2
+
+
+def test_where_an_update_began_tells_one_try_from_another(tmp_path: Path) -> None:
+    world = World(duration=lambda spec: 1000.0)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/1").write_text("before")
+
+    async def play() -> Outcome:
+        await controller.open()
+        return await controller.job(UPDATES)
+
+    controller = Controller(world, tmp_path)
+    controller.site.called = lambda: controller.kill() if world.runs else None
+    with pytest.raises(Killed):
+        controller.run(play())
+    controller.bury()
+    controller.forget()
+    (tmp_path / "out/1").write_text("by somebody")
+
+    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
+
+    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
+
+
 def test_changed_job_is_given_up_before_another_starts(tmp_path: Path) -> None:
     world = World(duration=lambda spec: 1000.0)
     killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()

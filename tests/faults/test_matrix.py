@@ -115,9 +115,9 @@ KILLS = [
     for kind in STEPS[step]
     for when, after in (("before", False), ("after", True))
     if kind in dict(KINDS[api])
-    # Asked only where the fate of a submission is in doubt, or a cancelled job does not end.
-    and kind != "find"
-    and (step, kind) != ("cancel", "status")
+    # firecREST is asked for all jobs at once, and a job that was cancelled only if it does not end.
+    and kind != ("find" if api == "unicore" else "status")
+    and (step, kind) not in (("cancel", "status"), ("cancel", "find"))
 ]
 
 

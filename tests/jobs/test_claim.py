@@ -3,25 +3,13 @@
 import os
 import shutil
 import signal
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from tests.support.trial import Trial, wait_until
+from tests.support.trial import Trial, session, wait_until
 
 COUNT = "echo ran >> runs"
-
-
-def session(leader: int) -> list[int]:
-    """The processes of a session: all that a start of a script has made."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(ProcessLookupError):
-            if os.getsid(int(process.name)) == leader:
-                found.append(int(process.name))
-    return found
 
 
 def test_of_thirty_starts_exactly_one_runs(trial: Trial) -> None:

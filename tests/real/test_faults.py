@@ -100,4 +100,4 @@ def test_fault_while_cancelling(fault: Fault, tmp_path: Path, prove: Prove) -> N
     ],
 )
 def test_controller_killed(step: str, kind: str, after: bool, tmp_path: Path, prove: Prove) -> None:
-    test_matrix.test_controller_killed(API, step, kind, after, tmp_path, prove)
+    test_matrix.test_controller_killed(API, (step, kind, after), tmp_path, prove)

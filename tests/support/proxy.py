@@ -14,7 +14,7 @@ import ssl
 import struct
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,7 +199,7 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._port}"
         self._clients: set[_Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: asyncio.Server | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -235,11 +235,11 @@ class Proxy:
 
     def shut(self, seconds: float) -> None:
         """Refuse all connections for a while, those that are open included; called by an `Act`."""
-        assert self._listener is not None
-        self._listener.close()
+        if self._listening is not None:
+            self._listening.cancel()
         for client in list(self._clients):
             client.reset()
-        self._loop.call_later(seconds, lambda: self._keep(self._listen()))
+        self._loop.call_later(seconds, self._listen)
 
     async def ask(self, request: Request) -> Answer:
         """What the server answers."""
@@ -267,43 +267,50 @@ class Proxy:
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
 
-    def _keep(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = self._loop.create_task(run())
+    def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _start(self) -> None:
         self._upstream = httpx.AsyncClient(
             verify=self._tls, trust_env=False, follow_redirects=False, timeout=PATIENCE_S
         )
-        await self._listen()
+        self._listen()
 
-    async def _listen(self) -> None:
+    def _listen(self) -> None:
         listening = _socket()
         listening.bind(("127.0.0.1", self._port))
-        self._listener = await asyncio.start_server(self._accept, sock=listening)
+        listening.listen()
+        listening.setblocking(False)
+        self._listening = self._keep(self._accept(listening))
 
     async def _stop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        # Once more for those that were just being accepted.
-        for _ in range(2):
-            await asyncio.sleep(0.01)
-            for client in list(self._clients):
-                client.reset()
-            ending = [*self._tasks]
-            for task in ending:
-                task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
+        ending = [*self._tasks]
+        for task in ending:
+            task.cancel()
+        for client in list(self._clients):
+            client.reset()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.sleep(0)  # in which the connections are closed
         await self._upstream.aclose()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = _Client(reader, writer)
-        self._clients.add(client)
-        self._keep(self._serve(client))
+    async def _accept(self, listening: socket.socket) -> None:
+        # asyncio's own server loses a connection that comes while it is closed.
+        with listening:
+            while True:
+                connection, _ = await self._loop.sock_accept(listening)
+                reader = asyncio.StreamReader()
+                protocol = asyncio.StreamReaderProtocol(reader)
+                transport, _ = await self._loop.connect_accepted_socket(
+                    lambda protocol=protocol: protocol,  # type: ignore[misc]
+                    connection,
+                )
+                writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+                client = _Client(reader, writer)
+                self._clients.add(client)
+                self._keep(self._serve(client))
 
     async def _serve(self, client: "_Client") -> None:
         try:

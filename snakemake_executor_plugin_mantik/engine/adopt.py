@@ -95,9 +95,11 @@ def note(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str)
 
 def unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
     """What to tell of an open try that is not taken up; empty if the user knows already."""
-    if record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):
+    if record.left_behind:
+        why = "since it was left there when the workflow used another site"
+    elif record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):
         return ""
-    if record.job != request.job:
+    elif record.job != request.job:
         why = "since jobs are grouped in another way now"
     elif changed := _changes(record, made_of):
         why = f"since these changed: {changed}"

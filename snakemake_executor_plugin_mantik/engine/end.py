@@ -141,8 +141,9 @@ class Ender:
             # Of what was only planned, or has ended, nothing can come any more.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
-            await self.end_observed(record, record.outcome or "given up")
-            self._journal.abandoned(record.id, record.outcome or "cancelled")
+            outcome = "" if record.left_behind else record.outcome
+            await self.end_observed(record, outcome or "given up")
+            self._journal.abandoned(record.id, outcome or "cancelled")
             await self.done(record.id, record.site_jobs)
 
     async def cancel(

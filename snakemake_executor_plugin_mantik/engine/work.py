@@ -209,10 +209,12 @@ class SiteWork:
             request, fingerprint(made_of), self._journal.open_tries(*request.jobs),
             already=self._updated_already(request, files),
         )  # fmt: skip
-        for told in filter(None, (unwanted(request, r, made_of) for r in choice.unwanted)):
+        left = self._journal.left_tries(request.jobs, self.facts.workspace)
+        gone = (*choice.unwanted, *left)
+        for told in filter(None, (unwanted(request, record, made_of) for record in gone)):
             self._tell(told)
-        await self._give_up(choice.unwanted)
-        for record in choice.unwanted:
+        await self._give_up(gone)
+        for record in gone:
             # What a run that was killed had fetched of it already.
             Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
         if choice.adopted is not None:

@@ -63,3 +63,16 @@ def test_only_the_last_try_of_a_job_is_shown(
 def test_a_directory_without_jobs_is_told(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="no job has been sent"):
         jobs(tmp_path)
+
+
+def test_what_may_still_run_is_always_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / STATE)
+    journal.left_behind(make(journal, "a", "train x=1"), "/old")
+    make(journal, "a", "train x=1")
+    journal.close()
+    jobs(tmp_path)
+    out = capsys.readouterr().out
+    assert out.count("train x=1") == 2
+    assert "left in /old; may still run" in out

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import TryState, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryState, history
 from tests.support.controller import Controller, Killed, request, simulate
 from tests.support.simulated import Fate, Fault, World
 
@@ -269,6 +270,22 @@ def test_input_that_changes_while_the_job_runs_is_told(tmp_path: Path, other: st
     said = simulate(tmp_path, world, play)
 
     assert ["data/x changed while the job ran" in line for line in said] == [True] * (other != "1")
+
+
+def test_left_behind_and_come_back_to(tmp_path: Path) -> None:
+    """Its site was not among those of a run in between, or had another workspace in it."""
+    world = World(duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+    with closing(Journal(tmp_path / ".state")) as journal:
+        assert len(journal.set_site("sim", "url", "/another")) == 1
+        journal.set_site("sim", "url", "/ws")
+
+    assert run(tmp_path, world).succeeded
+
+    first, second = world.runs
+    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
+    assert (first.ended or 0.0) <= second.begun, "the two never ran at the same time"
+    assert not any(record.may_run for record in history(tmp_path / ".state"))
 
 
 def test_leftover_of_a_claim_is_no_end(tmp_path: Path) -> None:

@@ -3,45 +3,27 @@
 import asyncio
 import base64
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import jwt
 
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
 from snakemake_executor_plugin_mantik.errors import (
     CredentialError,
     MantikError,
     SiteUnauthorized,
-    SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import distrust, tls
-from snakemake_executor_plugin_mantik.sites.http import post_form
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""
-LEAST_LEFT_S: Final = 40.0
-"""How long a token is valid at least when it is used, if its whole life is not shorter, seconds.
-
-firecREST refuses tokens with less than 30 s left (its `min_token_ttl`)."""
-TOKEN_TIMEOUT_S: Final = 30.0
-"""How long the issuer of tokens may take to answer, seconds."""
 SIGNED_FOR_S: Final = 300
 """How long a token signed with an SSH key is valid, seconds."""
 CLOCK_SLACK_S: Final = 30.0
 """Differences between clocks that need no care, seconds."""
 FARTHEST_CLOCK_S: Final = 86_400.0
 """How far a server's clock may differ from ours if it is to be believed, seconds."""
-LONGEST_SPAN_S: Final = 366 * 86_400.0
-"""Longer than anything that an issuer means, seconds."""
-ASSUMED_LIFETIME_S: Final = 300.0
-"""Lifetime of an access token whose issuer does not tell it, seconds."""
-
 LOOK_AGAIN_S: Final = 5.0
 """How often new credentials are looked for in the place of refused ones at most, seconds."""
 
@@ -51,47 +33,9 @@ CHECK_CREDENTIALS: Final = (
 """What to do about credentials of which nothing more is known."""
 
 _FOR_ENCRYPTED_KEYS: Final = "Install the Python package bcrypt, which encrypted OpenSSH keys need"
-_BAD_GRANT: Final = frozenset((400, 401, 403))
 
 
-def refused_by_issuer(error: CredentialError) -> SiteUnauthorized:
-    """The site's error for credentials that the issuer of its tokens refuses.
-
-    It ends a run that starts. It does not end jobs that run: the run waits until the issuer, or the
-    user, thinks better of it.
-    """
-    return SiteUnauthorized(error.what, where=error.where, do=error.do)
-
-
-@dataclass(frozen=True)
-class Issuer:
-    """Where a site's access tokens are got, and how that is reached: as its config says.
-
-    Attributes:
-        url: the token endpoint, None where the config does not name it.
-        ca_file: certificates that its own is checked against, too.
-        proxy: URL of a HTTP proxy.
-    """
-
-    url: str | None = None
-    ca_file: Path | None = None
-    proxy: str | None = None
-
-    def client(self, url: str) -> httpx.Client:
-        """A client for one request to `url`, the endpoint that is used in the end.
-
-        Raises:
-            UserError: `ca_file` cannot be used.
-        """
-        return httpx.Client(
-            verify=tls(self.ca_file, url),
-            proxy=self.proxy,
-            trust_env=not is_loopback(url),
-            timeout=TOKEN_TIMEOUT_S,
-        )
-
-
-class _Moment:
+class Moment:
     """A moment to come; it is over when one of two clocks says so.
 
     One may be set while the machine runs, the other stands still while it sleeps.
@@ -202,7 +146,7 @@ class Bearer(Credential):
     """An access token that was got elsewhere and is not renewed."""
 
     def __init__(self, token: str) -> None:
-        self._token = _header_safe(token)
+        self._token = header_safe(token)
 
     def get_auth_header(self) -> str:
         """The Bearer header."""
@@ -217,7 +161,7 @@ class ApiKey(Credential):
     """A key of a service account, in a header of its own (firecREST behind a gateway)."""
 
     def __init__(self, key: str) -> None:
-        self._key = _header_safe(key)
+        self._key = header_safe(key)
 
     def headers(self) -> dict[str, str]:
         """The header that pyfirecrest's `ApiKeyAuth` sends."""
@@ -228,21 +172,21 @@ class SshKey(Credential):
     """Tokens signed with a private key whose public part the site knows (UNICORE's SSHKEY)."""
 
     def __init__(self, username: str, key_file: Path, passphrase: str | None = None) -> None:
-        self._key, self._algorithm = _private_key(key_file, passphrase)
-        self._username = username
+        self._signed_with = _private_key(key_file, passphrase)
+        # The claims are those of pyunicore's JWTToken, whose clock cannot be set.
+        self._claims = {"etd": "false", "sub": username, "iss": username}
         self._token = ""
-        self._renew_at = _Moment()
+        self._renew_at = Moment()
         self._ahead = 0.0
 
     def get_auth_header(self) -> str:
         """The Bearer header, of a token that is signed anew before it expires."""
         if self._renew_at.over():
-            started = _Moment.now()
+            started = Moment.now()
             signed = int(started[0] + self._ahead)
-            # The claims are those of pyunicore's JWTToken, whose clock cannot be set.
-            claims = {"etd": "false", "sub": self._username, "iss": self._username}
             times = {"iat": signed, "exp": signed + SIGNED_FOR_S}
-            self._token = jwt.encode({**claims, **times}, self._key, algorithm=self._algorithm)
+            key, algorithm = self._signed_with
+            self._token = jwt.encode({**self._claims, **times}, key, algorithm=algorithm)
             self._renew_at.set(started, SIGNED_FOR_S - RENEW_BEFORE_S)
         return f"Bearer {self._token}"
 
@@ -254,184 +198,8 @@ class SshKey(Credential):
         ahead = server - time.time()
         if abs(ahead) > FARTHEST_CLOCK_S or abs(ahead - self._ahead) < CLOCK_SLACK_S:
             return False
-        self._ahead, self._renew_at = ahead, _Moment()
+        self._ahead, self._renew_at = ahead, Moment()
         return True
-
-
-class Issued(Credential):
-    """Access tokens that are got from an OpenID Connect issuer, and renewed in time."""
-
-    refusal = "the credentials were refused"
-    remedy = "Check the credentials"
-
-    def __init__(
-        self,
-        token_url: str,
-        form: Mapping[str, str],
-        *,
-        client: Callable[[], httpx.Client] | None = None,
-    ) -> None:
-        """Prepare; nothing is sent before `renew`.
-
-        Args:
-            token_url: the issuer's token endpoint.
-            form: what it is sent, without what `_ask` adds.
-            client: makes the HTTP client.
-
-        Raises:
-            CredentialError: if others could read what is sent to `token_url`.
-        """
-        if not is_confidential(token_url):
-            raise CredentialError("the token URL has to be an https:// address", where="TOKEN_URL")
-        self._url = token_url
-        self._form = dict(form)
-        self._client = client or (lambda: Issuer().client(token_url))
-        self._token = ""
-        self._renew_at = _Moment()
-        self._lock = threading.Lock()
-
-    async def renew(self) -> None:
-        """Get a new access token where the old one ends soon; requests in between wait.
-
-        Raises:
-            CredentialError: if the issuer does not take the credentials (any more).
-            SiteUnreachable: if it does not answer as an issuer does.
-        """
-        await super().renew()
-        if self._renew_at.over():
-            await asyncio.to_thread(self._renew)
-
-    def get_auth_header(self) -> str:
-        """The Bearer header; `renew` has been called before."""
-        return f"Bearer {self._token}"
-
-    def refused(self, headers: Mapping[str, str]) -> bool:
-        """A token that a server refused before its time is renewed; the clocks may differ."""
-        if headers.get("Authorization") == self.get_auth_header():
-            self.expire()
-        return True
-
-    def expire(self) -> None:
-        """Have a new token got before the next request."""
-        self._renew_at = _Moment()
-
-    def _renew(self) -> None:
-        with self._lock:
-            if not self._renew_at.over():
-                return  # another request has done it meanwhile
-            asked = _Moment.now()
-            self._adopt(self._ask(self._form), asked)
-
-    def _adopt(self, answer: Mapping[str, Any], asked: tuple[float, float] | None = None) -> None:
-        """Use the token of an issuer's answer; `asked` is when it was asked for, by default now."""
-        token, lifetime = answer.get("access_token"), answer.get("expires_in")
-        if not isinstance(token, str):
-            raise SiteUnreachable("the answer has no access token", where=self._url)
-        self._token = _header_safe(token)
-        self._keep(answer)
-        seconds = span(lifetime, ASSUMED_LIFETIME_S)
-        self._renew_at.set(asked or _Moment.now(), seconds - _left(seconds))
-
-    def _keep(self, answer: Mapping[str, Any]) -> None:
-        """Keep what else an answer brings for the next request."""
-
-    def _ask(self, form: Mapping[str, str]) -> dict[str, Any]:
-        try:
-            with self._client() as client:
-                response = post_form(client, self._url, form, TOKEN_TIMEOUT_S)
-            answer = response.json()
-        except (httpx.HTTPError, ValueError, RecursionError) as error:
-            # Not chained: the request in the HTTP error holds the secrets.
-            why, do = distrust(error)
-            raise SiteUnreachable(
-                f"no token from its issuer: {why or type(error).__name__}",
-                where=self._url,
-                do=do or "Check TokenUrl and the network",
-            ) from None
-        if response.status_code in _BAD_GRANT:
-            self._is_refused = True
-            raise CredentialError(
-                f"{self.refusal} ({response.status_code})",
-                where=self._url,
-                do=f"{self.remedy} ({self.origin})" if self.origin else self.remedy,
-            )
-        if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
-            raise SiteUnreachable(
-                f"no token from its issuer: status {response.status_code}", where=self._url
-            )
-        return answer
-
-
-class Refreshed(Issued):
-    """An OpenID Connect refresh token: access tokens are got with it and renewed in time.
-
-    Issuers may give a new refresh token each time; the newest is used from then on, in this process
-    only.
-    """
-
-    refusal = "the refresh token was refused"
-    remedy = "Log in again and set the new REFRESH_TOKEN"
-
-    def __init__(
-        self,
-        token_url: str,
-        client_id: str,
-        refresh_token: str,
-        client_secret: str | None = None,
-        *,
-        client: Callable[[], httpx.Client] | None = None,
-    ) -> None:
-        form = {
-            "grant_type": "refresh_token",
-            "client_id": client_id,
-            "refresh_token": refresh_token,
-        }
-        if client_secret:
-            form["client_secret"] = client_secret
-        super().__init__(token_url, form, client=client)
-
-    def _keep(self, answer: Mapping[str, Any]) -> None:
-        if newer := answer.get("refresh_token"):
-            self._form["refresh_token"] = str(newer)
-
-
-class ClientCredentials(Issued):
-    """A client with a secret of its own (a robot account), as OAuth 2.0 has it."""
-
-    refusal = "the client and its secret were refused"
-    remedy = "Check CLIENT_ID and CLIENT_SECRET"
-
-    def __init__(
-        self,
-        token_url: str,
-        client_id: str,
-        client_secret: str,
-        *,
-        client: Callable[[], httpx.Client] | None = None,
-    ) -> None:
-        form = {
-            "grant_type": "client_credentials",
-            "client_id": client_id,
-            "client_secret": client_secret,
-        }
-        super().__init__(token_url, form, client=client)
-
-
-def span(told: object, otherwise: float) -> float:
-    """Seconds that an issuer tells, or `otherwise` where that is none or no such span."""
-    if isinstance(told, int | float) and 0 < told <= LONGEST_SPAN_S:
-        return float(told)
-    return otherwise
-
-
-def _left(lifetime: float) -> float:
-    """How long before its end a token of `lifetime` seconds is renewed, seconds.
-
-    One that cannot be valid for `LEAST_LEFT_S` at all is used for half of its life.
-    """
-    if lifetime <= LEAST_LEFT_S:
-        return lifetime / 2
-    return min(RENEW_BEFORE_S, max(LEAST_LEFT_S, lifetime / 2))
 
 
 def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
@@ -468,7 +236,7 @@ def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
     raise CredentialError(f"the key {file} {reason}", do=do)
 
 
-def _header_safe(token: str) -> str:
+def header_safe(token: str) -> str:
     """The token, if a header can carry it: the HTTP client's own error would show it."""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:

@@ -6,11 +6,10 @@ Each variable is looked for under the site's own name before the API's (`-` beco
 file that holds the value. See docs/credentials.md.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import httpx
 
@@ -18,14 +17,24 @@ from snakemake_executor_plugin_mantik.errors import CredentialError
 from snakemake_executor_plugin_mantik.sites.authentication import (
     ApiKey,
     Bearer,
-    ClientCredentials,
     Credential,
-    Issuer,
     Password,
-    Refreshed,
     SshKey,
 )
 from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
+from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, Issuer, Refreshed
+from snakemake_executor_plugin_mantik.sites.lookup import (
+    Found,
+    Keyring,
+    Values,
+    ask_keyring,
+    in_environment,
+    service,
+    system_keyring,
+    tell_keyring,
+    variable,
+    with_keyring,
+)
 
 __all__ = [
     "ApiKey",
@@ -45,33 +54,6 @@ __all__ = [
 ]
 
 
-_log = logging.getLogger(__name__)
-
-
-class Keyring(Protocol):
-    """What is used of the `keyring` package."""
-
-    def get_password(self, service_name: str, username: str) -> str | None:
-        """The secret of `username` for a service, None if there is none."""
-        ...
-
-    def set_password(self, service_name: str, username: str, password: str) -> None:
-        """Keep a secret."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A value, and the name of the variable that it came from; none for the config's own."""
-
-    value: str
-    origin: str
-
-
-_Values = Mapping[str, _Found]
-"""What was found, by bare name (`USERNAME`)."""
-
-
 @dataclass(frozen=True)
 class _Kind:
     """A kind of credentials: what it needs, and what it may have."""
@@ -80,9 +62,14 @@ class _Kind:
     make: Callable[[Mapping[str, str], Issuer], Credential]
     optional: tuple[str, ...] = ()
 
-    def made(self, found: _Values, issuer: Issuer, known: "Known") -> Credential:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may have."""
+        return (*self.needs, *self.optional)
+
+    def made(self, found: Values, issuer: Issuer, known: "Known") -> Credential:
         """The credential of these values; the same one for the same values."""
-        names = [name for name in (*self.needs, *self.optional) if name in found]
+        names = [name for name in self.names if name in found]
         values = {name: found[name].value for name in names}
         key = (issuer.ca_file, issuer.proxy, *values.items())
         if key not in known:
@@ -185,37 +172,38 @@ def find_credentials(
     kinds = _KINDS[api]
     known = {} if known is None else known
     issuer = issuer or Issuer()
-    named = {"TOKEN_URL": _Found(issuer.url, "")} if issuer.url else {}
-    prefixes = (_variable(site), _variable(api))
+    named = {"TOKEN_URL": Found(issuer.url, "")} if issuer.url else {}
+    prefixes = (variable(site), variable(api))
 
-    def made(kind: _Kind, values: _Values) -> Credential:
+    def made(kind: _Kind, values: Values) -> Credential:
         credential = kind.made(values, issuer, known)
         if credential.look is None:
-            used = {n: values[n].value for n in (*kind.needs, *kind.optional) if n in values}
+            used = {n: values[n].value for n in kind.names if n in values}
             look = _Look(kind, site, prefixes, environ, keyring, issuer, used)
             look.seen = look.now()
             credential.look = look
         return credential
 
-    own = named | _from_environment(environ, (_variable(site),), (*kinds, _LOGIN))
-    every = named | _from_environment(environ, prefixes, (*kinds, _LOGIN))
+    names = [name for kind in (*kinds, _LOGIN) for name in kind.names]
     try:
+        own = named | in_environment(environ, prefixes[:1], names)
+        every = named | in_environment(environ, prefixes, names)
         for values in (own, every):
             for kind in kinds:
                 if all(name in values for name in kind.needs):
                     return made(kind, values)
-        ring = keyring if keyring is not None else _system_keyring()
+        ring = keyring if keyring is not None else system_keyring()
         if all(name in every for name in _LOGIN.needs):
             login = _LOGIN.made(every, issuer, known)
             assert isinstance(login, DeviceLogin)
-            kept = _ask_keyring(ring, site, "REFRESH_TOKEN") if ring is not None else None
-            login.remember(kept or "", lambda token: _tell_keyring(ring, site, token))
+            kept = ask_keyring(ring, site, "REFRESH_TOKEN")
+            login.remember(kept or "", lambda token: tell_keyring(ring, site, token))
             login.look = lambda: login.logged_in_elsewhere(
-                (ring and _ask_keyring(ring, site, "REFRESH_TOKEN")) or ""
+                ask_keyring(ring, site, "REFRESH_TOKEN") or ""
             )
             return login
         for kind in kinds:
-            with_ring = _with_keyring(kind, every, site, ring)
+            with_ring = with_keyring(kind.needs, kind.optional, every, site, ring)
             if all(name in with_ring for name in kind.needs):
                 return made(kind, with_ring)
     except CredentialError as error:
@@ -240,7 +228,7 @@ def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = Fa
     """
     names = "; ".join(
         " and ".join(
-            f"{_variable(api)}_{name}"
+            f"{variable(api)}_{name}"
             for name in kind.needs
             if not (token_url and name == "TOKEN_URL")
         )
@@ -249,8 +237,8 @@ def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = Fa
     there = ", ".join(sorted(found))
     some = f" (found only {there})" if there else ""
     return (
-        f"no credentials{some}; looked for {names}, each also as {_variable(site)}_…, and in the "
-        f"keyring under the service {_service(site)}"
+        f"no credentials{some}; looked for {names}, each also as {variable(site)}_…, and in the "
+        f"keyring under the service {service(site)}"
     )
 
 
@@ -298,50 +286,10 @@ def expires_at(credential: Credential) -> float | None:
 def find_account(site: str, environ: Mapping[str, str]) -> str | None:
     """The compute budget account: `MANTIK_<SITE>_COMPUTE_BUDGET_ACCOUNT` before the general one."""
     return (
-        environ.get(f"{_variable(site)}_COMPUTE_BUDGET_ACCOUNT")
+        environ.get(f"{variable(site)}_COMPUTE_BUDGET_ACCOUNT")
         or environ.get("MANTIK_COMPUTE_BUDGET_ACCOUNT")
         or None
     )
-
-
-def _variable(name: str) -> str:
-    return f"MANTIK_{name.upper().replace('-', '_')}"
-
-
-def _service(site: str) -> str:
-    return f"mantik:{site}"
-
-
-def _from_environment(
-    environ: Mapping[str, str], prefixes: tuple[str, ...], kinds: Iterable[_Kind]
-) -> dict[str, _Found]:
-    """Values by bare name (`USERNAME`); empty variables count as not set, first prefix wins."""
-    found: dict[str, _Found] = {}
-    for kind in kinds:
-        for name in (*kind.needs, *kind.optional):
-            for prefix in prefixes:
-                variable = f"{prefix}_{name}"
-                if value := environ.get(variable):
-                    found.setdefault(name, _Found(value, variable))
-                elif file := environ.get(f"{variable}_FILE"):
-                    found.setdefault(name, _Found(_held_by(Path(file)), f"{variable}_FILE"))
-    return found
-
-
-def _held_by(file: Path) -> str:
-    """The value that a file holds.
-
-    Raises:
-        CredentialError: it cannot be read, or holds none.
-    """
-    try:
-        value = file.expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise CredentialError(f"the file {file} cannot be read: {reason}") from error
-    if not value:
-        raise CredentialError(f"the file {file} is empty", do="Put the credential into it")
-    return value
 
 
 @dataclass
@@ -380,64 +328,15 @@ class _Look:
 
     def now(self) -> dict[str, str]:
         """What the environment and its files hold now."""
-        found = _from_environment(self.environ, self.prefixes, (self.kind,))
+        found = in_environment(self.environ, self.prefixes, self.kind.names)
         return {name: value.value for name, value in found.items()}
 
     def _values(self, now: Mapping[str, str]) -> dict[str, str]:
-        ring = self.keyring if self.keyring is not None else _system_keyring()
+        ring = self.keyring if self.keyring is not None else system_keyring()
         values = dict(self.known)
-        for name in self._names:
+        for name in self.kind.names:
             if now.get(name) != self.seen.get(name):
                 values[name] = now.get(name, "")
-            elif kept := _ask_keyring(ring, self.site, name) if ring is not None else None:
+            elif kept := ask_keyring(ring, self.site, name):
                 values[name] = kept
         return {name: value for name, value in values.items() if value}
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return (*self.kind.needs, *self.kind.optional)
-
-
-def _with_keyring(
-    kind: _Kind, values: _Values, site: str, ring: Keyring | None
-) -> dict[str, _Found]:
-    found = dict(values)
-    if ring is None:
-        return found
-    for name in (*kind.needs, *kind.optional):
-        if name in found:
-            continue
-        value = _ask_keyring(ring, site, name)
-        if value:
-            found[name] = _Found(value, f"{name} in the keyring under {_service(site)}")
-        elif name in kind.needs:
-            break
-    return found
-
-
-def _tell_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
-    """Keep a refresh token for the next run, where the system has a place for it."""
-    from keyring.errors import KeyringError
-
-    if ring is None:
-        return
-    try:
-        ring.set_password(_service(site), "REFRESH_TOKEN", refresh_token)
-    except KeyringError as error:
-        _log.info("the login at %s is not kept for the next run: %s", site, error)
-
-
-def _ask_keyring(ring: Keyring, site: str, name: str) -> str | None:
-    from keyring.errors import KeyringError
-
-    try:
-        return ring.get_password(_service(site), name)
-    except KeyringError:  # no backend, locked, refused: as if it held nothing
-        return None
-
-
-def _system_keyring() -> Keyring | None:
-    """The system's keyring; imported only when it is needed, it looks around on the machine."""
-    import keyring
-
-    return keyring  # the module has the method that the protocol asks for

@@ -11,8 +11,8 @@ import httpx
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
 from snakemake_executor_plugin_mantik.sites.addresses import distrust
-from snakemake_executor_plugin_mantik.sites.authentication import TOKEN_TIMEOUT_S, Refreshed, span
 from snakemake_executor_plugin_mantik.sites.http import post_form
+from snakemake_executor_plugin_mantik.sites.issuers import TOKEN_TIMEOUT_S, Refreshed, span
 
 INTERVAL_S: Final = 5.0
 """Seconds between two questions where the issuer names none, and what `slow_down` adds."""

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from snakemake_executor_plugin_mantik.errors import SiteUnauthorized
 from snakemake_executor_plugin_mantik.sites.answers import retry_after, server_time
-from snakemake_executor_plugin_mantik.sites.authentication import ClientCredentials, SshKey
+from snakemake_executor_plugin_mantik.sites.authentication import SshKey
+from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import read_base
 

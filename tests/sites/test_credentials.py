@@ -18,7 +18,6 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.authentication import Issuer as TokenIssuer
 from snakemake_executor_plugin_mantik.sites.credentials import (
     ApiKey,
     Bearer,
@@ -32,6 +31,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
     find_credentials,
     require_all,
 )
+from snakemake_executor_plugin_mantik.sites.issuers import Issuer as TokenIssuer
 
 SECRET = "s3cr3t-VALUE"
 
@@ -477,8 +477,13 @@ class TestRefused:
 
     def test_file_that_is_not_there(self, tmp_path: Path) -> None:
         environ = {"MANTIK_ALPS_TOKEN_FILE": str(tmp_path / "none")}
-        with pytest.raises(CredentialError, match="none cannot be read"):
+        with pytest.raises(CredentialError, match="site alps: .*none cannot be read") as caught:
             find_credentials("alps", "firecrest", environ, EMPTY)
+        assert "MANTIK_ALPS_TOKEN_FILE" in caught.value.do
+
+    def test_general_file_that_is_not_needed(self, tmp_path: Path) -> None:
+        environ = {"MANTIK_FIRECREST_TOKEN_FILE": str(tmp_path / "none"), "MANTIK_ALPS_TOKEN": "t"}
+        assert find_credentials("alps", "firecrest", environ, EMPTY).headers()
 
     def test_client_that_its_issuer_refuses(self, issuer: Issuer) -> None:
         ring = Ring()

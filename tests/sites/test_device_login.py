@@ -11,9 +11,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites import devicelogin
-from snakemake_executor_plugin_mantik.sites.authentication import Issuer
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
+from snakemake_executor_plugin_mantik.sites.issuers import Issuer
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 KEPT = ("mantik:alps", "REFRESH_TOKEN")

@@ -11,7 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.errors import SiteUnreachable
-from snakemake_executor_plugin_mantik.sites import authentication, http, repeating
+from snakemake_executor_plugin_mantik.sites import http, issuers, repeating
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, ClientCredentials
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -80,7 +80,7 @@ def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
 def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
     if trouble == "drip":
-        monkeypatch.setattr(authentication, "TOKEN_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(issuers, "TOKEN_TIMEOUT_S", 1.0)
     with pytest.raises(SiteUnreachable):
         asyncio.run(ClientCredentials(parrot.url, "id", "secret").renew())
 

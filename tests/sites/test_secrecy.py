@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.sites import repeating
-from snakemake_executor_plugin_mantik.sites.authentication import Issuer
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.issuers import Issuer
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.benches import closed_port
 from tests.support.parrot import Parrot, Say

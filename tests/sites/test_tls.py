@@ -20,10 +20,10 @@ from cryptography.x509.oid import NameOID
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites import repeating
-from snakemake_executor_plugin_mantik.sites.authentication import ClientCredentials, Issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Password
 from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, Issuer
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.parrot import Parrot, Say
 

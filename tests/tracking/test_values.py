@@ -3,11 +3,13 @@
 from pathlib import Path, PurePosixPath
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer, SshKey
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, tags, target, without_user
@@ -58,6 +60,18 @@ def test_secrets_are_masked() -> None:
     )  # fmt: skip
 
     assert mask("hunter2 at /usr/bin with eyJtoken, a") == "*** at /usr/bin with ***, a"
+
+
+def test_a_users_name_is_no_secret(tmp_path: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    (tmp_path / "key").write_bytes(key)
+    mask = masker(held_by([SshKey("marie", tmp_path / "key")]))
+
+    assert mask("EdDSA of /home/marie") == "EdDSA of /home/marie"
 
 
 def test_places_with_strange_names(tmp_path: Path) -> None:

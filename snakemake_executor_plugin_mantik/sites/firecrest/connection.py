@@ -17,10 +17,10 @@ import httpx
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnauthorized
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
-from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
+from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
 
 CONNECT_S: Final = 30.0

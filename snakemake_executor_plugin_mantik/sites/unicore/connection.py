@@ -24,9 +24,9 @@ from snakemake_executor_plugin_mantik.errors import (
 )
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, distrust, tls
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
-from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.http import Client
+from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 

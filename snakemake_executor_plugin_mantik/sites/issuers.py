@@ -1,0 +1,251 @@
+"""Access tokens that an OpenID Connect issuer gives for other credentials, renewed in time."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
+from snakemake_executor_plugin_mantik.errors import (
+    CredentialError,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
+from snakemake_executor_plugin_mantik.sites.addresses import distrust, tls
+from snakemake_executor_plugin_mantik.sites.authentication import (
+    RENEW_BEFORE_S,
+    Credential,
+    Moment,
+    header_safe,
+)
+from snakemake_executor_plugin_mantik.sites.http import post_form
+
+LEAST_LEFT_S: Final = 40.0
+"""How long a token is valid at least when it is used, if its whole life is not shorter, seconds.
+
+firecREST refuses tokens with less than 30 s left (its `min_token_ttl`)."""
+TOKEN_TIMEOUT_S: Final = 30.0
+"""How long the issuer of tokens may take to answer, seconds."""
+LONGEST_SPAN_S: Final = 366 * 86_400.0
+"""Longer than anything that an issuer means, seconds."""
+ASSUMED_LIFETIME_S: Final = 300.0
+"""Lifetime of an access token whose issuer does not tell it, seconds."""
+
+_BAD_GRANT: Final = frozenset((400, 401, 403))
+
+
+def refused_by_issuer(error: CredentialError) -> SiteUnauthorized:
+    """The site's error for credentials that the issuer of its tokens refuses.
+
+    It ends a run that starts. It does not end jobs that run: the run waits until the issuer, or the
+    user, thinks better of it.
+    """
+    return SiteUnauthorized(error.what, where=error.where, do=error.do)
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """Where a site's access tokens are got, and how that is reached: as its config says.
+
+    Attributes:
+        url: the token endpoint, None where the config does not name it.
+        ca_file: certificates that its own is checked against, too.
+        proxy: URL of a HTTP proxy.
+    """
+
+    url: str | None = None
+    ca_file: Path | None = None
+    proxy: str | None = None
+
+    def client(self, url: str) -> httpx.Client:
+        """A client for one request to `url`, the endpoint that is used in the end.
+
+        Raises:
+            UserError: `ca_file` cannot be used.
+        """
+        return httpx.Client(
+            verify=tls(self.ca_file, url),
+            proxy=self.proxy,
+            trust_env=not is_loopback(url),
+            timeout=TOKEN_TIMEOUT_S,
+        )
+
+
+class Issued(Credential):
+    """Access tokens that are got from an OpenID Connect issuer, and renewed in time."""
+
+    refusal = "the credentials were refused"
+    remedy = "Check the credentials"
+
+    def __init__(
+        self,
+        token_url: str,
+        form: Mapping[str, str],
+        *,
+        client: Callable[[], httpx.Client] | None = None,
+    ) -> None:
+        """Prepare; nothing is sent before `renew`.
+
+        Args:
+            token_url: the issuer's token endpoint.
+            form: what it is sent, without what `_ask` adds.
+            client: makes the HTTP client.
+
+        Raises:
+            CredentialError: if others could read what is sent to `token_url`.
+        """
+        if not is_confidential(token_url):
+            raise CredentialError("the token URL has to be an https:// address", where="TOKEN_URL")
+        self._url = token_url
+        self._form = dict(form)
+        self._client = client or (lambda: Issuer().client(token_url))
+        self._token = ""
+        self._renew_at = Moment()
+        self._lock = threading.Lock()
+
+    async def renew(self) -> None:
+        """Get a new access token where the old one ends soon; requests in between wait.
+
+        Raises:
+            CredentialError: if the issuer does not take the credentials (any more).
+            SiteUnreachable: if it does not answer as an issuer does.
+        """
+        await super().renew()
+        if self._renew_at.over():
+            await asyncio.to_thread(self._renew)
+
+    def get_auth_header(self) -> str:
+        """The Bearer header; `renew` has been called before."""
+        return f"Bearer {self._token}"
+
+    def refused(self, headers: Mapping[str, str]) -> bool:
+        """A token that a server refused before its time is renewed; the clocks may differ."""
+        if headers.get("Authorization") == self.get_auth_header():
+            self.expire()
+        return True
+
+    def expire(self) -> None:
+        """Have a new token got before the next request."""
+        self._renew_at = Moment()
+
+    def _renew(self) -> None:
+        with self._lock:
+            if not self._renew_at.over():
+                return  # another request has done it meanwhile
+            asked = Moment.now()
+            self._adopt(self._ask(self._form), asked)
+
+    def _adopt(self, answer: Mapping[str, Any], asked: tuple[float, float] | None = None) -> None:
+        """Use the token of an issuer's answer; `asked` is when it was asked for, by default now."""
+        token, lifetime = answer.get("access_token"), answer.get("expires_in")
+        if not isinstance(token, str):
+            raise SiteUnreachable("the answer has no access token", where=self._url)
+        self._token = header_safe(token)
+        self._keep(answer)
+        seconds = span(lifetime, ASSUMED_LIFETIME_S)
+        self._renew_at.set(asked or Moment.now(), seconds - _left(seconds))
+
+    def _keep(self, answer: Mapping[str, Any]) -> None:
+        """Keep what else an answer brings for the next request."""
+
+    def _ask(self, form: Mapping[str, str]) -> dict[str, Any]:
+        try:
+            with self._client() as client:
+                response = post_form(client, self._url, form, TOKEN_TIMEOUT_S)
+            answer = response.json()
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
+            # Not chained: the request in the HTTP error holds the secrets.
+            why, do = distrust(error)
+            raise SiteUnreachable(
+                f"no token from its issuer: {why or type(error).__name__}",
+                where=self._url,
+                do=do or "Check TokenUrl and the network",
+            ) from None
+        if response.status_code in _BAD_GRANT:
+            self._is_refused = True
+            raise CredentialError(
+                f"{self.refusal} ({response.status_code})",
+                where=self._url,
+                do=f"{self.remedy} ({self.origin})" if self.origin else self.remedy,
+            )
+        if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
+            raise SiteUnreachable(
+                f"no token from its issuer: status {response.status_code}", where=self._url
+            )
+        return answer
+
+
+class Refreshed(Issued):
+    """An OpenID Connect refresh token: access tokens are got with it and renewed in time.
+
+    Issuers may give a new refresh token each time; the newest is used from then on, in this process
+    only.
+    """
+
+    refusal = "the refresh token was refused"
+    remedy = "Log in again and set the new REFRESH_TOKEN"
+
+    def __init__(
+        self,
+        token_url: str,
+        client_id: str,
+        refresh_token: str,
+        client_secret: str | None = None,
+        *,
+        client: Callable[[], httpx.Client] | None = None,
+    ) -> None:
+        form = {
+            "grant_type": "refresh_token",
+            "client_id": client_id,
+            "refresh_token": refresh_token,
+        }
+        if client_secret:
+            form["client_secret"] = client_secret
+        super().__init__(token_url, form, client=client)
+
+    def _keep(self, answer: Mapping[str, Any]) -> None:
+        if newer := answer.get("refresh_token"):
+            self._form["refresh_token"] = str(newer)
+
+
+class ClientCredentials(Issued):
+    """A client with a secret of its own (a robot account), as OAuth 2.0 has it."""
+
+    refusal = "the client and its secret were refused"
+    remedy = "Check CLIENT_ID and CLIENT_SECRET"
+
+    def __init__(
+        self,
+        token_url: str,
+        client_id: str,
+        client_secret: str,
+        *,
+        client: Callable[[], httpx.Client] | None = None,
+    ) -> None:
+        form = {
+            "grant_type": "client_credentials",
+            "client_id": client_id,
+            "client_secret": client_secret,
+        }
+        super().__init__(token_url, form, client=client)
+
+
+def span(told: object, otherwise: float) -> float:
+    """Seconds that an issuer tells, or `otherwise` where that is none or no such span."""
+    if isinstance(told, int | float) and 0 < told <= LONGEST_SPAN_S:
+        return float(told)
+    return otherwise
+
+
+def _left(lifetime: float) -> float:
+    """How long before its end a token of `lifetime` seconds is renewed, seconds.
+
+    One that cannot be valid for `LEAST_LEFT_S` at all is used for half of its life.
+    """
+    if lifetime <= LEAST_LEFT_S:
+        return lifetime / 2
+    return min(RENEW_BEFORE_S, max(LEAST_LEFT_S, lifetime / 2))

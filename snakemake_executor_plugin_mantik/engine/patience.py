@@ -116,10 +116,11 @@ class Patience:
         try:
             await self._proof()
         except SiteRejected:
-            return True
+            pass  # it is in its right mind
         except SiteError:
             self.failed(error)
             return False
+        self.answered()
         return True
 
     def failed(self, error: Exception) -> None:

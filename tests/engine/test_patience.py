@@ -8,6 +8,7 @@ import pytest
 from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
 from snakemake_executor_plugin_mantik.errors import (
     SiteBusy,
+    SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
     SiteUnreachable,
@@ -106,3 +107,25 @@ def test_refused_credentials_are_told_with_what_to_do() -> None:
     assert "has not accepted the credentials for" in said[0]
     for words in ("Check PASSWORD.", "keyring set mantik:hpc1 NAME", "jobs there go on"):
         assert words in said[0]
+
+
+def test_a_denial_that_is_believed_is_an_answer() -> None:
+    said: list[str] = []
+    act = Flaky(10, unreachable)
+
+    async def asked() -> str:
+        await act()
+        raise SiteNotFound("no such file")
+
+    async def yes() -> None:
+        pass
+
+    async def run() -> None:
+        clock = asyncio.get_running_loop().time
+        patience = Patience("hpc1", said.append, clock, proof=yes)
+        with pytest.raises(SiteNotFound):
+            await patience.found(asked, at_once=True)
+
+    virtualtime.run(run())
+    assert "has not answered" in said[0]
+    assert "answers again" in said[-1]

@@ -16,7 +16,7 @@ The class says whose it is, and so what a caller may do about it:
     │   └── SiteRejected        a definite no: the act did not happen and will not if repeated
     ├── TransferError           a file that came back is not what the job made; can be fetched again
     ├── OutputMissing           a job ended well without making an output that it promised
-    └── JournalError            the journal cannot be used (damaged, of a newer version)
+    └── JournalError            the journal cannot be used (damaged, newer) or written (a full disk)
         └── JournalLocked       another controller holds it
 """
 
@@ -165,7 +165,7 @@ class OutputMissing(MantikError):  # noqa: N818
 
 
 class JournalError(MantikError):
-    """The journal cannot be used: locked by another controller, damaged, or too new."""
+    """The journal cannot be used or written: locked, damaged, too new, or the disk is full."""
 
 
 class JournalLocked(JournalError):  # noqa: N818

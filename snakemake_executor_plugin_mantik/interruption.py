@@ -20,8 +20,8 @@ CHOICES = ("ask", "cancel", "detach")
 DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
 
 NO_SPACE = (
-    "The disk is full here; the jobs go on at their sites. Free space and start again to take"
-    " them up."
+    "Nothing can be written here any more (is the disk full?); the jobs go on at their sites. Free"
+    " space and start again to take them up."
 )
 
 _QUESTION = (

@@ -123,13 +123,6 @@ class FileLedger:
             db.execute("UPDATE bundles SET state = ? WHERE id = ?", (state, bundle))
             db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
 
-    def unpacked_bundles(self, site: str) -> list[str]:
-        """Bundles whose uploaded archives still lie at `site` and are of no more use."""
-        rows = self._db.execute(
-            "SELECT id FROM bundles WHERE site = ? AND state = 'unpacked'", (site,)
-        )
-        return [row["id"] for row in rows]
-
 
 def _file(row: sqlite3.Row) -> FileRecord:
     return FileRecord(row["path"], row["size"], row["sha256"], bool(row["source"]))

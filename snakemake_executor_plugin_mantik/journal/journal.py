@@ -324,15 +324,6 @@ class Journal:
         """All tries that are not final, the oldest first."""
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
 
-    def bucket_is_finished(self, site: str, bucket: int) -> bool:
-        """Whether a bucket is full and all its tries are final."""
-        row = self._db.execute(
-            "SELECT COUNT(*) AS used, SUM(state NOT IN ('done', 'abandoned')) AS open FROM tries"
-            " WHERE site = ? AND bucket = ?",
-            (site, bucket),
-        ).fetchone()
-        return bool(row["used"] >= BUCKET_SIZE and not row["open"])
-
     def _tries(self, where: str, values: Sequence[object]) -> list[TryRecord]:
         return read_tries(self._db, where, values)
 

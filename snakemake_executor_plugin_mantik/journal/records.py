@@ -47,7 +47,7 @@ class TryRecord:
         outcome: empty while open, else `succeeded`, `failed: …` or `cancelled`.
         reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
         log: local path of the job's log once it is there.
-        made_of: what the fingerprint is of, as JSON: a digest by part (`JobRequest.parts`).
+        made_of: what it is made of, to tell changes later (`engine.adopt.note`).
     """
 
     id: str

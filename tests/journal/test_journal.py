@@ -216,7 +216,6 @@ def test_bundles_are_pending_until_they_are_unpacked(journal: Journal) -> None:
     journal.files.set_bundle("one", "unpacked")
     assert journal.files.bundle_files("one") == []
     assert list(journal.files.pending_bundles("hpc1")) == ["a-later-one"]
-    assert journal.files.unpacked_bundles("hpc1") == ["one"]
 
 
 def test_checksum_is_known_while_size_and_time_are_the_same(journal: Journal) -> None:

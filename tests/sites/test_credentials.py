@@ -477,7 +477,7 @@ class TestRefused:
 
     def test_file_that_is_not_there(self, tmp_path: Path) -> None:
         environ = {"MANTIK_ALPS_TOKEN_FILE": str(tmp_path / "none")}
-        with pytest.raises(CredentialError, match="site alps: .*none cannot be read") as caught:
+        with pytest.raises(CredentialError, match=r"site alps: .*none cannot be read") as caught:
             find_credentials("alps", "firecrest", environ, EMPTY)
         assert "MANTIK_ALPS_TOKEN_FILE" in caught.value.do
 

@@ -45,8 +45,6 @@ UNSEEN_S: Final = 120.0
 """How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
 CHECKED_BYTES: Final = 256 << 20
 """Files up to this size are compared by their checksums, too: `sha256sum` has 5 s at the site."""
-PARTS_AT_ONCE: Final = 4
-"""How many parts of one file go up at the same time."""
 
 CHUNK_BYTES: Final = 1 << 20
 """How much of a file is in memory at once for each part; pyfirecrest itself would take 64 MiB."""

@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteNotFound, UserError, printable
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import Journal, SiteRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 
@@ -214,13 +214,7 @@ class Engine:
             ) from None
         if planner.config.site.workspace and name not in self._journal.sites():
             await _unused(site, facts.workspace)
-        left = self._note_site(name, planner, facts.workspace)
-        if left:
-            self._tell(
-                f"Site {name} is another server or workspace than in the last run: what that run"
-                f" left there is not taken up ({', '.join(record.name for record in left)}), but"
-                " may still run: see smk-mantik jobs."
-            )
+        self._note_site(name, planner, facts.workspace)
         work = SiteWork(
             site, facts, planner, self._journal,
             workdir=self._workdir, state=self._state, tell=self._tell, give_up=self._give_up,
@@ -235,23 +229,41 @@ class Engine:
         self._watching.append(asyncio.create_task(work.watcher.run()))
         return work
 
-    def _note_site(self, name: str, planner: Planner, workspace: str) -> list[TryRecord]:
+    def _note_site(self, name: str, planner: Planner, workspace: str) -> None:
         config = self._configs.get(name, "")
-        return self._journal.set_site(name, planner.config.api_url, workspace, config)
+        left = self._journal.set_site(name, planner.config.api_url, workspace, config)
+        if left:
+            self._tell(
+                f"Site {name} is another server or workspace than in the last run: what that run"
+                f" left there is not taken up ({', '.join(record.name for record in left)}), but"
+                " may still run: see smk-mantik jobs."
+            )
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
         for record in records:
-            if record.site in self._sites:
-                await (await self._site(record.site)).ender.give_up([record])
+            known = self._journal.sites().get(record.site)
+            if (work := await self._keeper(record.site, known)) is not None:
+                await work.ender.give_up([record])
             else:
                 self._tell(
                     f"{record.name}: an earlier run sent it to {record.site}, which is not among"
                     " this run's sites; it is left there and its results are not used."
                     f" To end it: smk-mantik cancel {record.id}"
                 )
-                known = self._journal.sites().get(record.site)
                 where = known.workspace if known is not None else record.site
                 self._journal.left_behind(record.id, where)
+
+    async def _keeper(self, name: str, known: SiteRecord | None) -> SiteWork | None:
+        """The work of the workspace that a site had in earlier runs; None if this run has it not.
+
+        A name may mean another workspace now, and the workspace may have another name.
+        """
+        for other in [name, *(s.site for s in self._journal.sites().values() if _same(s, known))]:
+            if other in self._sites:
+                work = await self._site(other)
+                if known is None or work.facts.workspace == known.workspace:
+                    return work
+        return None
 
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request
@@ -330,6 +342,10 @@ class Engine:
         await asyncio.gather(*(ender.close() for ender in enders))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
+
+
+def _same(site: SiteRecord, other: SiteRecord | None) -> bool:
+    return other is not None and (site.url, site.workspace) == (other.url, other.workspace)
 
 
 async def _unused(site: Site, workspace: str) -> None:

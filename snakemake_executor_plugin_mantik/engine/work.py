@@ -213,7 +213,9 @@ class SiteWork:
         gone = (*choice.unwanted, *left)
         for told in filter(None, (unwanted(request, record, made_of) for record in gone)):
             self._tell(told)
-        await self._give_up(gone)
+        await self._give_up(choice.unwanted)
+        # Whatever their site's name means now, they are in this workspace.
+        await self.ender.give_up(left)
         for record in gone:
             # What a run that was killed had fetched of it already.
             Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()

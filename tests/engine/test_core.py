@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,19 @@ def make(world: World, workdir: Path, tell: Callable[[str], None] = lambda _: No
         state=workdir / ".state",
         tell=tell,
     )
+
+
+def at(
+    named: Mapping[str, tuple[World, str]], workdir: Path
+) -> dict[str, tuple[SimulatedSite, SimulatedPlanner]]:
+    """Sites by name, each with a world and a workspace."""
+    return {
+        name: (
+            SimulatedSite(world, name, workspace),
+            SimulatedPlanner(QUICK, None, workdir, world),
+        )
+        for name, (world, workspace) in named.items()
+    }
 
 
 def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
@@ -319,9 +333,8 @@ def test_what_is_left_at_another_site_may_still_run(
     other = World(at_once, lambda spec: 0.1)
     said: list[str] = []
     again = Engine(
-        {"else": (SimulatedSite(other), SimulatedPlanner(QUICK, None, tmp_path, other))},
-        journal=Journal(tmp_path / ".state"), workdir=tmp_path, state=tmp_path / ".state",
-        tell=said.append,
+        at({"else": (other, "/else")}, tmp_path), journal=Journal(tmp_path / ".state"),
+        workdir=tmp_path, state=tmp_path / ".state", tell=said.append,
     )  # fmt: skip
     again.open(["else"], lambda _: Sources((), 0, ()))
     assert outcomes(again, replace(request(1), site="else"))[1].succeeded
@@ -330,3 +343,37 @@ def test_what_is_left_at_another_site_may_still_run(
     left, _ = history(tmp_path / ".state")
     assert (left.may_run, left.left_where) == (True, "/ws")
     assert any(f"smk-mantik cancel {left.id}" in line for line in said)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("between", [False, True])
+def test_a_workspace_under_another_name_runs_one_try_at_a_time(
+    start: Start, world: World, tmp_path: Path, between: bool, swapped: bool
+) -> None:
+    """What was its name means another workspace now, or none; with a run `between` that told so."""
+    world.duration = lambda spec: 1000.0
+    engine = start()
+    engine.submit(request(1))
+    wait_until(lambda: world.runs)
+    engine.close(tidy=False)
+
+    elsewhere = World(at_once, lambda spec: 0.1)
+    if between:
+        with closing(Journal(tmp_path / ".state")) as journal:
+            journal.set_site("sim", CONFIG.api_url, "/else")
+    named = {"new": (world, "/ws")} | ({"sim": (elsewhere, "/else")} if swapped else {})
+    world.duration = lambda spec: 0.1
+    again = Engine(
+        at(named, tmp_path), journal=Journal(tmp_path / ".state"),
+        workdir=tmp_path, state=tmp_path / ".state", tell=lambda _: None,
+    )  # fmt: skip
+    again.open(["new"], lambda _: Sources((), 0, ()))
+    try:
+        assert outcomes(again, replace(request(1), site="new"))[1].succeeded
+    finally:
+        again.close()
+
+    first, second = world.runs
+    assert first.ended is not None
+    assert first.ended <= second.begun
+    assert not any(record.may_run for record in history(tmp_path / ".state"))

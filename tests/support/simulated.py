@@ -414,8 +414,9 @@ class SimulatedSite:
         calls: how often each method was called.
     """
 
-    def __init__(self, world: World, name: str = "sim") -> None:
+    def __init__(self, world: World, name: str = "sim", workspace: str = "/ws") -> None:
         self.name = name
+        self.workspace = workspace
         self.world = world
         self.fault: Callable[[str, str], Fault] = lambda method, about: ""
         self.called: Callable[[], None] | None = None
@@ -441,7 +442,7 @@ class SimulatedSite:
 
     async def open(self) -> SiteFacts:
         """See `Site`; so have all that follow."""
-        return await self._call("open", "", lambda: SiteFacts("/ws", "Simulated 1"))
+        return await self._call("open", "", lambda: SiteFacts(self.workspace, "Simulated 1"))
 
     async def describe(self) -> SiteDetails:
         return SiteDetails()

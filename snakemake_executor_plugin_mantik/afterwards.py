@@ -24,13 +24,12 @@ from snakemake_executor_plugin_mantik.errors import (
     UserError,
 )
 from snakemake_executor_plugin_mantik.journal import FILE, Journal, TryRecord
+from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY as TRACKING
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
-
-STATE = Path(".snakemake", "mantik")
 
 
 def journal_of(directory: Path) -> Journal:

@@ -1,10 +1,13 @@
-"""What we make on this machine is closed to others, unless the user shares it with a group."""
+"""What we make on this machine: where it is, and that it is closed to others unless shared."""
 
 import os
 import stat
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Final, Literal
+
+STATE: Final = Path(".snakemake", "mantik")
+"""Our own directory, below a workflow's working directory."""
 
 
 @cache

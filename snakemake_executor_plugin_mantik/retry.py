@@ -14,15 +14,12 @@ holds as well after a restart, where Snakemake's `attempt` begins at 1 again.
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from snakemake_executor_plugin_mantik.errors import JournalError, UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason, failures_of
 from snakemake_executor_plugin_mantik.journal import TryRecord, history, job_name
-
-STATE: Final = Path(".snakemake", "mantik")
-"""Where the journal is, below the working directory, that Snakemake evaluates resources in."""
+from snakemake_executor_plugin_mantik.private import STATE
 
 _run_by_mantik = False
 

@@ -26,9 +26,7 @@ from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.running import Run
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-from snakemake_executor_plugin_mantik.sites.credentials import (
-    expires_at,
-)
+from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.statelog import StateLog
 

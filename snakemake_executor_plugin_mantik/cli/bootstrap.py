@@ -16,10 +16,8 @@ import typer
 from snakemake_executor_plugin_mantik.cli.run import RUNS
 from snakemake_executor_plugin_mantik.config.reading import read_all
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.private import make_private
+from snakemake_executor_plugin_mantik.private import STATE, make_private
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
-
-STATE: Final = Path(".snakemake", "mantik")
 
 _TEMPLATE: Final = """\
 # Made by `smk-mantik bootstrap`, for this command line alone.

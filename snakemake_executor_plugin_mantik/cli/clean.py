@@ -12,13 +12,12 @@ from snakemake_executor_plugin_mantik.afterwards import Afterwards, journal_of, 
 from snakemake_executor_plugin_mantik.cli.cancel import end
 from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.engine.messages import size
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 
 LEFT = 1
 """Exit code where something is left that was to go."""
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def clean(
@@ -165,15 +164,6 @@ def _table(found: Mapping[str, Part]) -> list[str]:
         more = "more than " if part.more else ""
         lines.append(f"  {name}: {more}{part.files} files, {size(part.size)}")
     return lines
-
-
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in _UNITS:
-        if count < 1024 or unit == _UNITS[-1]:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("there is a last unit")
 
 
 def _agreed() -> bool:

@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
+from snakemake_executor_plugin_mantik.private import STATE
 
 _ONE_LINE = 10_000
 """Columns where nobody looks on but a program: each job has a line of its own."""
@@ -37,7 +38,7 @@ def jobs(
 
     The last try of each job, and all that may still be at a site. smk-mantik cancel ends them.
     """
-    records = history(directory / ".snakemake" / "mantik")
+    records = history(directory / STATE)
     if not every:
         last = {record.job: record.id for record in records}
         records = [r for r in records if r.id == last[r.job] or r.may_run]

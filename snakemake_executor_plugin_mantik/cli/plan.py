@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Uploads
-from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.engine.messages import duration, size
 from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
@@ -181,8 +181,8 @@ def _uploads(files: Uploads, *, short: bool = False) -> str:
     """What goes up, in words."""
     if short:
         count = "1 file" if files.files == 1 else f"{files.files} files"
-        return f"{count}, {_size(files.bytes)}" if files.files else ""
-    parts = [f"{files.files} to send ({_size(files.bytes)})"]
+        return f"{count}, {size(files.bytes)}" if files.files else ""
+    parts = [f"{files.files} to send ({size(files.bytes)})"]
     for number, words in (
         (files.at_site, "there already"),
         (files.made_there, "made there by jobs before"),
@@ -191,12 +191,3 @@ def _uploads(files: Uploads, *, short: bool = False) -> str:
         if number:
             parts.append(f"{number} {words}")
     return ", ".join(parts)
-
-
-def _size(number: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"

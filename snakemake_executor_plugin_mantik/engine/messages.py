@@ -92,6 +92,15 @@ class Said:
     logs: tuple[tuple[str, bytes], ...] = ()
 
 
+def size(number: float) -> str:
+    """Bytes as people read them: `3.2 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
 def duration(seconds: float) -> str:
     """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 60:

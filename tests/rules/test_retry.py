@@ -9,6 +9,7 @@ import pytest
 from snakemake_executor_plugin_mantik import retry
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.retry import failures, grows, last_failure
 
 WILDCARDS = {"sample": "a b", "part": "1"}
@@ -22,7 +23,7 @@ def _workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failed(*reasons: str, name: str = "train sample=a b, part=1") -> None:
     """Write tries of a job into the journal; `succeeded` is one that did not fail."""
-    with closing(Journal(retry.STATE)) as journal:
+    with closing(Journal(STATE)) as journal:
         for reason in reasons:
             record = journal.new_try(site="hpc1", job="j", rule="train", name=name, fingerprint="f")
             outcome, why = ("failed: x", reason) if reason != "succeeded" else (reason, "")

@@ -297,7 +297,8 @@ class _Look:
     """Looks for new values in the place of refused ones: in files, and in the keyring.
 
     The environment of a process stays as it was; so what the keyring has comes before a variable
-    whose value was refused.
+    whose value was refused. If that is refused as well, it is the variable's turn again: a site in
+    trouble refuses what is right, and the keyring may hold what has long been wrong.
 
     Attributes:
         known: the values that were used last.
@@ -317,21 +318,21 @@ class _Look:
         """The credential of new values; None if there are none."""
         try:
             now = self.now()
-            values = self._values(now)
-            if values == self.known:
-                return None
-            made = self.kind.make(values, self.issuer)
+            for values in (self._newest(now), {**self.known, **now}):
+                if values != self.known:
+                    made = self.kind.make(values, self.issuer)
+                    self.known, self.seen = values, now
+                    return made
         except CredentialError:
-            return None  # half written, say
-        self.known, self.seen = values, now
-        return made
+            pass  # half written, say
+        return None
 
     def now(self) -> dict[str, str]:
         """What the environment and its files hold now."""
         found = in_environment(self.environ, self.prefixes, self.kind.names)
         return {name: value.value for name, value in found.items()}
 
-    def _values(self, now: Mapping[str, str]) -> dict[str, str]:
+    def _newest(self, now: Mapping[str, str]) -> dict[str, str]:
         ring = self.keyring if self.keyring is not None else system_keyring()
         values = dict(self.known)
         for name in self.kind.names:

@@ -76,6 +76,10 @@ class Engine:
         self._requests: dict[JobNumber, JobRequest] = {}
         self._ending = False
         self._outcomes: deque[Outcome] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread that the loop runs in."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mantik-engine", daemon=True)
         self._thread.start()

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.engine.patience import (
-    FIRST_WAIT_S,
-    LONGEST_MISSING_WAIT_S,
-    Patience,
-)
+from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watched import End
 from snakemake_executor_plugin_mantik.errors import (
     OutputMissing,
@@ -106,19 +102,13 @@ class Fetcher:
             SiteError: the site does not give it.
         """
         assert end.exit_code is not None
-        path = record.paths.marker(end.exit_code)
-        wait = FIRST_WAIT_S
-        while True:
-            try:
-                content = await self._patience(lambda: read(self._site, path))
-                return await asyncio.to_thread(
-                    read_marker, content, try_id=record.id, exit_code=end.exit_code
-                )
-            except (MarkerInvalid, SiteNotFound, SiteRejected):
-                if wait > LONGEST_MISSING_WAIT_S:
-                    raise
-            await asyncio.sleep(wait)
-            wait *= 2
+        path, code = record.paths.marker(end.exit_code), end.exit_code
+
+        async def whole() -> Marker:
+            content = await read(self._site, path)
+            return await asyncio.to_thread(read_marker, content, try_id=record.id, exit_code=code)
+
+        return await self._patience.settled(whole, (MarkerInvalid, SiteNotFound, SiteRejected))
 
     async def outputs(
         self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]

@@ -24,7 +24,9 @@ LONGEST_WAIT_S = 60.0
 LONGEST_BUSY_S = 900.0
 """Seconds to stay away at most when a site asks for it (Retry-After)."""
 LONGEST_MISSING_WAIT_S = 16.0
-"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds."""
+"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds, and so on."""
+MISSING_S = 31.0
+"""Seconds for which it is, at least."""
 FIRST_TOLD_S = 5.0
 """Seconds of silence before the log mentions it; told again each time that has doubled."""
 REFUSED_TOLD_S = 60.0
@@ -39,9 +41,19 @@ class Patience:
         site: str,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        missing_s: float = MISSING_S,
     ) -> None:
-        """Make a patience that tells of `site`; `clock` gives seconds that only grow."""
+        """Make a patience.
+
+        Args:
+            site: whose name it tells.
+            tell: writes a line to the user's log.
+            clock: gives seconds that only grow.
+            missing_s: how long the site's file system may take to show what is new.
+        """
         self._site = site
+        self._missing_s = max(missing_s, MISSING_S)
         self._tell = tell
         self._clock = clock
         self._since: float | None = None
@@ -80,15 +92,25 @@ class Patience:
         Raises:
             SiteNotFound: the site has said so several times.
         """
-        wait = FIRST_WAIT_S
+        return await self.settled(act, (SiteNotFound,))
+
+    async def settled(
+        self, act: Callable[[], Awaitable[T]], unsettled: tuple[type[Exception], ...]
+    ) -> T:
+        """Like a call, but the errors `unsettled` are believed only after half a minute.
+
+        Slow file systems show late what is new, or half of it first.
+        """
+        wait, waited = FIRST_WAIT_S, 0.0
         while True:
             try:
                 return await self(act)
-            except SiteNotFound:
-                if wait > LONGEST_MISSING_WAIT_S:
+            except unsettled:
+                if waited >= self._missing_s:
                     raise
             await asyncio.sleep(wait)
-            wait *= 2
+            waited += wait
+            wait = min(2 * wait, LONGEST_MISSING_WAIT_S)
 
     def failed(self, error: Exception) -> None:
         """Note that the site did not answer, and say so when it is time to."""

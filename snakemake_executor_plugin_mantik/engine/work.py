@@ -86,7 +86,9 @@ class SiteWork:
             left.unlink()  # of a run that was killed
         self.local = LocalFiles(workdir, journal.files)
         clock = asyncio.get_running_loop().time
-        patience = self._patience = Patience(site.name, tell, clock)
+        patience = self._patience = Patience(
+            site.name, tell, clock, missing_s=settings.marker_grace_s
+        )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self.watcher = Watcher(
             site, settings, patience, journal.submitted, clock, on_started=self._observer.started

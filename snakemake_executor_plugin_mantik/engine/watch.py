@@ -85,11 +85,13 @@ class Watcher:
         self.hurry()
         return future
 
-    def forget(self, try_id: str) -> None:
-        """Watch a try no longer."""
+    def forget(self, try_id: str) -> bool:
+        """Watch a try no longer; whether it has been seen to run."""
         watched = self._watched.pop(try_id, None)
-        if watched is not None:
-            watched.future.cancel()
+        if watched is None:
+            return False
+        watched.future.cancel()
+        return watched.claimed
 
     def hurry(self) -> None:
         """Something happened: look soon."""

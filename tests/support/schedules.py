@@ -49,10 +49,10 @@ _KILLS = (
 
 
 @cache
-def config(poll_max_s: int, unknown_wait_s: int, grace_s: int) -> BackendConfig:
+def config(poll_min_s: int, poll_max_s: int, unknown_wait_s: int, grace_s: int) -> BackendConfig:
     """A site's config, with small limits so that small files travel in all ways."""
     site = {
-        "PollMax": f"{poll_max_s}s", "UnknownWait": f"{unknown_wait_s}s",
+        "PollMin": f"{poll_min_s}s", "PollMax": f"{poll_max_s}s", "UnknownWait": f"{unknown_wait_s}s",
         "MarkerGrace": f"{grace_s}s", "InlineLimit": "1K", "MaxJobs": 4,
     }  # fmt: skip
     return BackendConfig.model_validate(
@@ -79,8 +79,12 @@ class Schedule:
         self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
         self.slow = "slow" in self.kinds
         grace = plan.choice((10, 30, 120))
+        # Few looks: they are what most of the time goes into.
         self.config = config(
-            600 if self.slow else plan.choice((10, 60)), plan.choice((30, 120, 600)), grace
+            plan.choice((2, 30, 60)),
+            600 if self.slow else plan.choice((60, 300)),
+            plan.choice((30, 120, 600)),
+            grace,
         )
         self.habits = self._habits(grace)
         rate = self.stream("answers").choice((0.02, 0.1, 0.3))

@@ -67,6 +67,8 @@ _ERRORS: Mapping[str, Callable[[], Exception]] = {
 }
 
 LATENCY_S = 0.05
+READS = frozenset({"list", "stat", "states", "find", "explain", "get"})
+"""Their answers come at once: a cycle costs half as much, and nobody waits for them long."""
 HANG_S = 120.0
 LATE_S = 400.0
 
@@ -116,16 +118,22 @@ class SimulatedSite:
         if fault and fault not in ("lost", "empty"):
             raise _ERRORS[fault]()
         result = act() if fault != "empty" else cast(T, [])
-        await self._moment()
+        if method in READS:
+            self._called()
+        else:
+            await self._moment()
         if fault == "lost":
             raise _ERRORS[fault]()
         return result
 
     async def _moment(self) -> None:
-        if self.called is not None:
-            self.called()
+        self._called()
         await asyncio.sleep(LATENCY_S)
         self.world.advance(asyncio.get_running_loop().time())
+
+    def _called(self) -> None:
+        if self.called is not None:
+            self.called()
 
     async def open(self) -> SiteFacts:
         """See `Site`; so have all that follow."""

@@ -299,7 +299,7 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
-        enders = {work.ender for work in self._work.values()}
+        enders = dict.fromkeys(work.ender for work in self._work.values())
         if tidy:
             await asyncio.gather(*(ender.tidy() for ender in enders))
         await asyncio.gather(*(ender.close() for ender in enders))

@@ -70,7 +70,8 @@ class Examiner:
         self._clock = clock
 
     def _overdue(self, watched: Watched, now: float) -> bool:
-        if now < watched.next_check:
+        # With many buckets the look at one may be older than the try.
+        if now < watched.next_check or not watched.looked:
             return False
         return not watched.claimed or watched.silent > MISSED_BEATS * self._settings.heartbeat_s
 

@@ -178,7 +178,7 @@ class Watcher:
             # What lies between two looks that are further apart was an outage.
             passed = min(now - watched.seen, 2.0 * self._settings.poll_max_s)
             watched.seen, watched.waited = now, watched.waited + passed
-            watched.silent += passed
+            watched.looked, watched.silent = True, watched.silent + passed
             claim = entries.get(watched.record.id)
             if watched.record.id in ends:
                 self.end(watched, End(EndKind.MARKER, ends[watched.record.id], claimed=True))

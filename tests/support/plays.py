@@ -6,12 +6,14 @@ outputs or does not, tries again, and the next run begins with what is not done.
 
 import asyncio
 import os
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 from snakemake_executor_plugin_mantik.engine.core import AT_ONCE_S, CLOSE_WAIT_S
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
@@ -72,7 +74,7 @@ class Play:
     def __post_init__(self) -> None:
         """Write the workflow's files."""
         plan = self.schedule.stream("plan")
-        self.worlds = {name: self.schedule.world() for name in self.schedule.names}
+        self.worlds = {name: self.schedule.world(name) for name in self.schedule.names}
         self._settled: dict[str, float] = {}
         self._touches = 0
         for path in (*DATA, "lib.py"):
@@ -94,6 +96,11 @@ class Play:
         Raises:
             AssertionError: a job was lost, doubled or misreported, or an output is not whole.
         """
+        with mock.patch("uuid.uuid4", self.schedule.uuid):
+            self._runs_of_snakemake()
+
+    def _runs_of_snakemake(self) -> None:
+        random.seed(self.schedule.seed)  # how long a pause is, in the engine
         for number in range(SESSIONS):
             if number == UNWELL:
                 self.schedule.heal(*self.worlds.values())
@@ -148,7 +155,7 @@ class Play:
             case "command":
                 chance.choice(self.jobs).version += 1
             case "site":
-                chance.choice(self.jobs).site = chance.choice(self.schedule.names)
+                chance.choice(self.jobs).site = self.schedule.names[-1]
 
     # Snakemake
 
@@ -198,7 +205,8 @@ class Play:
         sent = [r for r in self._wanted(session) if r.state is not TryState.PLANNED]
         left = {record.id for record in await session.engine.cancelled(wait_s)}
         for record in sent:
-            if record.id not in left:
+            # Where the claims were removed, the site's promise to end a job has to do.
+            if record.id not in left and "purges" not in self.schedule.kinds:
                 self._settle(record.id)
 
     def _wanted(self, session: Session) -> list[TryRecord]:
@@ -293,7 +301,7 @@ class Play:
                 over = run.ended is not None and run.ended <= following.begun
                 assert over, f"doubled: two at the same time: {runs}"
             wanted = [r for r in runs if r.how == "exit 0" and not self._excuses(r.try_id)]
-            made = [tuple(run.made.items()) for run in wanted]
+            made = [(run.site, *run.made.items()) for run in wanted]
             assert len(made) == len(set(made)), f"doubled: {wanted}"
             for run in runs:
                 told = self._settled.get(run.try_id, LOST_S * SESSIONS)

@@ -5,6 +5,7 @@ the others: `fewest` finds the kinds that a failure takes.
 """
 
 import random
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, partial
 from typing import Any, Final
@@ -73,6 +74,7 @@ class Schedule:
         self.seed = seed
         self.healed = False
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
+        self._names = random.Random(seed)
         plan = self.stream("plan")
         some = [kind for kind in KINDS if plan.random() < plan.choice((0.2, 0.5))]
         self.kinds = frozenset(some) - frozenset(without)
@@ -96,6 +98,10 @@ class Schedule:
     def stream(self, kind: str) -> random.Random:
         """The chance of one kind of misfortune, or of the `plan`."""
         return self._streams[kind]
+
+    def uuid(self) -> uuid.UUID:
+        """Random names that are the same each time."""
+        return uuid.UUID(int=self._names.getrandbits(128), version=4)
 
     def has(self, kind: str, chance: float = 1.0) -> bool:
         """Whether a misfortune of a kind happens now."""
@@ -131,9 +137,9 @@ class Schedule:
 
     # At a site
 
-    def world(self) -> World:
+    def world(self, name: str) -> World:
         """A site as this schedule has it."""
-        world = World(self.fate, self.duration, place=self.place, habits=self.habits)
+        world = World(self.fate, self.duration, place=self.place, habits=self.habits, name=name)
         for kind, act in (
             ("purges", partial(world.purge, claims=not self.kinds & REPEATING)),
             ("restarts", lambda: world.restart(lambda: self.stream("restarts").random() < 0.4)),

@@ -77,6 +77,7 @@ class PayloadRun:
     job: str
     try_id: str
     begun: float
+    site: str = ""
     ended: float | None = None
     how: str = ""
     made: Mapping[str, bytes] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class World:
         code: Callable[[JobSpec], int] = lambda spec: 0,
         place: Callable[[str], str] = lambda path: "marker",
         habits: Habits = Habits(),
+        name: str = "sim",
     ) -> None:
         """Make a world.
 
@@ -129,9 +131,10 @@ class World:
             code: a command's exit code.
             place: how an output travels: `marker`, `archive` or `alone`.
             habits: what it is like all the time.
+            name: to tell it from another one.
         """
         self.fate, self.duration, self.code, self.place = fate, duration, code, place
-        self.habits = habits
+        self.habits, self.name = habits, name
         self.full = False
         self.excuses: dict[str, set[Reason]] = defaultdict(set)
         self._fresh: dict[str, float] = {}
@@ -362,7 +365,7 @@ class World:
             marker = make_marker(paths.try_id, 1, {}, step=step, missing=missing)
             self.written(paths.marker(1), marker)
             return
-        start.run = PayloadRun(job.spec.name, paths.try_id, self.now)
+        start.run = PayloadRun(job.spec.name, paths.try_id, self.now, self.name)
         self.runs.append(start.run)
         for output in job.spec.outputs:
             if not output.keep:

@@ -211,6 +211,8 @@ class SiteWork:
             if end.kind is not EndKind.VANISHED:
                 return end
             self._tell(f"{request.name}: no trace of it at {request.site}, submitted again.")
+            # Perhaps it left none because the directory for claims was purged.
+            self._submitter.purged()
             submit = True
 
     def _runtime_s(self, request: JobRequest) -> int | None:

@@ -119,6 +119,7 @@ class World:
         fate: Callable[[JobSpec], Fate] = lambda spec: Fate(),
         duration: Callable[[JobSpec], float] = lambda spec: 100.0,
         code: Callable[[JobSpec], int] = lambda spec: 0,
+        *,
         place: Callable[[str], str] = lambda path: "marker",
         habits: Habits = Habits(),
         name: str = "sim",

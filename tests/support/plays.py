@@ -303,8 +303,8 @@ class Play:
                 over = run.ended is not None and run.ended <= following.begun
                 assert over, f"doubled: two at the same time: {runs}"
             wanted = [r for r in runs if r.how == "exit 0" and not self._excuses(r.try_id)]
-            made = [(run.site, *run.made.items()) for run in wanted]
-            assert len(made) == len(set(made)), f"doubled: {wanted}"
+            asked = [(run.site, run.found) for run in wanted]
+            assert len(asked) == len(set(asked)), f"doubled: {wanted}"
             for run in runs:
                 told = self._settled.get(run.try_id, LOST_S * SESSIONS)
                 assert run.begun <= told, f"misreported: it was over, and then it ran: {run}"

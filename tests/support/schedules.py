@@ -54,7 +54,8 @@ def config(poll_min_s: int, poll_max_s: int, unknown_wait_s: int, grace_s: int) 
     """A site's config, with small limits so that small files travel in all ways."""
     site = {
         "PollMin": f"{poll_min_s}s", "PollMax": f"{poll_max_s}s",
-        "UnknownWait": f"{unknown_wait_s}s", "MarkerGrace": f"{grace_s}s", "InlineLimit": "1K", "MaxJobs": 4,
+        "UnknownWait": f"{unknown_wait_s}s", "MarkerGrace": f"{grace_s}s",
+        "InlineLimit": "1K", "MaxJobs": 4,
     }  # fmt: skip
     return BackendConfig.model_validate(
         {"UnicoreApiUrl": "https://sim.example", "Resources": {"Queue": "batch"}, "Site": site}

@@ -72,12 +72,13 @@ class Habits:
 
 @dataclass
 class PayloadRun:
-    """One run of a job's command; `made` is what it made of what it found."""
+    """One run of a job's command, of what it `found` when it began, and what it `made`."""
 
     job: str
     try_id: str
     begun: float
     site: str = ""
+    found: bytes = b""
     ended: float | None = None
     how: str = ""
     made: Mapping[str, bytes] = field(default_factory=dict)
@@ -366,7 +367,8 @@ class World:
             marker = make_marker(paths.try_id, 1, {}, step=step, missing=missing)
             self.written(paths.marker(1), marker)
             return
-        start.run = PayloadRun(job.spec.name, paths.try_id, self.now, self.name)
+        found = result(job.spec.command, "", self._inputs(job.spec))
+        start.run = PayloadRun(job.spec.name, paths.try_id, self.now, self.name, found)
         self.runs.append(start.run)
         for output in job.spec.outputs:
             if not output.keep:
@@ -377,6 +379,9 @@ class World:
             act = self._warn if fate.warned else self._kill
             self.after(fate.killed_after, partial(act, job, start, fate.reason))
         self.after(self.duration(job.spec), partial(self._finish, job, start, None))
+
+    def _inputs(self, spec: JobSpec) -> dict[str, bytes]:
+        return {i.path: self.files.get(i.path) or b"" for i in spec.inputs if not i.directory}
 
     def _beat(self, job: _Job, start: _Start) -> None:
         if start.phase is Phase.RUNNING:
@@ -432,7 +437,7 @@ class World:
         start.run.ended, start.run.how = self.now, f"exit {code}"
         outputs = {}
         if code == 0:
-            inputs = {i.path: self.files.get(i.path) or b"" for i in spec.inputs if not i.directory}
+            inputs = self._inputs(spec)
             for output in spec.outputs:
                 outputs[output.path] = result(spec.command, output.path, inputs)
                 self.written(output.path, outputs[output.path])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
+from snakemake_executor_plugin_mantik import stalelock
 from snakemake_executor_plugin_mantik.executor import Executor
 from snakemake_executor_plugin_mantik.interruption import CHOICES
 
@@ -64,6 +65,10 @@ class ExecutorSettings(ExecutorSettingsBase):
             "env_var": True,
         },
     )
+
+    def __post_init__(self) -> None:
+        """Snakemake makes the settings before it looks at its own lock."""
+        stalelock.settings_made()
 
 
 common_settings = CommonSettings(

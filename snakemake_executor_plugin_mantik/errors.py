@@ -16,7 +16,8 @@ The class says whose it is, and so what a caller may do about it:
     │   └── SiteRejected        a definite no: the act did not happen and will not if repeated
     ├── TransferError           a file that came back is not what the job made; can be fetched again
     ├── OutputMissing           a job ended well without making an output that it promised
-    └── JournalError            the journal cannot be used (locked, damaged, of a newer version)
+    └── JournalError            the journal cannot be used (damaged, of a newer version)
+        └── JournalLocked       another controller holds it
 """
 
 from collections.abc import Sequence
@@ -165,3 +166,7 @@ class OutputMissing(MantikError):  # noqa: N818
 
 class JournalError(MantikError):
     """The journal cannot be used: locked by another controller, damaged, or too new."""
+
+
+class JournalLocked(JournalError):  # noqa: N818
+    """Another controller holds the journal."""

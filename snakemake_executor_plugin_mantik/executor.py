@@ -1,6 +1,7 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
 import os
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
@@ -11,8 +12,13 @@ from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
-from snakemake_executor_plugin_mantik.errors import MantikError
-from snakemake_executor_plugin_mantik.interruption import Interruption
+from snakemake_executor_plugin_mantik import stalelock
+from snakemake_executor_plugin_mantik.errors import JournalError, MantikError
+from snakemake_executor_plugin_mantik.interruption import (
+    NO_SPACE,
+    Interruption,
+    is_lack_of_space,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
@@ -40,6 +46,7 @@ class Executor(RemoteExecutor):
         Raises:
             ApiError: with all mistakes of the configuration, the credentials or the workflow.
         """
+        stalelock.executor_made()
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
@@ -286,13 +293,21 @@ class Executor(RemoteExecutor):
     def _commit(self, job: Job, *, failed: bool = False) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
-            self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
+            try:
+                self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
+            except JournalError as error:
+                # An error here would make Snakemake cancel the other jobs.
+                self.logger.warning(f"{job.name}: its end could not be written down. {error}")
             for _, measured in self._run.measured.pop(job.jobid, ()):
                 measured.unlink(missing_ok=True)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
         if self._run is None or self._interruption.detached:
+            return
+        if is_lack_of_space(sys.exception()):  # what made Snakemake give up
+            self._interruption.detached = True
+            self.logger.error(NO_SPACE)
             return
         self.logger.info("Cancelling the jobs at the sites.")
         try:

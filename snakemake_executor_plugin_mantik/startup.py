@@ -1,19 +1,20 @@
 """The start of a run: credentials, sites, engine, once nothing is wrong with the workflow."""
 
 import asyncio
-import hashlib
-import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from snakemake_executor_plugin_mantik.atsites import (
+    credentials_of,
+    sites_of,
+    tracker_of,
+    workspace_name,
+)
 from snakemake_executor_plugin_mantik.checks import Checked, check, check_jobs, products
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Several
@@ -23,20 +24,15 @@ from snakemake_executor_plugin_mantik.errors import (
 )
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
+from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.running import Run
-from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
-    Credential,
     expires_at,
-    require_all,
 )
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.statelog import StateLog
-from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
-from snakemake_executor_plugin_mantik.tracking.run import target
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:
@@ -46,20 +42,24 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         MantikError: with everything that is wrong; nothing has been submitted.
     """
     checked = check(workflow, dag, workflow.executor_settings, logger)
+    preflight.refuse(checked.mistakes)
     workdir, configs, planners = checked.workdir, checked.configs, checked.planners
     units, used = checked.units, checked.used
     jobs = [job for unit in units for job in members_of(unit)]
-    credentials = _credentials(checked)
+    credentials = credentials_of(checked.configs, checked.workdir)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    journal = Journal(checked.state)
+    shared = any(loaded.config.site.sharing == "group" for loaded in configs.values())
+    journal = Journal(checked.state, shared=shared)
+    if journal.remark:
+        logger.warning(journal.remark)
     try:
         for name in used:
             credentials[name].login()
-        sites = _sites(configs, credentials, planners, workspace_name(workdir, journal.workflow))
+        sites = sites_of(configs, credentials, planners, workspace_name(workdir, journal.workflow))
     except BaseException:
         journal.close()
         raise
-    tracker = _tracker(configs, credentials, workdir, logger)
+    tracker = tracker_of(configs, credentials, workdir, logger.info)
     if checked.settings.tracked:
         tracker.start(tracked=_tell_untracked(units, logger))
     states = StateLog(logger.info, workdir)
@@ -70,6 +70,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         state=checked.state,
         tell=logger.info,
         observer=Several(states, tracker),
+        configs={name: loaded.path for name, loaded in configs.items()},
     )
     try:
         engine.open(used, partial(sources_of, checked, products(dag), logger))
@@ -89,10 +90,10 @@ def facts(checked: Checked) -> dict[str, SiteFacts]:
     Raises:
         MantikError: credentials are missing, or a site cannot be used.
     """
-    credentials = _credentials(checked)
+    credentials = credentials_of(checked.configs, checked.workdir)
     # The name of a workspace that no run has: limits do not depend on it.
     name = workspace_name(checked.workdir, "check")
-    sites = _sites(checked.configs, credentials, checked.planners, name)
+    sites = sites_of(checked.configs, credentials, checked.planners, name)
 
     async def ask(site: Site) -> SiteFacts:
         try:
@@ -113,29 +114,6 @@ def facts(checked: Checked) -> dict[str, SiteFacts]:
     return found
 
 
-def _credentials(checked: Checked) -> Mapping[str, Credential]:
-    return require_all(
-        {name: c.config.api for name, c in checked.configs.items()},
-        os.environ,
-        issuers={name: issuer_of(c, checked.workdir) for name, c in checked.configs.items()},
-    )
-
-
-def _tracker(
-    configs: Mapping[str, LoadedConfig],
-    credentials: Mapping[str, Credential],
-    workdir: Path,
-    logger: Any,
-) -> Tracker:
-    secrets = [*secret_values(os.environ), *held_by(credentials.values())]
-    for loaded in configs.values():
-        secrets += secret_values(loaded.config.environment.variables)
-    texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
-    return Tracker(
-        workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=logger.info
-    )
-
-
 def _tell_untracked(units: list[Any], logger: Any) -> bool:
     """Whether jobs are tracked; entry points in groups are not, and that is told."""
     tracked, grouped = False, set()
@@ -150,42 +128,6 @@ def _tell_untracked(units: list[Any], logger: Any) -> bool:
             f" not tracked: rule {', '.join(sorted(grouped))}. Take them out of the group for that."
         )
     return tracked
-
-
-def _sites(
-    configs: Mapping[str, LoadedConfig],
-    credentials: Mapping[str, Credential],
-    planners: Mapping[str, Planner],
-    workspace: str,
-) -> dict[str, tuple[Site, Planner]]:
-    """The sites by name. Names for one workspace, reached as one user, share a client and it."""
-    made: dict[object, Site] = {}
-    sites: dict[str, tuple[Site, Planner]] = {}
-    for name, loaded in configs.items():
-        config, credential = loaded.config, credentials[name]
-        key = (
-            config.api_url, config.firecrest, config.site.workspace, config.site.storage,
-            id(credential),
-        )  # fmt: skip
-        if key not in made:
-            made[key] = make_site(
-                loaded, credential, workspace, project=planners[name].project,
-                account=planners[name].account,
-            )  # fmt: skip
-        sites[name] = (made[key], planners[name])
-    return sites
-
-
-def workspace_name(workdir: Path, workflow: str) -> str:
-    """The name of the workflow's own workspace: readable, and another one for each directory.
-
-    Args:
-        workdir: the workflow's directory. A copy of it, journal included, is another workflow.
-        workflow: its name in its journal (`Journal.workflow`).
-    """
-    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", workdir.name).strip("-.")[:40] or "workflow"
-    identity = f"{workflow}\0{workdir.resolve()}"
-    return f"{readable}-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def _tell_expiry(

@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.support.benches",
     "tests.support.places",
     "tests.support.s3",
+    "tests.real.software",
 ]

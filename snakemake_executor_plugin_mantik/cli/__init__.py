@@ -26,7 +26,9 @@ def main() -> None:
 def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli import sandbox
     from snakemake_executor_plugin_mantik.cli.bootstrap import bootstrap
+    from snakemake_executor_plugin_mantik.cli.cancel import cancel
     from snakemake_executor_plugin_mantik.cli.check import check
+    from snakemake_executor_plugin_mantik.cli.clean import clean
     from snakemake_executor_plugin_mantik.cli.init import init
     from snakemake_executor_plugin_mantik.cli.jobs import jobs
     from snakemake_executor_plugin_mantik.cli.plan import Passing, plan
@@ -50,6 +52,8 @@ def _app() -> typer.Typer:
     app.command(context_settings={"allow_interspersed_args": True})(run)
     app.command(context_settings={"allow_interspersed_args": True})(bootstrap)
     app.command()(jobs)
+    app.command()(cancel)
+    app.command()(clean)
     app.command()(track)
     app.add_typer(sandbox.app, name="sandbox")
     return app

@@ -77,7 +77,7 @@ def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
     account = find_account(loaded.name, os.environ)
     planner = Planner(loaded.config, account, project)
     try:
-        from snakemake_executor_plugin_mantik.startup import workspace_name
+        from snakemake_executor_plugin_mantik.atsites import workspace_name
 
         workdir = project.absolute()
         # Of a name that no run has: what is there and what may be done does not depend on it.

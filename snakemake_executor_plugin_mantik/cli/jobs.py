@@ -32,10 +32,14 @@ def jobs(
         bool, typer.Option("--all", help="Also what later tries of the same jobs have replaced.")
     ] = False,
 ) -> None:
-    """Show the jobs of the workflow in a directory: site, id there, waiting and running time."""
+    """Show the jobs of the workflow in a directory: site, id there, waiting and running time.
+
+    The last try of each job, and all that may still be at a site. smk-mantik cancel ends them.
+    """
     records = history(directory / ".snakemake" / "mantik")
     if not every:
-        records = list({record.job: record for record in records}.values())
+        last = {record.job: record.id for record in records}
+        records = [r for r in records if r.id == last[r.job] or r.may_run]
     console = Console()
     if not console.is_terminal:
         console = Console(width=_ONE_LINE)
@@ -60,4 +64,6 @@ def outcome(record: TryRecord) -> str:
     """What became of a try, in a word or a line."""
     if record.reason:
         return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
+    if record.left_behind:
+        return f"{record.outcome}; may still run"
     return record.outcome or _SHOWN.get(record.state, record.state.value)

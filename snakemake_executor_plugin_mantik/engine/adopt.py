@@ -1,9 +1,14 @@
-"""Coming back: which try of an earlier run is the one that is asked for now."""
+"""Coming back: which try of an earlier run is the one that is asked for now, and what changed."""
 
-from collections.abc import Sequence
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.paths import shown
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 
@@ -36,3 +41,121 @@ def choose(request: JobRequest, fingerprint: str, tries: Sequence[TryRecord]) ->
         if adopted is None and same and not ended_unwanted and not failed:
             adopted = record
     return Choice(adopted, tuple(record for record in tries if record is not adopted))
+
+
+_CHANGES = {
+    "command": "its command",
+    "parameters": "its parameters",
+    "site": "its site",
+    "environment": "the environment in the backend config",
+    "variables": "its environment variables",
+    "outputs": "what it makes",
+    "inputs": "its inputs",
+    "code": "files that its command names",
+}
+"""The parts of `JobRequest.made_of` for people; files have their own names."""
+_RESOURCES = {
+    "runtime_s": "walltime in s",
+    "memory_mib_per_node": "memory per node in MiB",
+    "memory_mib_per_cpu": "memory per CPU in MiB",
+}
+"""Fields of `jobs.spec.Resources` that people call otherwise."""
+_WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
+_MOST_TOLD = 5
+
+
+def note(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:
+    """What the journal keeps of a try, to tell later what changed since.
+
+    Args:
+        made_of: what its fingerprint is of.
+        resources: what the scheduler is asked for; a change of that makes no other job.
+        sources: digest of all files of the working directory that went up without being named.
+    """
+    return json.dumps({"made_of": made_of, "resources": resources, "sources": sources})
+
+
+def unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
+    """What to tell of an open try that is not taken up; empty if the user knows already."""
+    if record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):
+        return ""
+    if record.job != request.job:
+        why = "since jobs are grouped in another way now"
+    elif changed := _changes(record, made_of):
+        why = f"since these changed: {changed}"
+    elif request.forced:
+        why = "as it is forced"
+    else:
+        return ""
+    return (
+        f"{record.name}: what an earlier run sent to {record.site} is ended and its outputs are not"
+        f" used, {why}."
+    )
+
+
+def kept(record: TryRecord, resources: Mapping[str, str]) -> str:
+    """What to tell of a try that is taken up although it asks for other resources, else empty."""
+    before = _noted(record).get("resources", resources)
+    names = [n for n in {**before, **resources} if before.get(n) != resources.get(n)]
+    if record.state is TryState.PLANNED or not names:
+        return ""
+    others = ", ".join(
+        f"{_RESOURCES.get(n, n.replace('_', ' '))} {before.get(n, 'none')} instead of"
+        f" {resources.get(n, 'none')}"
+        for n in names
+    )
+    return (
+        f"{record.name}: it keeps the resources that it was sent with ({others}). To send it with"
+        f" the new ones end this run and type: smk-mantik cancel {record.id}"
+    )
+
+
+def stale(record: TryRecord, sources: str) -> str:
+    """What to tell of a try that was sent when files of the working directory were others."""
+    if record.state is TryState.PLANNED or _noted(record).get("sources", sources) == sources:
+        return ""
+    return (
+        "files of the working directory changed since jobs of an earlier run were sent. Jobs whose"
+        " commands name these run anew; if others that are taken up use them, end this run and"
+        " type: smk-mantik cancel JOB"
+    )
+
+
+def _changes(record: TryRecord, made_of: Mapping[str, str]) -> str:
+    """What is another than when a try was sent; empty if nothing is."""
+    before = _noted(record).get("made_of")
+    if before is None:
+        return "the executor's version"
+    names = [n for n in {**before, **made_of} if before.get(n) != made_of.get(n)]
+    told = [_CHANGES.get(name) or shown(name.partition(" ")[2]) for name in names]
+    more = ["…"] if len(told) > _MOST_TOLD else []
+    return ", ".join([*told[:_MOST_TOLD], *more])
+
+
+def _noted(record: TryRecord) -> dict[str, Any]:
+    try:
+        noted = json.loads(record.made_of)
+    except ValueError:
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def named(text: str, sources: Mapping[str, str]) -> dict[str, str]:
+    """Those of `sources` that a command names: a file, a directory that it is in, a Python module.
+
+    They are code of the job as much as the command is.
+    """
+    words = {posixpath.normpath(word) for word in _WORD.findall(text)}
+    modules = {word.replace(".", "/") for word in words}
+    wanted = words | {f"{m}.py" for m in modules} | modules
+    wanted -= {".", "/"}
+    return {
+        path: found
+        for path, found in sources.items()
+        if path in wanted or any(parent in wanted for parent in _parents(path))
+    }
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := posixpath.dirname(path):
+        yield path

@@ -32,6 +32,8 @@ OPEN_WAIT_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
 AT_ONCE_S = 5.0
 """Seconds to tell the sites that all jobs are to end, for a user who does not want to wait."""
+MOST_TOLD = 5
+"""Jobs that a line names at most."""
 CLOSE_WAIT_S = 45.0
 """Seconds that tidying up at the end of a run may take before the run ends without it."""
 
@@ -48,6 +50,7 @@ class Engine:
         state: Path,
         tell: Callable[[str], None],
         observer: Observer | None = None,
+        configs: Mapping[str, Path] | None = None,
     ) -> None:
         """Start the thread.
 
@@ -58,9 +61,11 @@ class Engine:
             state: our own local directory: logs, things on their way.
             tell: writes a line to the user's log.
             observer: looks on.
+            configs: the sites' backend configs by name: where they lie, for the journal.
         """
         self._observer = observer or Nobody()
         self._sites = sites
+        self._configs = {name: str(path) for name, path in (configs or {}).items()}
         self._workdir = workdir
         self._state = state
 
@@ -74,6 +79,7 @@ class Engine:
         self._watching: list[asyncio.Task[None]] = []
         self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
         self._requests: dict[JobNumber, JobRequest] = {}
+        self._asked: set[str] = set()
         self._ending = False
         self._outcomes: deque[Outcome] = deque()
         self._begin()
@@ -198,7 +204,7 @@ class Engine:
         first = next(other for other, (shared, _) in self._sites.items() if shared is site)
         if first != name:
             twin = await self._site(first)
-            self._journal.set_site(name, planner.config.api_url, twin.facts.workspace)
+            self._note_site(name, planner, twin.facts.workspace)
             self._work[name] = SiteWork.sharing(twin, planner)
             return self._work[name]
         try:
@@ -210,13 +216,14 @@ class Engine:
                 where=f"site {name}",
                 do="Check the URL and the network, then start again; nothing was sent",
             ) from None
-        if planner.config.site.workspace and self._journal.site_workspace(name) is None:
+        if planner.config.site.workspace and name not in self._journal.sites():
             await _unused(site, facts.workspace)
-        left = self._journal.set_site(name, planner.config.api_url, facts.workspace)
+        left = self._note_site(name, planner, facts.workspace)
         if left:
             self._tell(
                 f"Site {name} is another server or workspace than in the last run: what that run"
-                f" left there is not taken up ({', '.join(record.name for record in left)})."
+                f" left there is not taken up ({', '.join(record.name for record in left)}), but"
+                " may still run: see smk-mantik jobs."
             )
         work = SiteWork(
             site, facts, planner, self._journal,
@@ -227,9 +234,14 @@ class Engine:
         wanted: list[tuple[str, Path | None]] = [(path, None) for path in sources.paths]
         files = await work.local.look_at(wanted, source=True)
         await work.stager.send_sources(files)
+        work.sources = {file.path: file.sha256 for file in files}
         self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))
         return work
+
+    def _note_site(self, name: str, planner: Planner, workspace: str) -> list[TryRecord]:
+        config = self._configs.get(name, "")
+        return self._journal.set_site(name, planner.config.api_url, workspace, config)
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
         for record in records:
@@ -239,11 +251,15 @@ class Engine:
                 self._tell(
                     f"{record.name}: an earlier run sent it to {record.site}, which is not among"
                     " this run's sites; it is left there and its results are not used."
+                    f" To end it: smk-mantik cancel {record.id}"
                 )
-                self._journal.abandoned(record.id, f"left at {record.site}")
+                known = self._journal.sites().get(record.site)
+                where = known.workspace if known is not None else record.site
+                self._journal.left_behind(record.id, where)
 
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request
+        self._asked.update(request.jobs)
         self._jobs[request.number] = asyncio.create_task(self._job(request))
 
     async def _job(self, request: JobRequest) -> None:
@@ -294,6 +310,18 @@ class Engine:
         )
         return [record for of_site in left for record in of_site]
 
+    def _tell_unasked(self) -> None:
+        """Say what earlier runs left at the sites that this one had no use for."""
+        left = [r for r in self._journal.all_open_tries() if r.may_run and r.job not in self._asked]
+        if not left:
+            return
+        names = ", ".join(record.name for record in left[:MOST_TOLD])
+        more = f" and {len(left) - MOST_TOLD} more" if len(left) > MOST_TOLD else ""
+        self._tell(
+            f"Earlier runs sent jobs that this one did not ask for and that may still run: {names}"
+            f"{more}. See smk-mantik jobs; smk-mantik cancel ends them."
+        )
+
     async def _close(self, tidy: bool) -> None:
         self._ending = True
         for task in [*self._jobs.values(), *self._watching]:
@@ -301,6 +329,7 @@ class Engine:
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
         enders = dict.fromkeys(work.ender for work in self._work.values())
         if tidy:
+            self._tell_unasked()
             await asyncio.gather(*(ender.tidy() for ender in enders))
         await asyncio.gather(*(ender.close() for ender in enders))
         clients = {id(site): site for site, _ in self._sites.values()}.values()

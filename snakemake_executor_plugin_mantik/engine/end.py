@@ -16,7 +16,12 @@ from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.errors import (
+    JournalError,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
     TRIES,
@@ -27,7 +32,9 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryStat
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 60.0
-"""Seconds that cancelled jobs have to be confirmed as ended; after that they are told again."""
+"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told."""
+CANCEL_AGAIN_S = 5.0
+"""Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
 CONFIRM_EVERY_S = 1.0
 CONFIRM_LONGEST_S = 15.0
 """Seconds between two looks at a job that was told to end, at first and in the end."""
@@ -70,6 +77,8 @@ class Ender:
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
+        # One that goes on after its grace has not heard of it.
+        self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
@@ -163,7 +172,10 @@ class Ender:
                 return record
             if end != 0 and record.id not in succeeded:
                 await self.end_observed(record, "cancelled", deadline)
-                self._journal.abandoned(record.id, "cancelled")
+                try:
+                    self._journal.abandoned(record.id, "cancelled")
+                except JournalError as error:  # the others are to be cancelled all the same
+                    self._tell(f"{record.name}: it is cancelled. {error}")
                 self._drop_leftover(record.id)
             return None
 
@@ -194,11 +206,11 @@ class Ender:
         """
         runs = self._watcher.forget(record.id)
         # A claim that was seen and is no longer there was purged: its job goes on.
-        revoked = await self._patience(lambda: claims.revoke(self._site, record)) and not runs
+        revoked = await self._patience.found(lambda: claims.revoke(self._site, record)) and not runs
         clock = asyncio.get_running_loop().time
-        begun = told = clock()
+        begun = told = asked = clock()
         life = _LastSign(begun)
-        ids = list(record.site_jobs) or await self._patience(lambda: self._site.find(record.id))
+        ids = list(record.site_jobs) or await self._find(record)
         await self._ask_to_end(ids)
         while not revoked:
             over, code = await self._is_over(record, ids, begun, life)
@@ -213,11 +225,18 @@ class Ender:
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
                     " waiting for it."
                 )
+            if clock() - asked > self._again_s:
+                asked = clock()
                 # It may be one that we do not know of that runs.
-                found = await self._patience(lambda: self._site.find(record.id))
-                ids = list(dict.fromkeys([*ids, *found]))
+                ids = list(dict.fromkeys([*ids, *await self._find(record)]))
                 await self._ask_to_end(ids)
         return None
+
+    async def _find(self, record: TryRecord) -> list[str]:
+        """The ids that the site knows of a try."""
+        with suppress(SiteNotFound):
+            return await self._patience.found(lambda: self._site.find(record.id), at_once=True)
+        return []
 
     async def _ask_to_end(self, ids: Sequence[str]) -> None:
         if ids:

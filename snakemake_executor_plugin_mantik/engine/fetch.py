@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.patience import (
+    FIRST_WAIT_S,
+    LONGEST_MISSING_WAIT_S,
+    Patience,
+)
 from snakemake_executor_plugin_mantik.engine.watched import End
 from snakemake_executor_plugin_mantik.errors import (
     OutputMissing,
@@ -102,13 +106,18 @@ class Fetcher:
             SiteError: the site does not give it.
         """
         assert end.exit_code is not None
-        path, code = record.paths.marker(end.exit_code), end.exit_code
-
-        async def whole() -> Marker:
-            content = await read(self._site, path)
-            return await asyncio.to_thread(read_marker, content, try_id=record.id, exit_code=code)
-
-        return await self._patience.settled(whole, (MarkerInvalid, SiteNotFound, SiteRejected))
+        path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
+        while True:
+            try:
+                content = await self._patience.found(lambda: read(self._site, path))
+                return await asyncio.to_thread(
+                    read_marker, content, try_id=record.id, exit_code=end.exit_code
+                )
+            except (MarkerInvalid, SiteRejected):
+                if waited >= self._patience.missing_s:
+                    raise
+            await asyncio.sleep(wait)
+            waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
 
     async def outputs(
         self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]
@@ -211,7 +220,9 @@ class Fetcher:
 
     async def _whole_log(self, record: TryRecord) -> bytes:
         try:
-            return await self._patience(lambda: read(self._site, record.paths.log))
+            return await self._patience.found(
+                lambda: read(self._site, record.paths.log), at_once=True
+            )
         except SiteNotFound:
             return b""
 

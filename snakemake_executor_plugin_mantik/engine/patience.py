@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
+    SiteRejected,
     SiteUnauthorized,
     SiteUnreachable,
 )
@@ -33,6 +34,10 @@ REFUSED_TOLD_S = 60.0
 """Seconds that one request has to fail, while the site answers others, before the log says so."""
 
 
+async def _no_proof() -> None:
+    """Believe what is said."""
+
+
 class Patience:
     """Repeats what a site did not answer, as long as it takes; one for all work at a site."""
 
@@ -43,17 +48,20 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         *,
         missing_s: float = MISSING_S,
+        proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
         """Make a patience.
 
         Args:
-            site: whose name it tells.
+            site: the site's name.
             tell: writes a line to the user's log.
-            clock: gives seconds that only grow.
+            clock: seconds that only grow.
             missing_s: how long the site's file system may take to show what is new.
+            proof: asks the site for what it cannot deny unless it denies everything.
         """
         self._site = site
-        self._missing_s = max(missing_s, MISSING_S)
+        self.missing_s = max(missing_s, MISSING_S)
+        self._proof = proof
         self._tell = tell
         self._clock = clock
         self._since: float | None = None
@@ -84,33 +92,40 @@ class Patience:
                 self.answered()
                 return result
 
-    async def found(self, act: Callable[[], Awaitable[T]]) -> T:
+    async def found(self, act: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
         """Like a call, but that there is no such thing is believed only after half a minute.
 
-        Servers say so of everything while they start, and slow file systems of what is new.
+        Slow file systems say so of what is new, and servers of everything while they start: those
+        are waited for as long as it takes. With `at_once` only the latter are.
 
         Raises:
-            SiteNotFound: the site has said so several times.
-        """
-        return await self.settled(act, (SiteNotFound,))
-
-    async def settled(
-        self, act: Callable[[], Awaitable[T]], unsettled: tuple[type[Exception], ...]
-    ) -> T:
-        """Like a call, but the errors `unsettled` are believed only after half a minute.
-
-        Slow file systems show late what is new, or half of it first.
+            SiteNotFound: the site has said so several times, and does not deny everything.
         """
         wait, waited = FIRST_WAIT_S, 0.0
+        proven = False
         while True:
             try:
                 return await self(act)
-            except unsettled:
-                if waited >= self._missing_s:
+            except SiteNotFound as error:
+                if proven:
                     raise
-            await asyncio.sleep(wait)
-            waited += wait
-            wait = min(2 * wait, LONGEST_MISSING_WAIT_S)
+                if at_once or waited >= self.missing_s:
+                    # It may have come to itself in between: it is asked once more.
+                    proven = await self.believed(error)
+            if not proven:
+                await asyncio.sleep(wait)
+                waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
+
+    async def believed(self, error: SiteNotFound) -> bool:
+        """Whether a site that denies something does not just deny everything."""
+        try:
+            await self._proof()
+        except SiteRejected:
+            return True
+        except SiteError:
+            self.failed(error)
+            return False
+        return True
 
     def failed(self, error: Exception) -> None:
         """Note that the site did not answer, and say so when it is time to."""
@@ -119,6 +134,14 @@ class Patience:
         silent = now - self._since
         if silent >= self._next_told:
             self._next_told = silent * 2
+            if isinstance(error, SiteUnauthorized):
+                self._tell(
+                    f"Site {self._site} has not accepted the credentials for {silent:.0f} s; jobs"
+                    f" there go on, and so does this run when it does. {error} New ones are taken"
+                    f" from the keyring (keyring set mantik:{self._site} NAME) and from files (NAME"
+                    "_FILE). Or end this run (SIGTERM; Ctrl-C and d), set them and start again."
+                )
+                return
             self._tell(
                 f"Site {self._site} has not answered for {silent:.0f} s; jobs there go on, and so"
                 f" does this run when it does. {error}"

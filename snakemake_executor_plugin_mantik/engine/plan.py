@@ -14,7 +14,8 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.resources import merge, settled
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
+from snakemake_executor_plugin_mantik.jobs.resources import merge, settled, slurm_directives
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
@@ -38,10 +39,22 @@ class Planner:
         """What a job of a rule asks the scheduler for.
 
         Raises:
-            UserError: a resource of the rule is wrong, or contradicts another.
+            UserError: a resource of the rule is wrong, contradicts another, or cannot be sent to
+                the site's scheduler.
         """
         base = replace(resources_of(self.config), account=self.account)
-        return settled(merge(base, rule, threads))
+        asked = settled(merge(base, rule, threads))
+        scheduler = self.config.site.scheduler
+        if scheduler == "pbs":
+            pbs_directives(asked, "")
+        elif scheduler == "slurm":
+            slurm_directives(asked, "")
+        elif asked.gpu_model is not None:
+            raise UserError(
+                f"the resource gpu_model={asked.gpu_model} has no place in a job description",
+                do="Leave it out, or set Site: Scheduler to slurm, if the site has it",
+            )
+        return asked
 
     def fits(self, resources: Resources, facts: SiteFacts) -> None:
         """See to it that the queue allows what is asked, as far as the site tells its limits.
@@ -86,6 +99,7 @@ class Planner:
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
+            shared=self.config.site.sharing == "group",
             launches=request.launches,
             incomplete=request.incomplete,
             limits=script_limits(self.config),

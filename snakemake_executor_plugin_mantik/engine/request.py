@@ -135,20 +135,44 @@ class JobRequest:
             return tuple(member.measured for member in self.group.members)
         return (self.benchmark.path if self.benchmark is not None else "",)
 
-    def fingerprint(self, inputs: Mapping[str, str], environment: str) -> str:
-        """What must be the same for the result of one try to be the result of another.
+    def made_of(
+        self, inputs: Mapping[str, str], environment: str, code: Mapping[str, str]
+    ) -> dict[str, str]:
+        """What must be the same for the result of one try to be the result of another: digests.
 
         Args:
             inputs: checksum of each input file and upload.
             environment: the site's environment as text.
+            code: checksum of each source that the command names.
         """
-        parts = [
-            self.command, self.shell, self.parameters, sorted(inputs.items()), self.site,
-            environment, sorted(self.variables.items()), sorted(self.secrets),
-            [(o.path, o.kind, o.directory) for o in self.outputs],
-            *([self.benchmark.commands] if self.benchmark else []),
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        parts: dict[str, object] = {
+            "command": [self.command, self.shell, self.benchmark and self.benchmark.commands],
+            "parameters": self.parameters,
+            "site": self.site,
+            "environment": [environment, self.own_environment],
+            "variables": [sorted(self.variables.items()), sorted(self.secrets)],
+            "outputs": [(o.path, o.kind, o.directory) for o in self.outputs],
+        }
+        files = [(f"{kind} {path}", found) for kind, of in (("input", inputs), ("code", code))
+                 for path, found in sorted(of.items())]  # fmt: skip
+        if len(files) <= MOST_NAMED:
+            parts |= dict(files)
+        else:
+            parts |= {"inputs": sorted(inputs.items()), "code": sorted(code.items())}
+        return {name: _digest(part) for name, part in parts.items()}
+
+
+MOST_NAMED = 100
+"""A journal entry names the files that a job is made of one by one, up to that many."""
+
+
+def fingerprint(made_of: Mapping[str, str]) -> str:
+    """What a job is made of, as one digest."""
+    return _digest(sorted(made_of.items()))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,11 @@ class Watcher:
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
                 self._see(bucket, await self._site.list(directory))
-            except SiteNotFound:
-                self._see(bucket, {})
+            except SiteNotFound as error:
+                if await self._patience.believed(error):
+                    self._see(bucket, {})
+                else:
+                    failed = error
             except SiteError as error:
                 failed = error
         if failed is not None:

@@ -3,14 +3,22 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, starmap
 from pathlib import Path
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.adopt import choose
+from snakemake_executor_plugin_mantik.engine.adopt import (
+    choose,
+    kept,
+    named,
+    note,
+    stale,
+    unwanted,
+)
 from snakemake_executor_plugin_mantik.engine.conclude import Concluder
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
@@ -18,7 +26,7 @@ from snakemake_executor_plugin_mantik.engine.life import Life
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
@@ -30,7 +38,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     UserError,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.paths import TRIES, local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
@@ -43,7 +51,11 @@ RESTAGED = 2
 
 
 class SiteWork:
-    """The jobs of one site. All methods belong to the event loop's thread."""
+    """The jobs of one site. All methods belong to the event loop's thread.
+
+    Attributes:
+        sources: checksums of the sources that have gone up, by path.
+    """
 
     def __init__(
         self,
@@ -85,9 +97,14 @@ class SiteWork:
         for left in scratch.iterdir():
             left.unlink()  # of a run that was killed
         self.local = LocalFiles(workdir, journal.files)
+        self.sources: dict[str, str] = {}
         clock = asyncio.get_running_loop().time
         patience = self._patience = Patience(
-            site.name, tell, clock, missing_s=settings.marker_grace_s
+            site.name,
+            tell,
+            clock,
+            missing_s=settings.marker_grace_s,
+            proof=lambda: site.make_directory(TRIES),
         )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self.watcher = Watcher(
@@ -148,6 +165,8 @@ class SiteWork:
                 # Its own files are nobody else's, and no part of what lies at the site for others.
                 self.stager.lost([file.path for file in more])
                 if outcome is not None:
+                    if outcome.succeeded:
+                        await self._tell_changed(request, files)
                     return outcome
         raise MantikError(
             "files that the job needs keep disappearing at the site",
@@ -171,18 +190,47 @@ class SiteWork:
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
         """The try to go on with: one of an earlier run, or a new one."""
         inputs = {file.path: file.sha256 for file in files}
-        fingerprint = request.fingerprint(inputs, self.planner.environment)
-        choice = choose(request, fingerprint, self._journal.open_tries(*request.jobs))
+        code = named(_text(request), {p: s for p, s in self.sources.items() if p not in inputs})
+        made_of = request.made_of(inputs, self.planner.environment, code)
+        resources, sources = self._asked(request), fingerprint(self.sources)
+        choice = choose(request, fingerprint(made_of), self._journal.open_tries(*request.jobs))
+        for told in filter(None, (unwanted(request, r, made_of) for r in choice.unwanted)):
+            self._tell(told)
         await self._give_up(choice.unwanted)
         for record in choice.unwanted:
             # What a run that was killed had fetched of it already.
             Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
         if choice.adopted is not None:
+            if told := kept(choice.adopted, resources):
+                self._tell(told)
+            if told := stale(choice.adopted, sources):
+                self._patience.note(told)
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
-            fingerprint=fingerprint, members=request.members,
+            fingerprint=fingerprint(made_of), members=request.members,
+            made_of=note(made_of, resources, sources),
         )  # fmt: skip
+
+    def _asked(self, request: JobRequest) -> dict[str, str]:
+        asked = self.planner.resources(request.resources, request.threads)
+        return {name: str(value) for name, value in asdict(asked).items() if value is not None}
+
+    async def _tell_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
+        """Say so if inputs are others than those that a job was sent with."""
+        known = {file.path: file for file in files if file.content is None and not file.directory}
+        other = await asyncio.to_thread(lambda: [p for p, f in known.items() if f.is_touched()])
+        changed = []
+        for path in other:
+            with suppress(UserError):  # it is gone
+                now = await self.local.look_at([(path, known[path].local)])
+                changed += [path for file in now if file.sha256 != known[path].sha256]
+        if changed:
+            self._tell(
+                f"{request.name}: {', '.join(map(shown, changed))} changed while the job ran; its"
+                " outputs come of what was there before. To make them anew type: snakemake"
+                f" --forcerun {request.rule}"
+            )
 
     async def _observed(
         self, request: JobRequest, life: Life
@@ -251,7 +299,7 @@ class SiteWork:
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
-        return await self._patience(lambda: claims.revoke(self.site, record))
+        return await self._patience.found(lambda: claims.revoke(self.site, record))
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Snakemake knows the outcome: nothing of the try is needed any more.
@@ -271,3 +319,9 @@ class SiteWork:
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
             await self.ender.done(outcome.try_id, outcome.site_job.split(), let_end=let_end)
+
+
+def _text(request: JobRequest) -> str:
+    """All that a job's shells are told to do."""
+    made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
+    return "\n".join([request.command, *made])

@@ -36,6 +36,12 @@ def pbs_directives(
             f"PBS knows no quality of service, {resources.qos!r} cannot be sent",
             do="Leave QoS out, and choose the queue that stands for it",
         )
+    if resources.gpu_model is not None:
+        raise UserError(
+            f"PBS has no common name for kinds of GPUs, gpu_model={resources.gpu_model} cannot be"
+            " sent",
+            do="Leave it out, and choose the queue that has them, or a `constraint` as name=value",
+        )
     options: list[tuple[str, str | None]] = [
         ("-N ", re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_.")[:longest_name] or "mantik"),
         ("-q ", resources.reservation or resources.queue),

@@ -4,6 +4,7 @@ Names and meanings of a rule's resources are those of Snakemake and of its Slurm
 so that a workflow need not be changed. docs/resources.md has the table.
 """
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,19 +19,58 @@ _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
     "qos": ("qos", "slurm_qos"),
     "constraint": ("constraint",),
     "reservation": ("reservation",),
+    "gpu_model": ("gpu_model",),
 }
 """Fields of `Resources`, and the names that a rule may use for each of them."""
 
 _GPUS: Final = ("gpu", "gpus")
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "gres": "ask for `gpu=<number>`, and choose a kind by `constraint` or the partition",
-    "gpu_model": "choose a kind by `constraint` or the partition",
-    "slurm_extra": "use the resources that docs/resources.md lists",
+    "gres": "ask for `gpu=<number over all nodes>`, and for their kind with `gpu_model`",
     "tasks_per_gpu": "ask for `tasks=<number over all nodes>`",
     "cpus_per_gpu": "ask for `cpus_per_task`",
 }
 """Resources of the Slurm plugin that would change what a job gets, and what to ask for instead."""
+
+_MODEL: Final = re.compile(r"[A-Za-z0-9_.+-]+")
+
+_EXTRA: Final = "slurm_extra"
+
+_INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
+    "slurm_partition": ("partition", "p"),
+    "slurm_account": ("account", "A"),
+    "runtime": ("time", "t"),
+    "nodes": ("nodes", "N"),
+    "tasks": ("ntasks", "n"),
+    "tasks_per_node": ("ntasks-per-node",),
+    "cpus_per_task": ("cpus-per-task", "c"),
+    "gpu": ("gpus", "G", "gpus-per-node", "gres"),
+    "mem_mb": ("mem",),
+    "mem_mb_per_cpu": ("mem-per-cpu",),
+    "constraint": ("constraint", "C"),
+    "reservation": ("reservation",),
+    "qos": ("qos", "q"),
+}
+"""Resources, and the options of sbatch that they stand for."""
+
+_KNOWN: Final = frozenset(
+    {"runtime", "nodes", "tasks", "tasks_per_node", "cpus_per_task", "mem_mb", "mem_mb_per_cpu"}
+).union(_GPUS, _REFUSED, {_EXTRA}, *_TEXTS.values())
+"""Resources of a rule that mean something to a scheduler."""
+
+_OF_SNAKEMAKE: Final = frozenset(
+    {"mem", "mem_mib", "disk", "disk_mb", "disk_mib", "mpi", "tmpdir", "shell_exec"}
+)
+"""What means something to Snakemake, or is another name of a size."""
+
+_FOREIGN: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("walltime", "wall_time", "time", "time_min", "time_limit"), "runtime"),
+    **dict.fromkeys(("mem_gb", "memory", "memory_mb", "ram", "vmem"), "mem_mb"),
+    **dict.fromkeys(("cpus", "ncpus", "cores", "cpu"), "cpus_per_task"),
+    **dict.fromkeys(("ntasks", "mpi_tasks"), "tasks"),
+    **dict.fromkeys(("ngpus", "num_gpus", "nvidia_gpu"), "gpu"),
+}
+"""Names that others have for resources, and which of ours is likely meant."""
 
 JOB_NAME_LENGTH: Final = 64
 
@@ -56,10 +96,14 @@ def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resource
     for name, instead in _REFUSED.items():
         if rule.get(name) is not None:
             raise _refuse(name, rule[name], "is not sent to the site", instead)
+    if (extra := rule.get(_EXTRA)) is not None:
+        raise _refuse(_EXTRA, extra, "is not sent to the site", _instead_of(str(extra)))
     changes: dict[str, Any] = {}
     for field, names in _TEXTS.items():
         if (text := _text(rule, names)) is not None:
             changes[field] = text or None
+    if (model := changes.get("gpu_model")) and not _MODEL.fullmatch(model):
+        raise _refuse("gpu_model", model, "has to be one kind of GPUs", "write it as Slurm does")
     if (runtime := _number(rule, "runtime")) is not None:
         changes["runtime_s"] = runtime * 60 or None
     for name in ("nodes", "tasks"):
@@ -68,6 +112,14 @@ def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resource
     result = _with_tasks(replace(base, **changes), rule)
     result = _with_cpus(result, rule, threads)
     return _with_gpus(_with_memory(result, rule), rule)
+
+
+def meant(name: str) -> str | None:
+    """The resource that a name without a meaning here is likely to stand for, if there is one."""
+    if name in _KNOWN | _OF_SNAKEMAKE:
+        return None
+    close = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.85)
+    return _FOREIGN.get(name.lower()) or next(iter(close), None)
 
 
 def settled(resources: Resources) -> Resources:
@@ -108,10 +160,19 @@ def slurm_directives(
     One task per node gets all the CPUs that are asked of it, so that `srun` starts its command
     once per node, unless the rule asks for tasks. `account` wins over that of `resources`.
 
-    Raises `UserError` for a value that sbatch would not read as one word, and for CPUs that
-    cannot be divided among the nodes.
+    Raises `UserError` for a value that sbatch would not read as one word, for CPUs that cannot be
+    divided among the nodes, and for a kind of GPUs without their number.
     """
     resources = settled(resources)
+    gpus: str | int | None = resources.gpus_per_node or None
+    if resources.gpu_model is not None:
+        if gpus is None:
+            raise UserError(
+                f"the resource gpu_model={resources.gpu_model} names a kind of GPUs, and none are"
+                " asked for",
+                do="Ask for gpu=<number over all nodes> as well, or leave it out",
+            )
+        gpus = f"{resources.gpu_model}:{gpus}"
     options: list[tuple[str, str | int | None]] = [
         ("job-name", _job_name(name)),
         ("partition", resources.queue),
@@ -124,12 +185,26 @@ def slurm_directives(
         ("ntasks", resources.tasks),
         ("ntasks-per-node", 1 if resources.tasks is None else resources.tasks_per_node),
         ("cpus-per-task", resources.cpus_per_task),
-        ("gpus-per-node", resources.gpus_per_node or None),
+        ("gpus-per-node", gpus),
         ("mem", _mebibytes(resources.memory_mib_per_node)),
         ("mem-per-cpu", _mebibytes(resources.memory_mib_per_cpu)),
     ]
     words = [f"--{option}={_word(option, value)}" for option, value in options if value is not None]
     return (*words, "--no-requeue")
+
+
+def _instead_of(extra: str) -> str:
+    """What to ask for in place of options of sbatch."""
+    used = re.findall(r"(?:^|[\s'\"])--?([A-Za-z][A-Za-z-]*)", extra)
+    instead = {option: name for name, options in _INSTEAD.items() for option in options}
+    known = {f"`{instead[option]}`": None for option in used if option in instead}
+    others = {
+        f"{'--' if option[1:] else '-'}{option}": None for option in used if option not in instead
+    }
+    told = [f"ask for {', '.join(known)} instead"] if known else []
+    if others:
+        told.append(f"leave {', '.join(others)} out, for which there is no resource")
+    return "; ".join(told) or "use the resources that docs/resources.md lists"
 
 
 def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:

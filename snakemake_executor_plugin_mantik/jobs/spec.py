@@ -20,6 +20,7 @@ class Resources:
         cpus_per_task: CPUs of each task.
         total_cpus: CPUs over all nodes.
         gpus_per_node: GPUs on each node.
+        gpu_model: their kind, as the scheduler calls it.
         memory_mib_per_node: memory on each node in MiB.
         memory_mib_per_cpu: memory for each CPU in MiB; excludes `memory_mib_per_node`.
         account: the compute budget account.
@@ -34,6 +35,7 @@ class Resources:
     cpus_per_task: int | None = None
     total_cpus: int | None = None
     gpus_per_node: int | None = None
+    gpu_model: str | None = None
     memory_mib_per_node: int | None = None
     memory_mib_per_cpu: int | None = None
     account: str | None = None
@@ -169,6 +171,7 @@ class JobSpec:
         secrets: names of the variables that the file of secrets sets.
         benchmark: how the command is measured, if it is; `command` is then the first run's.
         umask: file mode mask that the command runs with; None for the site's own.
+        shared: whether the workspace's group may read what is ours in it, secrets excepted.
         incomplete: whether the outputs of a command that failed come back.
         limits: sizes and times.
     """
@@ -188,6 +191,7 @@ class JobSpec:
     secrets: tuple[str, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    shared: bool = False
     launches: bool = False
     incomplete: bool = False
     limits: ScriptLimits = ScriptLimits()

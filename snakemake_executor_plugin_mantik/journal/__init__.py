@@ -4,14 +4,16 @@ One SQLite file per workflow directory, `.snakemake/mantik/journal.sqlite`, used
 at a time (a lock that dies with its process). Every write is a transaction of its own that survives
 kill -9 when the method returns. What comes before a submission survives power loss, too: the next
 controller knows each try that may exist at a site. What comes after it may be forgotten by that: it
-is then asked of the site again. Readers (`smk-mantik jobs`) may look at any time.
+is then asked of the site again. A spare file holds what a damaged journal must not take with it.
+Readers (`smk-mantik jobs`) may look at any time.
 """
 
-from snakemake_executor_plugin_mantik.journal.database import Copy
+from snakemake_executor_plugin_mantik.journal.database import FILE, Copy
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
 from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal, history
 from snakemake_executor_plugin_mantik.journal.records import (
     FileRecord,
+    SiteRecord,
     TryRecord,
     TryState,
     job_name,
@@ -19,10 +21,12 @@ from snakemake_executor_plugin_mantik.journal.records import (
 
 __all__ = [
     "BUCKET_SIZE",
+    "FILE",
     "Copy",
     "FileLedger",
     "FileRecord",
     "Journal",
+    "SiteRecord",
     "TryRecord",
     "TryState",
     "history",

@@ -1,16 +1,25 @@
 """The journal's file: its tables, its lock, its transactions; and a copy of it to look at."""
 
 import fcntl
+import itertools
+import os
+import platform
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.errors import JournalError, JournalLocked, printable
+from snakemake_executor_plugin_mantik.journal import spare
+from snakemake_executor_plugin_mantik.journal.records import TryState
+from snakemake_executor_plugin_mantik.private import make_private
 
-VERSION = 4
+VERSION = 5
 FILE = "journal.sqlite"
+LOCK = "lock"
 
 _ADDED_IN_2 = """
 CREATE TABLE workflow (id TEXT NOT NULL);
@@ -29,6 +38,11 @@ CREATE TABLE members (
 );
 CREATE INDEX members_job ON members (job);
 CREATE INDEX members_name ON members (name);
+"""
+
+_ADDED_IN_5 = """
+ALTER TABLE sites ADD COLUMN config TEXT NOT NULL DEFAULT '';
+ALTER TABLE tries ADD COLUMN made_of TEXT NOT NULL DEFAULT '';
 """
 
 _SCHEMA = f"""
@@ -66,9 +80,10 @@ CREATE TABLE bundle_files (
 );
 {_ADDED_IN_3}
 {_ADDED_IN_4}
+{_ADDED_IN_5}
 """
 
-_ADDED = {2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4}
+_ADDED = {2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5}
 """What each version has beyond the one before."""
 
 
@@ -87,7 +102,8 @@ class Tables:
         return JournalError(
             f"the journal cannot be read ({why})",
             where=str(self.path),
-            do="Keep a copy, then move it away; jobs that still run are then not adopted",
+            do="Start again: what its spare knows is taken up. If that does not help keep a copy,"
+            " then move it away; jobs that still run are then not adopted",
         )
 
     def _prepare(self) -> None:
@@ -117,6 +133,8 @@ class Tables:
         except BaseException as error:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
+            if getattr(error, "sqlite_errorcode", None) in _DAMAGE:
+                raise self._damaged(str(error)) from error
             if isinstance(error, sqlite3.OperationalError):
                 raise JournalError(
                     f"the journal cannot be written ({error})",
@@ -154,61 +172,159 @@ class Copy(Tables):
 
 
 class Database(Tables):
-    """An open journal file, locked."""
+    """An open journal file, locked.
 
-    def __init__(self, directory: Path) -> None:
+    Attributes:
+        remark: what the user has to be told of it; empty if nothing.
+    """
+
+    remark = ""
+
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
 
+        A new directory is closed to others, unless it is `shared` with its group. A damaged
+        journal is made anew of its spare, and kept beside.
+
         Raises:
-            JournalError: another controller holds it, it is damaged, or of a newer version.
+            JournalError: another controller holds it, it is of a newer version, or so damaged that
+                nothing is known of what it held.
         """
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory, shared=shared)
         self.path = directory / FILE
-        self._lock = (directory / "lock").open("a")
+        self._lock = _locked(directory)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            if not isinstance(error, BlockingIOError):
-                raise JournalError(
-                    f"the journal cannot be locked ({error.strerror})",
-                    where=str(directory),
-                    do="Work in a directory on a file system that has locks",
-                ) from error
-            raise JournalError(
-                "another Snakemake with the mantik executor is running in this directory",
-                where=str(directory),
-                do="Wait for it, or stop it, and start again",
-            ) from None
-        try:
-            self.db = _connect(self.path)
-        except sqlite3.DatabaseError as error:
-            self._lock.close()
-            raise self._damaged(str(error)) from error
-        try:
-            self._check()
-            self._prepare()
-        except sqlite3.DatabaseError as error:
+            try:
+                self._open(self.path)
+            except sqlite3.DatabaseError as error:
+                self._anew(error)
+        except BaseException as error:
             self.close()
-            raise self._damaged(str(error)) from error
-        except JournalError:
-            self.close()
+            if isinstance(error, sqlite3.DatabaseError | OSError):
+                raise self._damaged(str(error)) from error
             raise
 
-    def _check(self) -> None:
+    def _open(self, path: Path) -> None:
+        self.db = _connect(path)
         found = self.db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
-            raise self._damaged(" ".join(str(found).split()))
+            error = sqlite3.DatabaseError(" ".join(str(found).split()))
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
+        self._prepare()
+
+    def _anew(self, error: sqlite3.DatabaseError) -> None:
+        """Put a new journal, with what the spare knows, in the place of a damaged one.
+
+        Raises:
+            JournalError, sqlite3.DatabaseError, OSError: that cannot be done; nothing has changed.
+        """
+        known = spare.read(self.path.parent)
+        if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or not known.workflow:
+            raise self._damaged(str(error)) from error
+        if hasattr(self, "db"):
+            self.db.close()
+        new = self.path.with_name(f"{FILE}.new")
+        new.unlink(missing_ok=True)
+        self._open(new)
+        with self.write() as db:
+            _fill(db, known)
+        self.db.close()
+        kept = _set_aside(self.path)
+        new.replace(self.path)
+        self._open(self.path)
+        self.remark = (
+            f"The journal was damaged ({error}). It has been made anew of what its spare knows;"
+            f" the damaged one is kept as {kept}. Of the jobs that were at the sites,"
+            f" {len(known.tries)} are looked for there; files go up again."
+        )
 
     def close(self) -> None:
         """Close the file and give the lock back."""
-        self.db.close()
+        if hasattr(self, "db"):
+            self.db.close()
         self._lock.close()
+
+
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""What SQLite says of a file that is damaged, and not just out of reach."""
+
+
+def _locked(directory: Path) -> TextIO:
+    """The lock of the journal in `directory`, which tells who holds it.
+
+    Raises:
+        JournalError: somebody does.
+    """
+    lock = (directory / LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = printable(lock.read(200)).strip()
+        lock.close()
+        raise JournalLocked(
+            "another Snakemake with the mantik executor is running in this directory"
+            + (f" ({holder})" if holder else ""),
+            where=str(directory),
+            do="Wait for it, or stop it, and start again",
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise JournalError(
+            f"the journal cannot be locked ({error.strerror})",
+            where=str(directory),
+            do="Work in a directory on a file system that has locks",
+        ) from error
+    with suppress(OSError):  # a full disk
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()}\n")
+        lock.flush()
+    return lock
+
+
+def _fill(db: sqlite3.Connection, known: spare.Known) -> None:
+    """Write into empty tables what a spare knows: of each try that the site may know it."""
+    db.execute("UPDATE workflow SET id = ?", (known.workflow,))
+    rows = [("sites", columns) for columns in known.sites.values()]
+    for columns in known.tries.values():
+        settled = {name: value for name, value in columns.items() if name != "members"}
+        rows.append(("tries", {**settled, "state": TryState.SUBMITTING}))
+        rows += [
+            ("members", {"try": columns["id"], "job": job, "name": name})
+            for job, name in columns["members"].items()
+        ]
+    for table, columns in rows:
+        there = {row["name"] for row in db.execute(f"PRAGMA table_info ({table})")}
+        names = [name for name in columns if name in there]
+        marks = ", ".join("?" * len(names))
+        db.execute(
+            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})",  # noqa: S608
+            [columns[name] for name in names],
+        )
+
+
+def _set_aside(path: Path) -> Path:
+    """Keep a damaged journal under another name, too; its file stays until it is replaced."""
+    kept = next(
+        name
+        for number in itertools.count(1)
+        if not (name := path.with_name(f"{path.name}.damaged-{number}")).exists()
+    )
+    shutil.copyfile(path, kept)
+    for beside in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(f"{path.name}{beside}").replace(kept.with_name(f"{kept.name}{beside}"))
+    return kept
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
     db.row_factory = sqlite3.Row
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.DatabaseError:
+        db.close()
+        raise
     return db

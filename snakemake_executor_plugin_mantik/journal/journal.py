@@ -3,16 +3,18 @@
 import sqlite3
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import spare
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
-from snakemake_executor_plugin_mantik.journal.records import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal.records import LEFT, SiteRecord, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal.spare import Spare
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
@@ -25,31 +27,76 @@ class Journal:
 
     Attributes:
         path: its file.
+        remark: what the user has to be told of it; empty if nothing.
         files: what it knows of files.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
+
+        A new directory is closed to others, unless it is `shared` with its group.
 
         Raises:
             JournalError: another controller holds it, it is damaged, or of a newer version.
         """
-        self._database = Database(directory)
+        self._database = Database(directory, shared=shared)
         self._db = self._database.db
         self.path = self._database.path
+        self.remark = self._database.remark
         self.files = FileLedger(self._database)
+        self._spared: set[str] = set()
+        try:
+            self._spare = Spare(directory, self._facts())
+        except OSError as error:
+            self._database.close()
+            raise self._full(error) from error
 
     def close(self) -> None:
         """Close the file and give the lock back."""
+        self._spare.close()
         self._database.close()
+
+    # The spare
+
+    def _facts(self) -> Iterator[spare.Fact]:
+        yield spare.of_workflow(self.workflow)
+        for site in self.sites():
+            yield self._site_fact(site)
+        open_ones = "state NOT IN ('planned', 'done', 'abandoned')"
+        for row in self._db.execute(f"SELECT id FROM tries WHERE {open_ones} ORDER BY created"):  # noqa: S608
+            yield self._try_fact(row["id"])
+
+    def _site_fact(self, site: str) -> spare.Fact:
+        row = self._db.execute(
+            "SELECT site, url, workspace, config, MAX(first_bucket, COALESCE("
+            "(SELECT MAX(bucket) + 1 FROM tries WHERE site = :site), 0)) AS first_bucket"
+            " FROM sites WHERE site = :site",
+            {"site": site},
+        ).fetchone()
+        return spare.of_site(dict(row))
+
+    def _try_fact(self, try_id: str) -> spare.Fact:
+        row = self._db.execute(
+            "SELECT id, site, bucket, job, rule, name, fingerprint, made_of, created FROM tries"
+            " WHERE id = ?",
+            (try_id,),
+        ).fetchone()
+        members = self._db.execute("SELECT job, name FROM members WHERE try = ?", (try_id,))
+        return spare.of_try(dict(row), {member["job"]: member["name"] for member in members})
+
+    def _full(self, error: OSError) -> JournalError:
+        return JournalError(
+            f"the journal's spare cannot be written ({error.strerror})",
+            where=str(self.path.parent),
+            do="Free space here and start again: what runs is taken up",
+        )
 
     # Sites
 
-    def site_workspace(self, site: str) -> tuple[str, str] | None:
-        """The API's URL and the workspace that the site's records are about, if there are any."""
-        row = self._db.execute("SELECT url, workspace FROM sites WHERE site = ?", (site,))
-        found = row.fetchone()
-        return (found["url"], found["workspace"]) if found else None
+    def sites(self) -> dict[str, SiteRecord]:
+        """The sites that there are records of, by name."""
+        rows = self._db.execute("SELECT site, url, workspace, config FROM sites ORDER BY site")
+        return {row["site"]: SiteRecord(**row) for row in rows}
 
     @property
     def workflow(self) -> str:
@@ -61,33 +108,35 @@ class Journal:
         name: str = self._db.execute("SELECT id FROM workflow").fetchone()["id"]
         return name
 
-    def set_site(self, site: str, url: str, workspace: str) -> list[TryRecord]:
+    def set_site(self, site: str, url: str, workspace: str, config: str = "") -> list[TryRecord]:
         """Note which workspace the records of `site` are about.
 
         If the name meant another workspace before, nothing is known of the new one, and the tries
         that were open at the old one are left to themselves; they are returned, to be told. The
         same workspace under another URL is the same: its tries are there, but the ids that their
-        jobs had may mean others there.
+        jobs had may mean others there. `config` is the backend config that tells of it.
         """
-        known = self.site_workspace(site)
-        moved = known is not None and known[1] != workspace
+        known = self.sites().get(site)
+        moved = known is not None and known.workspace != workspace
         left = [r for r in self.all_open_tries() if r.site == site] if moved else []
         for record in left:
-            self.abandoned(record.id, f"left in {known[1] if known else workspace}")
+            self.left_behind(record.id, known.workspace if known else workspace)
         with self._database.write() as db:
             if moved:
                 db.execute("DELETE FROM remote_files WHERE site = ?", (site,))
                 db.execute("UPDATE bundles SET state = 'gone' WHERE site = ?", (site,))
-            elif known is not None and known[0] != url:
+            elif known is not None and known.url != url:
                 db.execute(
                     "DELETE FROM submissions WHERE try IN (SELECT id FROM tries WHERE site = ?)",
                     (site,),
                 )
             db.execute(
-                "INSERT INTO sites (site, url, workspace) VALUES (?, ?, ?) ON CONFLICT (site)"
-                " DO UPDATE SET url = excluded.url, workspace = excluded.workspace",
-                (site, url, workspace),
+                "INSERT INTO sites (site, url, workspace, config) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (site) DO UPDATE SET url = excluded.url,"
+                " workspace = excluded.workspace, config = excluded.config",
+                (site, url, workspace, config),
             )
+        self._note(self._site_fact(site))
         return left
 
     def neighbours(self, site: str) -> list[str]:
@@ -119,6 +168,8 @@ class Journal:
                 db.execute(
                     "UPDATE sites SET first_bucket = ? WHERE site = ?", (max(buckets) + 1, name)
                 )
+        for name in names if buckets else []:
+            self._note(self._site_fact(name))
         return sorted(buckets)
 
     # Tries
@@ -132,6 +183,7 @@ class Journal:
         name: str,
         fingerprint: str,
         members: Mapping[str, str] | None = None,
+        made_of: str = "",
     ) -> TryRecord:
         """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
 
@@ -150,12 +202,13 @@ class Journal:
             record = TryRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
                 fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
+                made_of=made_of,
             )  # fmt: skip
             db.execute(
-                "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
+                " made_of) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
-                 record.created),
+                 record.created, made_of),
             )  # fmt: skip
             rows = [(record.id, *member) for member in (members or {}).items()]
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
@@ -163,6 +216,9 @@ class Journal:
 
     def submitting(self, try_id: str, queue: str) -> None:
         """About to submit the try: from now on the site may know it. On disk when it returns."""
+        if try_id not in self._spared:
+            self._note(self._try_fact(try_id), lasting=True)
+            self._spared.add(try_id)
         self._db.execute("PRAGMA synchronous = FULL")
         self._advance(try_id, TryState.SUBMITTING, queue=queue)
         self._db.execute("PRAGMA synchronous = NORMAL")
@@ -203,10 +259,27 @@ class Journal:
     def done(self, try_id: str) -> None:
         """Snakemake has taken the results: nothing at the site is needed any more."""
         self._advance(try_id, TryState.DONE)
+        self._over(try_id)
 
     def abandoned(self, try_id: str, outcome: str) -> None:
         """The try is known never to run, or has ended and is not wanted."""
         self._advance(try_id, TryState.ABANDONED, outcome=outcome, finished=time.time())
+        self._over(try_id)
+
+    def left_behind(self, try_id: str, where: str) -> None:
+        """Nobody waits for the try any more, and it may still run, `where` it was sent to."""
+        self.abandoned(try_id, f"{LEFT}{where}")
+
+    def _over(self, try_id: str) -> None:
+        with suppress(JournalError):  # then it is looked for once more, in vain
+            self._note(spare.of_end(try_id))
+        self._spared.discard(try_id)
+
+    def _note(self, fact: spare.Fact, *, lasting: bool = False) -> None:
+        try:
+            self._spare.add(fact, lasting=lasting)
+        except OSError as error:
+            raise self._full(error) from error
 
     def _advance(self, try_id: str, state: TryState, **values: object) -> None:
         names = ", ".join(["state = ?", *(f"{name} = ?" for name in values)])
@@ -253,7 +326,7 @@ class Journal:
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
     """The tries that fit the SQL condition `where`, the oldest first."""
-    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY created", tuple(values)).fetchall()  # noqa: S608
+    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
     for row in rows:
         fields = dict(row) | {"state": TryState(row["state"])}

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 
+LEFT = "left in "
+"""How the outcome of a try begins that nobody waits for any more and that may still run."""
+
 
 class TryState(StrEnum):
     """How far a try is. The order is the order of life; a try never goes back.
@@ -44,6 +47,7 @@ class TryRecord:
         outcome: empty while open, else `succeeded`, `failed: …` or `cancelled`.
         reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
         log: local path of the job's log once it is there.
+        made_of: what the fingerprint is of, as JSON: a digest by part (`JobRequest.parts`).
     """
 
     id: str
@@ -64,11 +68,45 @@ class TryRecord:
     ran: float | None = None
     site_jobs: tuple[str, ...] = ()
     reason: str = ""
+    made_of: str = ""
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the site may have heard of it, and its end is not known here."""
+        return self.state in (TryState.SUBMITTING, TryState.SUBMITTED) or self.left_behind
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether nobody waits for it any more although it may still run."""
+        return bool(self.left_where)
+
+    @property
+    def left_where(self) -> str:
+        """The workspace that it was left in, if it was."""
+        left = self.state is TryState.ABANDONED and self.outcome.startswith(LEFT)
+        return self.outcome.removeprefix(LEFT) if left else ""
 
     @property
     def paths(self) -> TryPaths:
         """Where the try's own things lie in the workspace."""
         return TryPaths(self.bucket, self.id)
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """Where the records of a site are about.
+
+    Attributes:
+        site: its name in the workflow.
+        url: of its API.
+        workspace: absolute path there.
+        config: absolute path of the backend config that described it last; empty if not known.
+    """
+
+    site: str
+    url: str
+    workspace: str
+    config: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.private import umask
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.groupresources import ADDED, Asked, asked
 from snakemake_executor_plugin_mantik.rules.identity import identity
@@ -34,10 +35,10 @@ from snakemake_executor_plugin_mantik.rules.places import Places, places_of
 from snakemake_executor_plugin_mantik.rules.request import (
     Runs,
     name_of,
+    outputs_of,
     parameters_of,
     runs_of,
     shown_name,
-    umask,
     variables_of,
 )
 from snakemake_executor_plugin_mantik.rules.request import request as request_of_one
@@ -214,7 +215,8 @@ def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
 
 def _runs(group: Job, member: Job, context: Context) -> Runs:
     if member.is_norun:
-        return Runs(())
+        # What it reads need not go up; what it touches other members may read.
+        return Runs((), outputs=tuple(outputs_of(member, places_of(member, context))))
     try:
         return runs_of(member, context)
     except UserError as error:

@@ -47,6 +47,12 @@ def options_of(workflow: Any) -> Options:
             do="Leave it out; PreRunCommandOnComputeNode in the backend config, or --precommand,"
             " runs commands before each job",
         )
+    if remote.preemptible_rules != PreemptibleRules() and remote.preemptible_retries is None:
+        # Snakemake (9.27) takes the number for the rules' retries, and breaks when a job fails.
+        raise UserError(
+            "--preemptible-rules does not go without --preemptible-retries",
+            do="Add --preemptible-retries NUMBER, or leave it out and give --retries",
+        )
     return Options(
         jobname=None if remote.jobname.startswith(_JOBNAME) else remote.jobname,
         precommand=remote.precommand,

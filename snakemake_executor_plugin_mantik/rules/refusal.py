@@ -56,11 +56,18 @@ def _paths(job: Job) -> str | None:
     """Which path of a job cannot be mapped to one at a site."""
     directive = full(job)
     benchmark = [job.benchmark] if job.benchmark is not None else []
-    if by_jobs(job.rule.workflow) and any(is_flagged(path, "nodelocal") for path in job.output):
-        return (
-            "makes a temp(…, group_jobs=True) file, which stays on the node, where with"
-            " --shared-fs-usage none nothing stays (leave out group_jobs)"
-        )
+    if by_jobs(job.rule.workflow):
+        if any(is_flagged(path, "nodelocal") for path in job.output):
+            return (
+                "makes a temp(…, group_jobs=True) file, which stays on the node, where with"
+                " --shared-fs-usage none nothing stays (leave out group_jobs)"
+            )
+        if job.is_norun and job.output:
+            # Snakemake (9.27) fetches no inputs for it at a site, and then misses them.
+            return (
+                "has no command and is in a group, where with --shared-fs-usage none nobody stores"
+                ' what it touches (take it out of the group, or give it a shell: of ":")'
+            )
     for path in [*job.input, *job.output, *job.log, *benchmark]:
         if os.path.relpath(path).split("/")[0] == OURS:
             return f"uses {path}: {OURS} is the executor's own directory at a site"

@@ -1,10 +1,8 @@
 """From a Snakemake job to a JobRequest: all that the engine has to know of it."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from snakemake.io import is_flagged
 
@@ -12,6 +10,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
+from snakemake_executor_plugin_mantik.private import umask
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
@@ -115,7 +114,7 @@ def runs_of(job: Job, context: Context) -> Runs:
     """
     tmpdir, places = tmpdir_of(job), places_of(job, context)
     measured = ""
-    outputs = list(_outputs(job, places))
+    outputs = list(outputs_of(job, places))
     payloads = [payload_of(job, context, tmpdir, None if job.benchmark is None else 0)]
     if job.benchmark is not None and payloads[0].full:
         if not unstaged(job, job.benchmark):
@@ -126,6 +125,21 @@ def runs_of(job: Job, context: Context) -> Runs:
         outputs.append(OutputFile(measured))
     inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
     return Runs(tuple(payloads), measured, tuple(inputs), tuple(outputs))
+
+
+def outputs_of(job: Job, places: Places) -> Iterable[OutputFile]:
+    """What a job makes at its site, its logs among it, without what is measured."""
+    for path in job.output:
+        if not unstaged(job, path) and (place := places.place(path)) is not None:
+            yield OutputFile(
+                path=place,
+                kind="touched" if is_flagged(path, "touch") else "output",
+                directory=is_flagged(path, "directory"),
+                keep=is_flagged(path, "update"),
+            )
+    for path in job.log:
+        if not unstaged(job, path) and (place := places.place(path)) is not None:
+            yield OutputFile(path=place, kind="log")
 
 
 def variables_of(job: Job) -> dict[str, str]:
@@ -140,31 +154,9 @@ def parameters_of(job: Job) -> str:
     return steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
 
 
-@cache
-def umask() -> int:
-    """The file mode mask of this process. It can only be read by setting it: once is enough."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def _inputs(job: Job, places: Places) -> Iterable[str]:
     for path in job.input:
         if unstaged(job, path) or is_source_file(path):
             continue
         if (place := places.place(path)) is not None:
             yield place
-
-
-def _outputs(job: Job, places: Places) -> Iterable[OutputFile]:
-    for path in job.output:
-        if not unstaged(job, path) and (place := places.place(path)) is not None:
-            yield OutputFile(
-                path=place,
-                kind="touched" if is_flagged(path, "touch") else "output",
-                directory=is_flagged(path, "directory"),
-                keep=is_flagged(path, "update"),
-            )
-    for path in job.log:
-        if not unstaged(job, path) and (place := places.place(path)) is not None:
-            yield OutputFile(path=place, kind="log")

@@ -205,7 +205,9 @@ class Site(Protocol):
     async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
         """Write a file, parents made, an old one replaced. Not atomic: it may be found half.
 
-        `private` gives it mode 0600.
+        `private` gives it mode 0600. A UNICORE/X in embedded mode, without its arm on the login
+        node, says that it does and sets its own user's permissions only: no site of many users
+        is one.
         """
         ...
 

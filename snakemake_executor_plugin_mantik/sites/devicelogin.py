@@ -3,13 +3,16 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final
 
 import httpx
 
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
-from snakemake_executor_plugin_mantik.sites.authentication import Refreshed
+from snakemake_executor_plugin_mantik.sites.addresses import distrust
+from snakemake_executor_plugin_mantik.sites.authentication import TOKEN_TIMEOUT_S, Refreshed
+from snakemake_executor_plugin_mantik.sites.http import post_form
 
 INTERVAL_S: Final = 5.0
 """Seconds between two questions where the issuer names none, and what `slow_down` adds."""
@@ -60,6 +63,15 @@ class DeviceLogin(Refreshed):
         """Try the refresh token of an earlier login first, if there is one; `keep` the newest."""
         self._form["refresh_token"] = refresh_token
         self._keep_token = keep
+
+    def logged_in_elsewhere(self, refresh_token: str) -> "DeviceLogin | None":
+        """This login with the refresh token that another process got meanwhile, if it is new."""
+        if not refresh_token or refresh_token == self._form["refresh_token"]:
+            return None
+        newer = copy(self)
+        newer._form = {**self._form, "refresh_token": refresh_token}
+        newer.expire()
+        return newer
 
     def login(self) -> None:
         """See to it that there is a token: of the earlier login, or of one that a person makes now.
@@ -125,12 +137,14 @@ class DeviceLogin(Refreshed):
         """An answer of the issuer, refusals (400) among them."""
         try:
             with self._client() as client:
-                response = client.post(url, data=dict(form))
+                response = post_form(client, url, form, TOKEN_TIMEOUT_S)
             answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
-            what = f"no answer from the issuer of tokens: {type(error).__name__}"
-            raise SiteUnreachable(what, where=url, do="Check the URLs and the network") from None
+            why, do = distrust(error)
+            what = f"no answer from the issuer of tokens: {why or type(error).__name__}"
+            do = do or "Check the URLs and the network"
+            raise SiteUnreachable(what, where=url, do=do) from None
         if not isinstance(answer, dict) or (not response.is_success and "error" not in answer):
             raise SiteUnreachable(f"it answered with status {response.status_code}", where=url)
         return answer

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import stamina
@@ -18,6 +18,9 @@ REPEAT_FIRST_S: Final = 0.2
 """Wait before the first repetition, seconds; doubled for each further one."""
 REPEAT_LONGEST_S: Final = 5.0
 """Longest wait between two attempts, seconds."""
+SLOW_BYTES: Final = 1 << 20
+"""Bytes of a file for which a request may take as long again as one without a file. What comes more
+slowly is broken off, or an answer that drips for ever would hold up all that waits for it."""
 
 # stamina warns of each repetition; an error that stays is told by whoever asked.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
@@ -46,6 +49,30 @@ def _worth_repeating(error: Exception) -> bool | float:
             return True
         return error.retry_after if error.retry_after < REPEAT_S else False
     return isinstance(error, SiteUnreachable)
+
+
+def longest(timeout_s: float, size: int = 0) -> float:
+    """Seconds that a request may take in all that carries `size` bytes of a file."""
+    return timeout_s * (1 + size / SLOW_BYTES)
+
+
+async def steady(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterator[bytes]:
+    """The chunks of a download, as long as they come fast enough.
+
+    Raises:
+        TimeoutError: they have all but stopped.
+    """
+    clock = asyncio.get_running_loop().time
+    came, waited = 0, 0.0
+    while True:
+        asked = clock()
+        async with asyncio.timeout(longest(timeout_s, came) - waited):
+            chunk = await anext(chunks, None)
+        if chunk is None:
+            return
+        # How long the reader takes for what it got is its own affair.
+        came, waited = came + len(chunk), waited + clock() - asked
+        yield chunk
 
 
 async def answers_of(

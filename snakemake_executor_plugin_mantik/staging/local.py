@@ -52,6 +52,14 @@ class LocalFile:
         digest = hashlib.sha256(content).hexdigest()
         return cls(path, Path(path), len(content), 0, digest, content=content)
 
+    def is_touched(self) -> bool:
+        """Whether it has another size or time than when it was looked at; it may be gone."""
+        try:
+            status = self.local.stat()
+        except OSError:
+            return True
+        return (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns)
+
     @property
     def record(self) -> FileRecord:
         """What the manifest says of it once it lies at a site."""

@@ -1,12 +1,15 @@
 """Killed, interrupted, started twice: every job runs once, and the next run takes it up."""
 
 import json
+import shlex
+import signal
 from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
@@ -118,6 +121,18 @@ def test_answers_of_submissions_get_lost(faulty_project: tuple[Project, Sandbox]
     assert runs(project) == ["0", "1", "2", "3", "sum"], said
 
 
+def test_submissions_reach_the_scheduler_twice(faulty_project: tuple[Project, Sandbox]) -> None:
+    project, sandbox = faulty_project
+    sandbox.faults.add(Fault("repeat_job", "POST", SUBMISSIONS, count=None))
+    project.workspace.mkdir(parents=True)
+    go(project)
+
+    said = project.run(plain=True).ok().output
+
+    assert runs(project) == ["0", "1", "2", "3", "sum"], said
+    assert project.read("sum.txt") == "0\n1\n2\n3\n"
+
+
 def test_interrupted(either: Project) -> None:
     # Not at the UNICORE/X here: without a scheduler it kills nothing but the outermost shell.
     prepare(either)
@@ -157,11 +172,12 @@ def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None
     assert not sleepers(project.workspace)
 
 
-def test_terminated_detaches(project: Project) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_terminated_detaches(project: Project, number: int) -> None:
     prepare(project)
     running = project.start(plain=True)
     until(lambda: started(project, running), "jobs that run")
-    running.process.terminate()
+    running.process.send_signal(number)
     first = running.end()
 
     tells(first.output, "Detached: the jobs go on at their sites")
@@ -170,6 +186,53 @@ def test_terminated_detaches(project: Project) -> None:
     go(project)
     said = project.run(plain=True).ok().output
     assert said.count("taken up again at ") == 4
+    assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+def test_without_the_profile_the_error_says_what_to_type(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    first = project.start()
+    until(lambda: started(project, first), "jobs that run")
+    project.forked = False  # what is said at the very end is a real process's
+    running = project.run()
+    assert running.code != 0
+    assert "To take them up" not in running.output, "it would be refused"
+    first.kill()
+
+    refused = project.run()
+    assert refused.code != 0
+    tells(
+        refused.output, "LockException", "4 of its jobs may be at the sites. To take them up type"
+    )
+    line = next(line for line in refused.output.splitlines() if "    snakemake " in line)
+    go(project)
+    said = project.run(*shlex.split(line)[1:], plain=True).ok().output
+    assert said.count("taken up again at ") == 4
+    assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox) -> None:
+    site = sandbox.site("hpc1")
+    assert isinstance(site, UnicoreSite)
+    file = project.directory.parent / "password"
+    file.write_text(old := site.access.password)
+    project.extra |= {"MANTIK_HPC1_PASSWORD": "", "MANTIK_HPC1_PASSWORD_FILE": str(file)}
+    prepare(project)
+    running = project.start(plain=True)
+    until(lambda: started(project, running), "jobs that run")
+    try:
+        site.access.password = "another"
+        site.access.expire_sessions()
+        until(lambda: "has not accepted the credentials for" in running.output, "the pause")
+        tells(
+            running.output, "Check MANTIK_HPC1_USERNAME, MANTIK_HPC1_PASSWORD_FILE",
+            "keyring set mantik:hpc1",
+        )  # fmt: skip
+        go(project)
+        file.write_text("another")
+        running.end().ok()
+    finally:
+        site.access.password = old
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 
@@ -197,3 +260,58 @@ def test_a_second_controller_is_refused(project: Project) -> None:
     go(project)
     first.end().ok()
     assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+CHANGING = r"""
+    rule all:
+        input: "rule.txt", "script.txt", "same.txt", "gone.txt" if config["gone"] else []
+
+    rule rule:
+        output: "rule.txt"
+        shell:
+            "echo rule >> ran.txt; until [ -e go ]; do sleep 0.1; done; "
+            "echo {config[text]} > {output}"
+
+    rule script:
+        output: "script.txt"
+        shell: "echo script >> ran.txt; bash scripts/make.sh {output}"
+
+    rule same:
+        output: "same.txt"
+        resources: mem_mb=config["mem"]
+        shell: "echo same >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo same > {output}"
+
+    rule gone:
+        output: "gone.txt"
+        shell: "echo gone >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo gone > {output}"
+"""
+
+
+def test_changed_meanwhile(project: Project) -> None:
+    """A rule, a script that it names, resources and targets change while their jobs run."""
+    prepare(project)
+    project.write("Snakefile", CHANGING)
+    project.write("scripts/make.sh", "until [ -e go ]; do sleep 0.1; done; echo old > $1\n")
+    before = project.start("--nolock", "--config", "text=old", "mem=100", "gone=1")
+    until(lambda: before.output.count(": submitted to ") == 4, "all jobs at the site")
+    before.kill()
+    project.write("scripts/make.sh", "echo new > $1\n")
+    go(project)
+
+    arguments = ("--nolock", "--rerun-incomplete", "--config", "text=new", "mem=200", "gone=")
+    said = project.run(*arguments).ok().output
+
+    tells(
+        said,
+        "rule: what an earlier run sent to hpc1 is ended and its outputs are not used, since these"
+        " changed: its command.",
+        "script: what an earlier run sent to hpc1 is ended and its outputs are not used, since"
+        " these changed: scripts/make.sh.",
+        "same: taken up again at hpc1",
+        "memory per node in MiB 100 instead of 200",
+        "Earlier runs sent jobs that this one did not ask for and that may still run: gone. See",
+    )
+    assert [project.read(f"{name}.txt") for name in ("rule", "script", "same")] == [
+        "new\n", "new\n", "same\n",
+    ]  # fmt: skip
+    assert runs(project).count("same") == 1

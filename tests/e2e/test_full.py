@@ -1,6 +1,7 @@
 """Full jobs, which run in a Snakemake of their own at the site: what a comparison does not show."""
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -394,3 +395,36 @@ def test_taken_up_again(project: Project) -> None:
     (project.workspace / "go").touch()
     again.end().ok()
     assert project.read("second.txt") == "hidden\n"
+
+
+TOOL = """
+    cwlVersion: v1.2
+    class: CommandLineTool
+    baseCommand: [sort]
+    inputs:
+      output: {type: string}
+      given: {type: File, inputBinding: {position: 2}}
+      key: {type: string, inputBinding: {prefix: -k, position: 1}}
+    outputs:
+      sorted: {type: stdout}
+    stdout: $(inputs.output)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cwltool") is None, reason="there is no cwltool on this machine")
+def test_cwl(project: Project) -> None:
+    """Locally it fails before Python 3.14: cwltool refuses the address that Snakemake gives it."""
+    project.write("tools/sort it.cwl", TOOL)
+    project.write("in.txt", "a 2\nb 1\n")
+    project.write(
+        "Snakefile",
+        """
+        rule sort:
+            input: given="in.txt"
+            output: output="{name}.txt"
+            params: key="2"
+            cwl: "tools/{wildcards.name} it.cwl"
+        """,
+    )
+    project.run("sort.txt").ok()
+    assert project.read("sort.txt") == "b 1\na 2\n"

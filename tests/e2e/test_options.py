@@ -197,6 +197,9 @@ def test_what_cannot_be(project: Project, tmp_path: Path) -> None:
     said = project.run("--jobscript", str(tmp_path / "script.sh")).failed()
     tells(said, "--jobscript does not go with the mantik executor", "--precommand")
     assert "Sources:" not in said
+    said = project.run("--preemptible-rules").failed()
+    tells(said, "--preemptible-rules does not go without --preemptible-retries", "--retries")
+    assert "Sources:" not in said
 
 
 def test_what_snakemake_takes_for_shared(project: Project) -> None:

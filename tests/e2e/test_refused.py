@@ -85,6 +85,101 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     tells(said, "localrules: to run them here.")
 
 
+def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: Project) -> None:
+    project.write("s.py", "print(snakemake.output)")
+    project.write(
+        "Snakefile",
+        """
+        import os
+
+        localrules: here
+
+        rule all:
+            input:
+                "command", "parameter", "message", "here", "script", "reads", "looks",
+                "expression", "open"
+
+        rule first:
+            output: "first"
+            shell: "touch {output}"
+
+        rule command:
+            input: "first"
+            output: "command"
+            shell: "awk '{print $1}' {input} > {output}"
+
+        rule parameter:
+            input: "first"
+            output: "parameter"
+            params: words=1
+            shell: "echo {params.word} > {output}"
+
+        rule message:
+            input: "first"
+            output: "message"
+            message: "makes {outptu}"
+            shell: "touch {output}"
+
+        rule here:
+            input: "first"
+            output: "here"
+            shell: "cp {inptu} {output}"
+
+        rule script:
+            input: "first"
+            output: "script"
+            params: function=lambda wildcards: [lambda: 1]
+            resources: tmpdir="/tmp"
+            script: "s.py"
+
+        rule tmpdir:
+            input: "first"
+            output: "tmpdir"
+            params: lambda wildcards, resources: resources.tmpdir
+            script: "s.py"
+
+        # What follows from a file that is still to be made is nobody's mistake.
+        rule reads:
+            input: "first"
+            output: "reads"
+            params: read=lambda wildcards, input: open(input[0]).read().split()
+            shell: "echo {params.read.x} > {output}"
+
+        rule looks:
+            input: "first"
+            output: "looks"
+            params:
+                found=lambda wildcards, input: [name for name in input if os.path.exists(name)]
+            shell: "echo {params.found[0]} > {output}"
+
+        rule expression:
+            input: "first"
+            output: "expression"
+            shell: f"echo {open(input[0]).read() if isinstance(input, list) else ''} > {{output}}"
+
+        rule open:
+            input: "first"
+            output: "open"
+            resources: mem_mb=lambda wildcards, input: input.size_mb, partitoin="batch", licenses=1
+            shell: "echo {resources.mem_mb} > {output}"
+        """,
+    )
+
+    said = project.run("all", "tmpdir").failed()
+
+    tells(said, "nothing was sent, since what these rules run cannot be made:")
+    for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
+                  "rule script", "rule tmpdir"):  # fmt: skip
+        assert said.count(words), words
+    tells(
+        said,
+        "rule open: the resource partitoin means nothing to a site",
+        "(did you mean partition?)",
+    )
+    for rule in ("reads", "looks", "expression"):
+        assert f"rule {rule}" not in said
+
+
 GROUP = """
     rule one:
         output: "1"
@@ -139,7 +234,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "Snakefile",
         """
         rule all:
-            input: "a", "b", "c", "d", "e"
+            input: "a", "b", "c", "d", "e", "f", "g", "h"
 
         rule a:
             output: "a"
@@ -165,6 +260,21 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
             output: "e"
             resources: mantiksite="hpc1"
             shell: "touch {output}"
+
+        rule f:
+            output: "f"
+            resources: slurm_partition="a b"
+            shell: "touch {output}"
+
+        rule g:
+            output: "g"
+            resources: gpu_model="a100"
+            shell: "touch {output}"
+
+        rule h:
+            output: "h"
+            resources: slurm_extra="'--qos=low'"
+            shell: "touch {output}"
         """,
     )
 
@@ -175,8 +285,11 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "nothing was sent: these resources cannot be had:",
         "there is no site 'hcp1' (did you mean hpc1?); the known ones are hpc1",
         "there is no resource mantiksite (did you mean mantik_site?)",
+        "'a b' cannot be sent as --partition",
+        "gpu_model=a100 names a kind of GPUs, and none are asked for",
+        "Ask for `qos` instead",
     )
-    for rule in "abcde":
+    for rule in "abcdefgh":
         assert said.count(f"\n  rule {rule}") == 1, said
     assert ".." not in said.split("cannot be had:")[1], said
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections import Counter
+from pathlib import Path
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import Project, tells, tree
@@ -190,9 +191,18 @@ def test_links_of_outputs_stay_links_where_they_were_made(either: Project) -> No
     for link in ("latest", "one"):
         assert (either.workspace / "steps" / link).is_symlink(), "it was sent to where it is from"
     (either.directory / "steps/latest").unlink()
-    either.write("Snakefile", either.read("Snakefile").replace("/latest/", "/step-9/"))
+    snakefile = either.read("Snakefile")
+    either.write("Snakefile", snakefile.replace("/latest/", "/step-9/"))
     either.run("--forcerun", "read").ok()
     assert either.read("read.txt") == "9\nd\n9\n"
     assert [record.rule for record in either.tries].count("read") == 2, "it was sent twice"
+    # One that leads elsewhere now, to files some of which are the same.
+    either.write("mine/a", "9\n")
+    either.write("mine/deep/d", "mine\n")
+    (either.directory / "steps/latest").symlink_to("../mine")
+    either.write("Snakefile", snakefile)
+    either.run("--forcerun", "read").ok()
+    assert either.read("read.txt") == "9\nmine\n9\n"
+    assert (either.workspace / "steps/step-9/deep/d").read_text() == "d\n", "through the link"
     either.run("--forceall").ok()
-    assert (either.directory / "steps/latest").is_symlink()
+    assert (either.directory / "steps/latest").readlink() == Path("step-9")

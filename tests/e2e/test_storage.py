@@ -291,11 +291,16 @@ def test_what_no_storage_can_hold(project: Project, tmp_path: Path) -> None:
             group: "near"
             shell: "echo 1 > {output}"
 
-        rule far:
+        rule bare:
             input: "near"
+            output: touch("bare")
+            group: "near"
+
+        rule far:
+            input: "near", "bare"
             output: "near.txt"
             group: "near"
-            shell: "cp {input} {output}"
+            shell: "cat {input} > {output}"
         """,
     )
 
@@ -305,4 +310,5 @@ def test_what_no_storage_can_hold(project: Project, tmp_path: Path) -> None:
     ).failed()  # fmt: skip
 
     tells(said, "nothing was sent", "rule near makes a temp(…, group_jobs=True) file")
+    tells(said, "rule bare has no command and is in a group")
     tells(said, "rule reads has files", "rule writes has files", "shares a pipe or service")

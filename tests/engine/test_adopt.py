@@ -1,10 +1,12 @@
 """Which try of an earlier run is the one that is asked for."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.adopt import choose
+from snakemake_executor_plugin_mantik.engine.adopt import choose, kept, named, note, stale, unwanted
+from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from tests.support.controller import request
 
@@ -42,6 +44,25 @@ def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> Non
     assert choice.unwanted == (found,)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"command": "other"},
+        {"shell": "zsh"},
+        {"parameters": "other"},
+        {"variables": {"A": "1"}},
+        {"secrets": {"A": "1"}},
+        {"outputs": (OutputFile("other"),)},
+        {"benchmark": Benchmark("b", ("x",))},
+        {"own_environment": True},
+    ],
+    ids=str,
+)
+def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
+    other = replace(JOB, **change)
+    assert other.made_of({"a": "1"}, "e", {}) != JOB.made_of({"a": "1"}, "e", {})
+
+
 def test_what_succeeded_is_taken_unless_forced() -> None:
     found = record(TryState.ENDED, outcome="succeeded")
     assert choose(JOB, "same", [found]).adopted == found
@@ -58,3 +79,52 @@ def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
     choice = choose(JOB, "same", tries)
     assert choice.adopted == tries[2]
     assert choice.unwanted == (tries[0], tries[1])
+
+
+SOURCES = {
+    path: path for path in ("a/train.py", "a/util.py", "pkg/mod.py", "pkg/__init__.py", "x", "b.R")
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python a/train.py --x 1", {"a/train.py"}),
+        ("set -e; cd a && python train.py", {"a/train.py", "a/util.py"}),
+        ("python -m pkg.mod >out", {"pkg/mod.py"}),
+        ("python -m pkg", {"pkg/mod.py", "pkg/__init__.py"}),
+        ("Rscript './b.R'", {"b.R"}),
+        ("FILE=b.R; cat <x", {"b.R", "x"}),
+        ("echo . .. / a.txt", set()),
+    ],
+)
+def test_sources_that_a_command_names(command: str, found: set[str]) -> None:
+    assert set(named(command, SOURCES)) == found
+
+
+def test_tries_of_an_earlier_version_are_told_of() -> None:
+    old = record(TryState.SUBMITTED)
+    assert "changed: the executor's version." in unwanted(JOB, old, {"command": "x"})
+    assert kept(old, {"queue": "other"}) == stale(old, "digest") == ""
+
+
+def test_what_was_never_sent_or_had_failed_is_not_told_of() -> None:
+    kept_back = note({"command": "old"}, {"queue": "q"}, "old")
+    for state, outcome in [(TryState.PLANNED, ""), (TryState.ENDED, "failed: it")]:
+        found = replace(record(state, outcome=outcome), made_of=kept_back)
+        assert unwanted(JOB, found, {"command": "new"}) == ""
+    planned = replace(record(TryState.PLANNED), made_of=kept_back)
+    assert kept(planned, {"queue": "p"}) == stale(planned, "new") == ""
+
+
+def test_what_is_forced_or_grouped_is_told_of() -> None:
+    same = replace(record(TryState.ENDED, outcome="succeeded"), made_of=note({"a": "b"}, {}, ""))
+    assert "as it is forced" in unwanted(replace(JOB, forced=True), same, {"a": "b"})
+    assert "grouped in another way" in unwanted(replace(JOB, job="other"), same, {"a": "b"})
+
+
+def test_of_many_changes_some_are_named() -> None:
+    before = {f"input f{n}": "a" for n in range(20)}
+    found = replace(record(TryState.SUBMITTED), made_of=note(before, {}, ""))
+    told = unwanted(JOB, found, dict.fromkeys(before, "b"))
+    assert "f0, f1, f2, f3, f4, …" in told

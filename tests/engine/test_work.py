@@ -1,14 +1,17 @@
 """The life of a job at a simulated site: coming back, giving up, purges, refusals."""
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryState, history
 from tests.support.controller import Controller, Killed, request, simulate
 from tests.support.simulated import Fate, Fault, World
@@ -89,6 +92,125 @@ def test_changed_job_is_given_up_before_another_starts(tmp_path: Path) -> None:
     first, second = world.runs
     assert first.ended is not None
     assert first.ended <= second.begun
+
+
+Play = Callable[[Controller], Coroutine[Any, Any, Outcome]]
+
+
+def with_sources(sources: dict[str, str], **values: Any) -> Play:
+    """A run of one job in a working directory with these sources."""
+
+    async def play(controller: Controller) -> Outcome:
+        controller.work.sources = sources
+        return await controller.job(replace(request(1, "data/x"), **values))
+
+    return play
+
+
+def left_running(workdir: Path, world: World, play: Play) -> None:
+    """Run a job until it runs at the site, then die."""
+
+    async def opened() -> Outcome:
+        await controller.open()
+        return await play(controller)
+
+    controller = Controller(world, workdir)
+    controller.site.called = lambda: controller.kill() if world.runs else None
+    with pytest.raises(Killed):
+        controller.run(opened())
+    controller.bury()
+    controller.forget()
+
+
+BEFORE = {"scripts/train.py": "a", "lib.py": "b", "README": "c"}
+COMMAND = "python scripts/train.py"
+
+
+@pytest.mark.parametrize(
+    ("values", "sources", "told"),
+    [
+        ({"command": f"{COMMAND} --fast"}, {}, "its command"),
+        ({"parameters": "alpha=2"}, {}, "its parameters"),
+        ({"variables": {"A": "2"}}, {}, "its environment variables"),
+        ({"outputs": (OutputFile("out/1"), OutputFile("out/2"))}, {}, "what it makes"),
+        ({}, {"scripts/train.py": "new"}, "scripts/train.py"),
+        ({}, {"data/x": "another content"}, "data/x"),
+    ],
+)
+def test_what_changed_is_told_and_nothing_old_is_used(
+    tmp_path: Path, values: dict[str, Any], sources: dict[str, str], told: str
+) -> None:
+    world = World(duration=lambda spec: 1000.0)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text("1")
+    left_running(tmp_path, world, with_sources(BEFORE, command=COMMAND))
+    (tmp_path / "data/x").write_text(sources.pop("data/x", "1"))
+
+    async def play(controller: Controller) -> list[str]:
+        again = with_sources(BEFORE | sources, **{"command": COMMAND, **values})
+        assert (await again(controller)).succeeded
+        return controller.said
+
+    said = simulate(tmp_path, world, play)
+
+    [line] = [line for line in said if "earlier run" in line]
+    assert f"its outputs are not used, since these changed: {told}." in line
+    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
+
+
+def test_other_resources_and_unnamed_sources_are_told(tmp_path: Path) -> None:
+    world = World(duration=lambda spec: 1000.0)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text("1")
+    left_running(tmp_path, world, with_sources(BEFORE, resources={"mem_mb": 1000}))
+    (sent,) = history(tmp_path / ".state")
+
+    async def play(controller: Controller) -> list[str]:
+        play = with_sources(BEFORE | {"lib.py": "new"}, resources={"mem_mb": 2000, "runtime": 5})
+        assert (await play(controller)).succeeded
+        return controller.said
+
+    said = "\n".join(simulate(tmp_path, world, play))
+
+    assert "memory per node in MiB" in said
+    assert "walltime in s none instead of 300" in said
+    assert f"smk-mantik cancel {sent.id}" in said
+    assert "files of the working directory changed since" in said
+    assert [r.how for r in world.runs] == ["exit 0"], "it was taken up"
+
+
+def test_unchanged_job_is_taken_up_without_a_word(tmp_path: Path) -> None:
+    world = World(duration=lambda spec: 1000.0)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text("1")
+    left_running(tmp_path, world, with_sources(BEFORE, command=COMMAND))
+
+    async def play(controller: Controller) -> list[str]:
+        assert (await with_sources(dict(BEFORE), command=COMMAND)(controller)).succeeded
+        return controller.said
+
+    assert simulate(tmp_path, world, play) == []
+    assert [r.how for r in world.runs] == ["exit 0"]
+
+
+@pytest.mark.parametrize("other", ["2", "1"])
+def test_input_that_changes_while_the_job_runs_is_told(tmp_path: Path, other: str) -> None:
+    world = World()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text("1")
+
+    async def play(controller: Controller) -> list[str]:
+        job = asyncio.create_task(controller.job(request(1, "data/x")))
+        while not world.runs:
+            await asyncio.sleep(1)
+        (tmp_path / "data/x").write_text(other)
+        os.utime(tmp_path / "data/x", (1, 1))
+        assert (await job).succeeded
+        return controller.said
+
+    said = simulate(tmp_path, world, play)
+
+    assert ["data/x changed while the job ran" in line for line in said] == [True] * (other != "1")
 
 
 def test_leftover_of_a_claim_is_no_end(tmp_path: Path) -> None:

@@ -109,6 +109,35 @@ def test_a_bundle_does_not_follow_a_link_that_it_replaces(trial: Trial) -> None:
     assert not (trial.workspace / "x").is_symlink()
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_bundle_goes_through_no_link(trial: Trial, inline: bool) -> None:
+    """A job made `out/latest -> step-9`; here, that is another directory now."""
+    safe = trial.write("out/step-9/deep/x", "safe")
+    for name, target in (("latest", "step-9"), ("it's\nnew", "nowhere"), ("kept", "step-9")):
+        (trial.workspace / "out" / name).symlink_to(target)
+    bundle = packed({"out/latest/deep/x": b"new", "out/it's\nnew/x": b"1", "out/step-9/y": b"2"})
+    trial.upload("b", bundle)
+    spec = trial.spec("cat out/latest/*/x out/kept/deep/x", bundles=() if inline else ("b",))
+    ended = trial.run(replace(spec, inline=bundle if inline else b""))
+    assert ended.log == "newsafe"
+    assert safe.read_text() == "safe"
+    assert not (trial.workspace / "out/latest").is_symlink()
+    assert (trial.workspace / "out/it's\nnew/x").read_text() == "1"
+
+
+def test_many_jobs_replace_a_link_at_once(trial: Trial) -> None:
+    """Those that find it gone, or a directory in its place, go on."""
+    (trial.workspace / "target").mkdir()
+    files: dict[str, bytes | None] = {f"d{n}/f": b"x" for n in range(40)}
+    for n in range(40):
+        (trial.workspace / f"d{n}").symlink_to("target")
+    specs = [trial.spec("cat d*/f | wc -c", inline=packed(files)) for _ in range(6)]
+    started = [trial.start(spec) for spec in specs]
+    ended = [trial.end(spec, process) for spec, process in zip(specs, started, strict=True)]
+    assert [(one.returned, one.log) for one in ended] == [(0, "40\n")] * 6
+    assert list((trial.workspace / "target").iterdir()) == []
+
+
 def test_outputs_with_odd_names_travel(trial: Trial) -> None:
     outputs = tuple(OutputFile(f"out/{name}") for name in ODD)
     for name in ODD:
@@ -314,3 +343,44 @@ def test_a_limit_on_the_size_of_files_ends_in_a_marker(trial: Trial) -> None:
     ended = trial.end(spec, trial.start(spec, shell=("bash", "-c", script, "bash")))
     assert ended.sure.exit_code != 0
     assert ended.returned == ended.sure.exit_code
+
+
+def group_of_the_user() -> int:
+    """Another group than the user's own, if he has one."""
+    others = range(1, 100) if os.getuid() == 0 else os.getgroups()
+    return next((group for group in others if group != os.getgid()), os.getgid())
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o2700), (True, 0o2750)])
+def test_a_groups_directory_stays_its_own(trial: Trial, shared: bool, mode: int) -> None:
+    """Project directories have setgid, and quotas are counted by the group of each file."""
+    spec = trial.spec(
+        "mkdir d/e; echo 1 > d/e/f; cat x/y/in > small; head -c 70000 /dev/zero > large",
+        inputs=(InputFile("x/y/in", 2),),
+        outputs=(OutputFile("d", directory=True), OutputFile("small"), OutputFile("large")),
+        bundles=("b-1",),
+        inline=packed({"other/file": b"1"}),
+        secrets=("TOKEN",),
+        umask=0o027,
+        shared=shared,
+        limits=replace(QUICK, marker_bytes=1000),
+    )
+    trial.upload("b-1", packed({"x/y/in": b"in", "x/empty": None}))
+    secrets = trial.workspace / spec.paths.secrets
+    secrets.parent.mkdir(parents=True)
+    secrets.write_text("TOKEN=1\n")
+    group = group_of_the_user()
+    for path in (trial.workspace, *trial.workspace.rglob("*")):
+        os.chown(path, -1, group)
+        path.chmod(0o2700 if path.is_dir() else 0o600)
+    before = set(trial.workspace.rglob("*"))
+    assert trial.run(spec).sure.exit_code == 0
+    made = set(trial.workspace.rglob("*")) - before
+    assert len(made) > 12
+    for path in made:
+        status = path.lstat()
+        assert status.st_gid == group, path
+        assert not path.is_dir() or status.st_mode & 0o2000, path
+        assert not status.st_mode & 0o007, path
+    work = trial.workspace / spec.paths.work
+    assert {p.stat().st_mode & 0o7777 for p in work.rglob("*") if p.is_dir()} == {mode}

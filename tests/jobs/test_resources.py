@@ -1,5 +1,6 @@
 """A rule's resources win over the backend config's, and reach Slurm as they are meant."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.resources import merge, slurm_directives, total_cpus
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
+from snakemake_executor_plugin_mantik.jobs.resources import (
+    meant,
+    merge,
+    slurm_directives,
+    total_cpus,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 BASE = Resources(
@@ -54,6 +61,8 @@ def test_without_resources_of_a_rule_the_config_is_asked_for() -> None:
         ({"gpus": "8"}, 1, {"gpus_per_node": 4}),
         ({"gpu": 0}, 1, {"gpus_per_node": None}),
         ({"gpu": 2, "gpus": 2}, 1, {"gpus_per_node": 1}),
+        ({"gpu": 2, "gpu_model": "a100"}, 1, {"gpus_per_node": 1, "gpu_model": "a100"}),
+        ({"gpu_model": ""}, 1, {}),
         ({"nodes": 1, "gpu": 3}, 1, {"nodes": 1, "gpus_per_node": 3, "total_cpus": None}),
         ({"slurm_partition": "devel"}, 1, {"queue": "devel"}),
         ({"partition": "devel", "queue": "devel"}, 1, {"queue": "devel"}),
@@ -91,14 +100,30 @@ def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, A
         ({"partition": "a", "queue": "b"}, ["partition=a", "queue=b"]),
         ({"slurm_account": 1.5}, ["slurm_account"]),
         ({"qos": True}, ["qos"]),
-        ({"gres": "gpu:1"}, ["gres", "gpu=<number>"]),
-        ({"slurm_extra": "--x"}, ["slurm_extra"]),
+        ({"gres": "gpu:1"}, ["gres", "gpu=<number over all nodes>", "gpu_model"]),
+        ({"slurm_extra": "--mail-type=END"}, ["slurm_extra", "Leave --mail-type out"]),
+        (
+            {"slurm_extra": "--gres=gpu:a100:2 -C ib  --exclusive -x n1"},
+            ["Ask for `gpu`, `constraint` instead; leave --exclusive, -x out"],
+        ),
+        ({"slurm_extra": "more"}, ["docs/resources.md"]),
+        ({"gpu_model": "a100:2"}, ["gpu_model", "one kind"]),
+        ({"gpu_model": "a100,h100"}, ["gpu_model", "one kind"]),
     ],
 )
 def test_what_cannot_be_meant_is_refused(rule: dict[str, object], names: list[str]) -> None:
     with pytest.raises(UserError) as raised:
         merge(BASE, rule, 1)
     assert all(name in str(raised.value) for name in names), str(raised.value)
+
+
+def test_a_kind_of_gpus() -> None:
+    asked = merge(BASE, {"gpu": 2, "gpu_model": "a100"}, 1)
+    assert "--gpus-per-node=a100:1" in slurm_directives(asked, "train")
+    with pytest.raises(UserError, match=r"gpu_model=a100 .* none are asked for"):
+        slurm_directives(merge(Resources(), {"gpu_model": "a100"}, 1), "train")
+    with pytest.raises(UserError, match=r"PBS has no common name .* gpu_model=a100"):
+        pbs_directives(replace(asked, qos=None), "train")
 
 
 def test_all_that_slurm_is_told() -> None:
@@ -181,3 +206,22 @@ def test_a_value_that_would_say_more_is_refused(text: str) -> None:
 )
 def test_times(seconds: int, clock: str) -> None:
     assert f"--time={clock}" in slurm_directives(Resources(runtime_s=seconds), "j")
+
+
+@pytest.mark.parametrize(
+    ("name", "likely"),
+    [
+        ("slurm_partitoin", "slurm_partition"),
+        ("Runtime", "runtime"),
+        ("walltime", "runtime"),
+        ("mem_gb", "mem_mb"),
+        ("cpus_per_tasks", "cpus_per_task"),
+        ("gpu", None),
+        ("licenses", None),
+        ("disk_mb", None),
+        ("mem_mib", None),
+        ("download", None),
+    ],
+)
+def test_names_that_are_likely_meant_to_mean_something(name: str, likely: str | None) -> None:
+    assert meant(name) == likely

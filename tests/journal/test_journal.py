@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.errors import JournalError, JournalLocked
 from snakemake_executor_plugin_mantik.journal import (
     BUCKET_SIZE,
     FileRecord,
     Journal,
+    SiteRecord,
     TryRecord,
     TryState,
     history,
@@ -164,17 +165,23 @@ def test_groups_are_found_by_their_members(journal: Journal) -> None:
     assert [r.id for r in journal.open_tries("b", "a")] == [one]
 
 
+UNDO_5 = (
+    "ALTER TABLE sites DROP COLUMN config; ALTER TABLE tries DROP COLUMN made_of;"
+    "PRAGMA user_version = 4;"
+)
 UNDO_4 = "DROP TABLE members; PRAGMA user_version = 3;"
 UNDO_3 = "DROP INDEX tries_name; ALTER TABLE tries DROP COLUMN reason; PRAGMA user_version = 2;"
 UNDO_2 = "DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;"
 
 
-@pytest.mark.parametrize("undo", [UNDO_4, UNDO_4 + UNDO_3, UNDO_4 + UNDO_3 + UNDO_2])
-def test_older_version_is_brought_up_to_date(tmp_path: Path, undo: str) -> None:
+@pytest.mark.parametrize("versions", [1, 2, 3, 4])
+def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> None:
     with closing(Journal(tmp_path)) as journal:
+        journal.set_site("hpc1", "url", "/ws", "/a/config.yaml")
         record = new_try(journal)
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.executescript(undo)
+        db.executescript("".join([UNDO_5, UNDO_4, UNDO_3, UNDO_2][:versions]))
+    (tmp_path / "journal.spare").unlink()
     assert [r.reason for r in history(tmp_path)] == [""]
     for _ in range(2):
         with closing(Journal(tmp_path)) as journal:
@@ -182,6 +189,7 @@ def test_older_version_is_brought_up_to_date(tmp_path: Path, undo: str) -> None:
             assert len(journal.workflow) == 32
             assert [r.id for r in journal.open_tries(record.job)] == [record.id]
             assert journal.files.links("d") == {}
+            assert journal.sites() == {"hpc1": SiteRecord("hpc1", "url", "/ws")}
 
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
@@ -219,8 +227,9 @@ def test_checksum_is_known_while_size_and_time_are_the_same(journal: Journal) ->
 
 
 def test_lock_refuses_a_second_controller(journal: Journal) -> None:
-    with pytest.raises(JournalError, match="another Snakemake"):
+    with pytest.raises(JournalLocked, match="another Snakemake") as error:
         Journal(journal.path.parent)
+    assert f"process {os.getpid()} on " in str(error.value)
 
 
 WRITER = """
@@ -267,12 +276,7 @@ def test_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
             Journal(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["head", "middle", "cut", "text"])
-def test_damaged_file_is_told(tmp_path: Path, damage: str) -> None:
-    with closing(Journal(tmp_path)) as journal:
-        for n in range(300):
-            new_try(journal, str(n))
-    path = tmp_path / "journal.sqlite"
+def spoil(path: Path, damage: str) -> bytes:
     content = bytearray(path.read_bytes())
     match damage:
         case "head":
@@ -284,11 +288,90 @@ def test_damaged_file_is_told(tmp_path: Path, damage: str) -> None:
         case _:
             content = bytearray(b"this is no journal\n" * 1000)
     path.write_bytes(content)
+    return bytes(content)
+
+
+DAMAGES = ["head", "middle", "cut", "text"]
+
+
+def ready_to_spoil(directory: Path) -> tuple[str, list[TryRecord]]:
+    """A journal with tries in all states; its name, and what may be at a site."""
+    with closing(Journal(directory)) as journal:
+        journal.set_site("hpc1", "url", "/ws", "/a/config.yaml")
+        for n in range(60):
+            record = new_try(journal, str(n))
+            for state in list(TryState)[: n % 5 + 1]:
+                advance(journal, record.id, state)
+            if n == 30:
+                journal.retire_buckets("hpc1")
+    with closing(Journal(directory)) as journal:  # which writes the spare anew
+        late = journal.new_try(
+            site="hpc1", job="late", rule="r", name="r late", fingerprint="f",
+            members={"a": "name of a"}, made_of='{"command": "x"}',
+        )  # fmt: skip
+        journal.submitting(late.id, "batch")
+        opened = [r for r in journal.all_open_tries() if r.state is not TryState.PLANNED]
+        return journal.workflow, opened
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_is_made_anew_of_its_spare(tmp_path: Path, damage: str) -> None:
+    workflow, opened = ready_to_spoil(tmp_path)
+    content = spoil(tmp_path / "journal.sqlite", damage)
+
+    with closing(Journal(tmp_path)) as journal:
+        assert "was damaged" in journal.remark
+        assert f"{len(opened)} are looked for there" in journal.remark
+        assert journal.workflow == workflow, "its workspace is the same"
+        assert journal.sites() == {"hpc1": SiteRecord("hpc1", "url", "/ws", "/a/config.yaml")}
+        found = journal.all_open_tries()
+        settled = (
+            "id",
+            "site",
+            "bucket",
+            "job",
+            "rule",
+            "name",
+            "fingerprint",
+            "made_of",
+            "created",
+        )
+        assert [[getattr(r, name) for name in settled] for r in found] == [
+            [getattr(r, name) for name in settled] for r in opened
+        ]
+        assert {r.state for r in found} == {TryState.SUBMITTING}, "the site has to be asked"
+        assert [r.job for r in journal.open_tries("a")] == ["late"]
+        assert new_try(journal).bucket > max(r.bucket for r in opened), "or a stray meets its own"
+    assert (tmp_path / "journal.sqlite.damaged-1").read_bytes() == content
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.remark == ""
+        assert journal.workflow == workflow
+
+
+def test_a_damaged_line_of_the_spare_is_one_fact_lost(tmp_path: Path) -> None:
+    _, opened = ready_to_spoil(tmp_path)
+    spoil(tmp_path / "journal.sqlite", "head")
+    lines = (tmp_path / "journal.spare").read_bytes().split(b"\n")
+    wrong = next(n for n, line in enumerate(lines) if opened[5].id.encode() in line)
+    lines[wrong] = lines[wrong][:40] + b"\xff\x00" + lines[wrong][60:]
+    (tmp_path / "journal.spare").write_bytes(b"\n".join([*lines, b'{"try": 3}', b"[]", b'{"tr']))
+
+    with closing(Journal(tmp_path)) as journal:
+        assert [r.id for r in journal.all_open_tries()] == [
+            r.id for r in opened if r.id != opened[5].id
+        ]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_without_a_spare_is_told(tmp_path: Path, damage: str) -> None:
+    ready_to_spoil(tmp_path)
+    content = spoil(tmp_path / "journal.sqlite", damage)
+    (tmp_path / "journal.spare").write_bytes(b"\xff\n{\n")
 
     for _ in range(2):
         with pytest.raises(JournalError, match="move it away"):
             Journal(tmp_path)
-    assert path.read_bytes() == content
+    assert (tmp_path / "journal.sqlite").read_bytes() == content
 
 
 def test_full_disk_is_told(journal: Journal) -> None:

@@ -27,6 +27,12 @@ def search_path() -> str:
     return f"{PROGRAM.parent}:{os.environ['PATH']}"
 
 
+def environment() -> dict[str, str]:
+    """What makes jobs of a site of this machine find it, and start containers as root, too."""
+    # A container of root's needs more capabilities than a container has that the tests run in.
+    return {"PATH": search_path(), "APPTAINER_USERNS": "1"}
+
+
 def make_root(root: Path) -> Path:
     """Make an image's directory of this machine's programs and the libraries that they need."""
     (root / "usr" / "bin").mkdir(parents=True)

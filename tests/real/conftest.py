@@ -1,11 +1,8 @@
-"""Real servers and programs, and the table of what really ran."""
+"""Real servers and programs."""
 
 import os
 import pwd
-import shutil
-import subprocess
-from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,26 +11,16 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.real import apptainer, slurm
+from tests.support.needs import require
 from tests.support.places import PATIENT
 from tests.support.workflows import Place, Project, place_in
 
-SOFTWARE = {
-    "Slurm": ("dpkg-query", "--show", "slurm-wlm"),
-    "Apptainer": (str(apptainer.PROGRAM), "--version"),
-    "environment modules": ("dpkg-query", "--show", "environment-modules"),
-    "Python venv": ("python3", "--version"),
-}
-"""What the marks `software` name, and the command that tells its version."""
 
-
-def require(lacking: list[str], what: str) -> None:
-    """Skip what cannot run for want of programs; where nothing may be skipped, fail."""
-    if not lacking:
-        return
-    reason = f"{what} needs {', '.join(lacking)}: tests/real/install brings it, as root on Debian"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+@pytest.hookimpl(trylast=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """See that no test of this directory is without its mark: `make test-real` goes by it."""
+    if item.get_closest_marker("software") is None:
+        raise pytest.UsageError(f"{item.nodeid} needs the mark `software`")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -104,41 +91,3 @@ def image_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def user() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
-
-
-# --- the table ---------------------------------------------------------------------------------
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    for mark in item.iter_markers("software"):
-        report.user_properties.append(("software", mark.args[0]))
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    counts: dict[str, Counter[str]] = {name: Counter() for name in SOFTWARE}
-    reasons: dict[str, str] = {}
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, ()):
-            for key, name in getattr(report, "user_properties", ()):
-                if key == "software":
-                    counts[name][outcome] += 1
-                    if outcome == "skipped":
-                        reasons[name] = str(report.longrepr[2]).removeprefix("Skipped: ")
-    terminalreporter.section("what really ran")
-    for name, count in counts.items():
-        told = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "nothing"
-        ran = count["passed"] or count["failed"]
-        more = f"  {_version(SOFTWARE[name])}" if ran else f"  {reasons.get(name, '')}"
-        terminalreporter.write_line(f"{name:<22}{told:<24}{more}".rstrip())
-
-
-def _version(command: tuple[str, ...]) -> str:
-    if shutil.which(command[0]) is None:
-        return ""
-    asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return " ".join(asked.stdout.split())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import require
+from tests.support.needs import require
 from tests.support.workflows import UNTRACKED, Project, tells
 
 MODULES = Path("/usr/share/modules/init/bash")

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_equal import test_rules_modules_values_and_environment as equal
 from tests.real.slurm import Slurm
 from tests.support.workflows import UNTRACKED, Place, Project, Running, tells, until
-from tests.workflows.test_workflows import WORKFLOWS
-from tests.workflows.test_workflows import test_same_as_locally as same_as_locally
+from tests.workflows.test_workflows import WORKFLOWS, compare
 
 pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
 
@@ -38,8 +38,10 @@ class TestSame:
         equal(on_slurm)
 
     @pytest.mark.parametrize("name", [name for name in WORKFLOWS if name in CHOICE])
-    def test_workflow(self, name: str, project: Project, firecrest_place: Place) -> None:
-        same_as_locally(name, project, firecrest_place)
+    def test_workflow(
+        self, name: str, project: Project, firecrest_place: Place, tmp_path: Path
+    ) -> None:
+        compare(name, [project.place, firecrest_place], tmp_path)
 
 
 class TestResources:

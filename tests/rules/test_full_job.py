@@ -1,6 +1,7 @@
 """The program that runs a full job at a site: which Snakemake it takes, and what it compares."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_files_are_compared(there: list[str], here: list[str | None], said: str)
     assert bool(told) is bool(said)
 
 
+def order_for(rule: str, pythons: list[str]) -> dict[str, object]:
+    """What the program is told of a rule without wildcards, which makes `out.txt` of nothing."""
+    return {
+        "snakemake": "9.27.0", "pythons": pythons, "packages": [], "do": "Do this.",
+        "rules": [rule], "input": [], "output": ["out.txt"], "cache": {}, "checkpointed": [],
+        "repositories": [], "copies": None,
+        "arguments": [
+            "--snakefile", "Snakefile", "--executor", "local", "--mode", "subprocess",
+            "--cores", "1", "--allowed-rules", rule, "--force-use-threads",
+            "--target-jobs", f"{rule}:",
+        ],
+    }  # fmt: skip
+
+
 def test_an_older_python_is_told_and_another_one_taken(tmp_path: Path) -> None:
     """The first Python has no Snakemake, the second one has."""
     bare = tmp_path / "bare"
@@ -54,16 +69,7 @@ def test_an_older_python_is_told_and_another_one_taken(tmp_path: Path) -> None:
     (tmp_path / "Snakefile").write_text(
         'rule out:\n    output: "out.txt"\n    run:\n        open(output[0], "w").close()\n'
     )
-    order: dict[str, object] = {
-        "snakemake": "9.27.0", "pythons": ["no-such-python", sys.executable], "packages": [],
-        "do": "Do this.", "rules": ["out"], "input": [], "output": ["out.txt"], "cache": {},
-        "checkpointed": [], "repositories": [], "copies": None,
-        "arguments": [
-            "--snakefile", "Snakefile", "--executor", "local", "--mode", "subprocess",
-            "--cores", "1", "--allowed-rules", "out", "--force-use-threads",
-            "--target-jobs", "out:",
-        ],
-    }  # fmt: skip
+    order = order_for("out", ["no-such-python", sys.executable])
 
     def start(**changes: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -82,3 +88,31 @@ def test_an_older_python_is_told_and_another_one_taken(tmp_path: Path) -> None:
     ran = start()
     assert ran.returncode == 0, ran.stdout
     assert (tmp_path / "out.txt").exists()
+
+
+CWLTOOL = f"""\
+#!{sys.executable}
+import shutil, sys, urllib.parse
+# As the real one it takes only this form of an address.
+assert sys.argv[1].startswith("file:///"), f"Reference {{sys.argv[1]!r}} is not in the index."
+shutil.copy(urllib.parse.unquote(sys.argv[1][7:]), "out.txt")
+"""
+
+
+def test_cwltool_is_told_an_address_that_it_takes(tmp_path: Path) -> None:
+    place = tmp_path / "a place"
+    place.mkdir()
+    (place / "tool ü.cwl").write_text("a tool\n")
+    (place / "Snakefile").write_text('rule tool:\n    output: "out.txt"\n    cwl: "tool ü.cwl"\n')
+    (tmp_path / "cwltool").write_text(CWLTOOL)
+    (tmp_path / "cwltool").chmod(0o700)
+
+    ran = subprocess.run(
+        [sys.executable, full_job.__file__],
+        input=json.dumps(order_for("tool", [])), cwd=place, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+
+    assert ran.returncode == 0, ran.stdout
+    assert (place / "out.txt").read_text() == "a tool\n"

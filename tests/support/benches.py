@@ -26,9 +26,13 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.support.unicorex import PASSWORD, USER, UnicoreX
+from tests.support.unicorex import PASSWORD, SOFTWARE, USER, UnicoreX
 
-BENCHES = ["unicorex_bench", "sandbox_bench", "sandbox_firecrest_bench"]
+BENCHES = [
+    pytest.param("unicorex_bench", marks=pytest.mark.software(SOFTWARE)),
+    "sandbox_bench",
+    "sandbox_firecrest_bench",
+]
 """Fixtures that the contract suite runs with."""
 
 _T = TypeVar("_T")
@@ -44,8 +48,6 @@ class Bench:
         away: one whose server is not there.
         hooks: whether the site runs commands on a login node.
         forgets: whether the site's records of a job go when it is told to forget it.
-        modes: whether the server can close files to others; a UNICORE/X without its arm on the
-            login node (TSI) sets its own user's permissions only.
     """
 
     site: Callable[[], Site]
@@ -53,7 +55,6 @@ class Bench:
     away: Callable[[], Site]
     hooks: bool = True
     forgets: bool = True
-    modes: bool = True
 
     def run(self, scenario: Callable[[Site], Awaitable[_T]]) -> _T:
         """The result of `scenario` with a site that is open."""
@@ -102,7 +103,6 @@ def unicorex_bench(unicorex: UnicoreX) -> Bench:
         site=lambda: unicore_site(unicorex, workspace),
         stranger=lambda: unicore_site(unicorex, workspace, credential=Password(USER, "wrong")),
         away=lambda: unicore_site(unicorex, workspace, url=nobody),
-        modes=False,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.sandbox import FAST
-from tests.support.unicorex import PASSWORD, USER, UnicoreX
+from tests.support.unicorex import PASSWORD, SOFTWARE, USER, UnicoreX
 from tests.support.workflows import Place, Project, place_in
 
 UNICOREX_CONFIG = """\
@@ -46,18 +46,26 @@ def firecrest_place(sandbox: Sandbox) -> Place:
     return place_in(sandbox, "hpc2")
 
 
-@pytest.fixture
-def unicorex_place(unicorex: UnicoreX) -> Place:
+def unicorex_place(server: UnicoreX) -> Place:
+    """A site of the real server."""
     return Place(
         "uni",
-        UNICOREX_CONFIG.format(url=unicorex.url, ca_file=json.dumps(str(unicorex.ca_file))),
+        UNICOREX_CONFIG.format(url=server.url, ca_file=json.dumps(str(server.ca_file))),
         {"MANTIK_UNICORE_USERNAME": USER, "MANTIK_UNICORE_PASSWORD": PASSWORD},
-        unicorex.directory / "scratch",
-        unicorex.directory,
+        server.directory / "scratch",
+        server.directory,
     )
 
 
-@pytest.fixture(params=["sandbox", "firecrest", "unicorex"])
+@pytest.fixture(name="unicorex_place")
+def _unicorex_place(unicorex: UnicoreX) -> Place:
+    return unicorex_place(unicorex)
+
+
+REAL = pytest.param("unicorex", marks=pytest.mark.software(SOFTWARE))
+
+
+@pytest.fixture(params=["sandbox", "firecrest", REAL])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each kind of site, one after the other."""
     found: Place = request.getfixturevalue(f"{request.param}_place")

@@ -204,7 +204,7 @@ class SimulatedSite:
             raise broken
 
     async def list(self, path: str) -> dict[str, Entry]:
-        return await self._call("list", path, lambda: self.world.below(path))
+        return await self._call("list", path, lambda: self.world.below("" if path == "." else path))
 
     async def stat(self, path: str) -> Entry | None:
         def act() -> Entry | None:

@@ -1,10 +1,11 @@
 """A real UNICORE/X server on loopback, for tests: users, roles, queues, two storages.
 
 It runs in embedded mode: jobs are processes of the server's own user, started at once. Its jars
-come through Maven into `.cache/unicorex` of the checkout, once; each pytest worker has a server of
-its own (2 s to start, 220 MB). Without Java or Maven the tests are skipped, in CI they fail.
+come through Maven into `.cache/unicorex` of the checkout, once. All pytest workers share one server
+(2 s to start, 220 MB). Without Java or Maven the tests are skipped, in CI they fail.
 """
 
+import base64
 import fcntl
 import hashlib
 import json
@@ -14,17 +15,25 @@ import socket
 import ssl
 import subprocess
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
 
 import pytest
 
+from tests.real import apptainer
+from tests.support.needs import require
+from tests.support.shared import STOP_S, Told, keep, session_directory, shared
+
 DATA = Path(__file__).parent / "unicorex"
 CACHE = Path(__file__).parents[2] / ".cache" / "unicorex"
+
+SOFTWARE = "UNICORE/X"
+"""What the marks `software` call it."""
 
 USER = "demo"
 PASSWORD = "pässwörd:1"
@@ -35,15 +44,16 @@ FETCH_S = 300.0
 """How long Maven may take to bring the jars, seconds."""
 START_S = 60.0
 """How long the server may take until it answers, seconds."""
-STOP_S = 10.0
-"""How long the server may take to end before it is killed, seconds."""
+
+OWN_SLOTS = 3
+"""How many jobs run at the same time on a server of a test's own; others wait in its memory."""
 
 _SALT = "salt"
 _STORE_PASSWORD = "the12345"
 _JARS_DONE = ".complete"
 
 
-@dataclass
+@dataclass(frozen=True)
 class UnicoreX:
     """A server that runs.
 
@@ -56,7 +66,6 @@ class UnicoreX:
 
     directory: Path
     port: int
-    process: subprocess.Popen[bytes]
 
     @property
     def url(self) -> str:
@@ -70,72 +79,90 @@ class UnicoreX:
     def key_file(self) -> Path:
         return self.directory / "id_key"
 
+
+@dataclass(frozen=True)
+class OwnUnicoreX(UnicoreX):
+    """A server of one test, which may stop, kill and start it."""
+
+    processes: list["subprocess.Popen[bytes]"]
+    """The latest is the server."""
+
+    def start(self) -> None:
+        """Start it, again or for the first time, and wait until it answers."""
+        with (self.directory / "console.log").open("ab") as console:
+            process = subprocess.Popen(
+                _command(), cwd=self.directory, stdin=subprocess.DEVNULL, stdout=console,
+                stderr=console,
+            )  # fmt: skip
+        self.processes.append(process)
+        _wait_until_it_answers(self, process)
+
     def stop(self) -> None:
-        """End the server; a test may do so to see what its clients say then."""
-        self.process.terminate()
+        """End it."""
+        process = self.processes[-1]
+        process.terminate()
         try:
-            self.process.wait(STOP_S)
+            process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill it with -9; jobs that it has started go on."""
+        self.processes[-1].kill()
+        self.processes[-1].wait()
 
 
-def start(directory: Path) -> UnicoreX:
-    """Start a server in the empty `directory` and wait until it answers."""
-    jars = _jars()
-    port = _free_port()
-    _write_configuration(directory, port)
-    with (directory / "console.log").open("wb") as console:
-        process = subprocess.Popen(
-            [
-                "java",
-                "-Xmx512m",
-                "-Dlog4j.configurationFile=file:log4j.xml",
-                "-cp",
-                f"{jars}/*",
-                "eu.unicore.uas.UAS",
-                "main.config",
-            ],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=subprocess.STDOUT,
-        )
-    server = UnicoreX(directory, port, process)
-    try:
-        _wait_until_it_answers(server)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+def _start_shared(directory: Path, users: Path, slots: int = 16) -> Told:
+    server = UnicoreX(directory, _free_port())
+    command = _command()
+    _write_configuration(server, slots)
+    environment = {**os.environ, **apptainer.environment()}
+    console = directory / "console.log"
+    keeper = keep(users, command, directory=directory, console=console, env=environment)
+    _wait_until_it_answers(server, keeper)
+    return {"directory": str(directory), "port": server.port}
 
 
 @pytest.fixture(scope="session")
 def unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnicoreX]:
-    """The worker's UNICORE/X server; tests keep apart by workspaces of their own."""
-    _require_java()
-    server = start(tmp_path_factory.mktemp("unicorex"))
-    yield server
-    server.stop()
+    """The session's UNICORE/X server; tests keep apart by workspaces of their own."""
+    require(_lacking(), SOFTWARE)
+    with shared(session_directory(tmp_path_factory) / "unicorex", _start_shared) as told:
+        yield UnicoreX(Path(told["directory"]), told["port"])
+
+
+@pytest.fixture(scope="session")
+def narrow_unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnicoreX]:
+    """Another one, which runs one job at a time: the next ones wait."""
+    require(_lacking(), SOFTWARE)
+    start = partial(_start_shared, slots=1)
+    with shared(session_directory(tmp_path_factory) / "narrow-unicorex", start) as told:
+        yield UnicoreX(Path(told["directory"]), told["port"])
 
 
 @pytest.fixture
-def unicorex_to_stop(tmp_path: Path) -> Iterator[UnicoreX]:
+def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
     """A server for one test that stops it."""
-    _require_java()
-    server = start(tmp_path)
-    yield server
-    server.stop()
+    require(_lacking(), SOFTWARE)
+    directory = tmp_path / "unicorex"
+    directory.mkdir()
+    server = OwnUnicoreX(directory, _free_port(), [])
+    _write_configuration(server, OWN_SLOTS)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
-def _require_java() -> None:
-    missing = [tool for tool in ("java", "keytool", "mvn", "ssh-keygen") if not shutil.which(tool)]
-    if not missing:
-        return
-    reason = f"the real UNICORE/X server needs {', '.join(missing)}: install Java 17 and Maven"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+def version() -> str:
+    """The release of the server's main part, as its jar is called."""
+    return ", ".join(jar.stem for jar in CACHE.glob("*/uas-core-*.jar"))
+
+
+def _lacking() -> list[str]:
+    """The programs that are not installed."""
+    return [tool for tool in ("java", "keytool", "mvn", "ssh-keygen") if not shutil.which(tool)]
 
 
 def _jars() -> Path:
@@ -165,6 +192,13 @@ def _jars() -> Path:
     return jars
 
 
+def _command() -> Sequence[str]:
+    return (
+        "java", "-Xmx512m", "-Dlog4j.configurationFile=file:log4j.xml", "-cp", f"{_jars()}/*",
+        "eu.unicore.uas.UAS", "main.config",
+    )  # fmt: skip
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -172,14 +206,15 @@ def _free_port() -> int:
         return port
 
 
-def _write_configuration(directory: Path, port: int) -> None:
+def _write_configuration(server: UnicoreX, slots: int) -> None:
+    directory = server.directory
     for name in ("scratch", "work", "jobs", "data"):
         (directory / name).mkdir()
-    for name in ("idb.json", "log4j.xml"):
+    for name in ("idb.json", "log4j.xml", "shell"):
         shutil.copy(DATA / name, directory)
     (directory / "main.config").write_text(
         Template((DATA / "main.config").read_text()).substitute(
-            PORT=port, DIRECTORY=directory, STORE_PASSWORD=_STORE_PASSWORD
+            PORT=server.port, DIRECTORY=directory, STORE_PASSWORD=_STORE_PASSWORD, SLOTS=slots
         )
     )
     digest = hashlib.md5((_SALT + PASSWORD).encode()).hexdigest()
@@ -212,20 +247,19 @@ def _make_certificate(directory: Path) -> None:
         )
 
 
-def _wait_until_it_answers(server: UnicoreX) -> None:
+def _wait_until_it_answers(server: UnicoreX, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a server takes jobs; it answers some seconds before it knows where to run them."""
     context = ssl.create_default_context(cafile=str(server.ca_file))
+    credentials = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    request = urllib.request.Request(
+        f"{server.url}/factories",
+        headers={"Authorization": f"Basic {credentials}", "Accept": "application/json"},
+    )
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if server.process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(server.url, context=context, timeout=5):
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(request, context=context, timeout=5) as said:
+            if json.load(said)["factories"]:
                 return
-        except urllib.error.HTTPError as error:
-            if error.code in (401, 403):
-                return
-        except OSError:
-            pass
         time.sleep(0.1)
     log = (server.directory / "console.log").read_text(errors="replace")
     raise RuntimeError(f"UNICORE/X does not answer at {server.url}; it said:\n{log[-4000:]}")

@@ -15,10 +15,10 @@ from textwrap import dedent
 
 import pytest
 
+from snakemake_executor_plugin_mantik.atsites import workspace_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.startup import workspace_name
 from tests.support import forkserver
 from tests.support.forkserver import Fork
 

@@ -5,17 +5,22 @@ the `snakemake` command, one a line, where an empty line begins another run; `en
 NAME=VALUE for variables; and `needs`, programs that it calls, one a line; `snakemake` among them
 stands for the Python environment of the tests, here and at the sites. It runs with Snakemake's
 local executor and through a site of each API; exit code and all files are compared after each run.
+Those whose jobs need no Snakemake run at a real UNICORE/X, too.
 """
 
 import os
 import shutil
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+from tests.real import apptainer
+from tests.support.needs import require
+from tests.support.places import unicorex_place
+from tests.support.unicorex import UnicoreX
 from tests.support.workflows import UNTRACKED, Place, Project, tree, with_snakemake
 
 HERE = Path(__file__).parent
@@ -42,10 +47,31 @@ def lay_out(name: str, directory: Path) -> None:
     )
 
 
+BROUGHT = {"apptainer", "mksquashfs", "rsync"}
+"""Programs that tests/real/install brings."""
+THIN = [name for name in WORKFLOWS if BROUGHT.issuperset(lines(name, "needs"))]
+"""Those whose jobs need no Snakemake at a site, and nothing that a machine may lack."""
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_same_as_locally(name: str, project: Project, firecrest_place: Place) -> None:
+def test_same_as_locally(
+    name: str, sandbox_place: Place, firecrest_place: Place, tmp_path: Path
+) -> None:
+    compare(name, [sandbox_place, firecrest_place], tmp_path)
+
+
+@pytest.mark.parametrize("name", THIN)
+def test_same_at_a_real_server(
+    name: str, unicorex: UnicoreX, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", apptainer.search_path())
+    require([program for program in lines(name, "needs") if shutil.which(program) is None], name)
+    compare(name, [unicorex_place(unicorex)], tmp_path)
+
+
+def compare(name: str, places: list[Place], directory: Path) -> None:
+    """Run a workflow here and, at the same time, at each of `places`, and compare all of it."""
     needs = set(lines(name, "needs"))
-    places = [project.place, firecrest_place]
     extra = UNTRACKED
     if SNAKEMAKE in needs:
         needs.remove(SNAKEMAKE)
@@ -55,19 +81,20 @@ def test_same_as_locally(name: str, project: Project, firecrest_place: Place) ->
     lacking = [program for program in sorted(needs) if shutil.which(program, path=path) is None]
     if lacking:
         pytest.skip(f"there is no {', '.join(lacking)} on this machine")
-    names = ("twin", "project", "other")
-    twin, project, other = (
-        Project(project.directory.with_name(each), place, dict(extra))
-        for each, place in zip(names, (places[0], *places), strict=True)
+    twin, *remotes = (
+        Project(directory / f"{number}" / "project", place, dict(extra))
+        for number, place in enumerate([places[0], *places])
     )
-    for each in (twin, project, other):
+    for each in (twin, *remotes):
         lay_out(name, each.directory)
         each.extra |= dict(line.split("=", 1) for line in lines(name, "environment"))
     groups = groupby(lines(name, "options"), key=bool)
-    with closing(twin), closing(project), closing(other):
+    with ExitStack() as opened:
+        for each in (twin, *remotes):
+            opened.enter_context(closing(each))
         for options in [list(words) for given, words in groups if given] or [[]]:
             # At the same time: a run at a site is mostly waiting.
-            started = [(remote, remote.start(*options)) for remote in (project, other)]
+            started = [(remote, remote.start(*options)) for remote in remotes]
             before = tree(twin.directory)
             expected = twin.run(*options, local=True)
             files = tree(twin.directory)

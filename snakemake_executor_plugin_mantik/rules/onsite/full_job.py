@@ -14,6 +14,8 @@ Some things of Snakemake are changed in its process, because a site has not all 
 - Files of a storage are their local copies: a node has the storage's credentials as little as a way
   to it, and this side fetches and stores. Unless the job is to do it: then its copies are its own.
 - Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
+- The document of a `cwl:` rule has the address that Snakemake gives it from Python 3.14 on. With an
+  older one it is `file:/…`, which cwltool refuses.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from typing import Any
+from urllib.parse import quote
 
 UNFIT = 78
 """Exit code where no Snakemake fits (EX_CONFIG of sysexits.h)."""
@@ -115,7 +118,16 @@ def _unfit(order: dict[str, Any], found: dict[str, str]) -> None:
     )
     wanted = order["snakemake"]
     needed = f"{wanted} or a newer {wanted.split('.')[0]}.x is needed"
-    sys.stderr.write(f"{LACK} {needed}; {seen}. {order['do']}\n")
+    _lack(f"{needed}; {seen}. {order['do']}")
+
+
+def _lack(what: str) -> None:
+    """End, and let the job's marker say that it failed before its command."""
+    sys.stderr.write(f"{LACK} {what}\n")
+    # A container need not have the directory that it lies in.
+    place = os.environ.get("MANTIK_STATE", os.devnull)
+    with contextlib.suppress(OSError), open(place, "a") as state:
+        state.write("step=own\n")
     sys.exit(UNFIT)
 
 
@@ -156,8 +168,7 @@ def _require(package: str, order: dict[str, Any]) -> None:
 
     if find_spec(package) is None:
         needed = f"its Python, {sys.executable}, has no {package}, which the workflow uses"
-        sys.stderr.write(f"{LACK} {needed}. {order['do']}\n")
-        sys.exit(UNFIT)
+        _lack(f"{needed}. {order['do']}")
 
 
 def _fill(cache: str, entries: dict[str, str]) -> None:
@@ -170,7 +181,7 @@ def _fill(cache: str, entries: dict[str, str]) -> None:
 
 def _adapt(order: dict[str, Any]) -> None:
     """Change in Snakemake what the docstring of this module says."""
-    from snakemake import sourcecache, storage
+    from snakemake import cwl, sourcecache, storage
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
     from snakemake.deployment import conda, singularity
@@ -210,12 +221,16 @@ def _adapt(order: dict[str, Any]) -> None:
                 raise WorkflowError(difference, rule=self.rule)
         await prepare(self)
 
+    def address(path: str) -> str:
+        return f"//{quote(os.fsencode(path))}"
+
     def never(self: Any) -> bool:  # noqa: ARG001
         return False
 
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
+    cwl.pathname2url = address
     if not order["copies"]:
         storage.flag_with_storage_object = local
     for kind, act in ((conda.Env, "create"), (singularity.Image, "pull")):

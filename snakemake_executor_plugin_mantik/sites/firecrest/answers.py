@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites.addresses import distrust
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
     Meaning,
@@ -107,6 +108,8 @@ def error_of(error: Exception, site: str) -> SiteError | None:
     where = f"site {site}"
     if isinstance(error, FirecrestException):
         return answered(error.responses[-1], site)
+    if isinstance(error, TimeoutError):
+        return SiteUnreachable("no answer in time", where=where, do="Check the network")
     if isinstance(error, FileNotFoundError):
         return SiteNotFound(str(error), where=where)  # pyfirecrest's download()
     if isinstance(error, httpx.HTTPError | httpx.InvalidURL | requests.RequestException):
@@ -133,7 +136,7 @@ _OF_PYFIRECREST: Final[
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
     # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
-    ((KeyError, TypeError, ValueError), lambda site: nonsense("a request", site)),
+    ((KeyError, TypeError, ValueError, RecursionError), lambda site: nonsense("a request", site)),
 )
 
 
@@ -148,9 +151,7 @@ def nonsense(path: str, site: str) -> SiteUnreachable:
 
 def _no_answer(error: Exception, where: str) -> SiteUnreachable:
     reason = " ".join(str(error).split()) or type(error).__name__
-    do = "Check ApiUrl and the network"
-    if "CERTIFICATE_VERIFY_FAILED" in reason:
-        do = "Name the certificate of the site's authority with CAFile"
+    do = distrust(error)[1] or "Check ApiUrl and the network"
     request = getattr(error, "_request", None)  # httpx raises where there is none
     path = f" to {request.method} {request.url.path}" if isinstance(request, httpx.Request) else ""
     return SiteUnreachable(f"no answer{path}: {reason}", where=where, do=do)
@@ -188,7 +189,7 @@ def body_of(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
         answer = json.loads(response.content)
-    except (ValueError, httpx.StreamError):
+    except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}
 

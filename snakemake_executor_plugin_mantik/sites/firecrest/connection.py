@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.sites.authentication import refused_by_iss
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
-from snakemake_executor_plugin_mantik.sites.repeating import repeat
+from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
 
 CONNECT_S: Final = 30.0
 """How long a connection may take to be made, seconds."""
@@ -57,6 +57,7 @@ class Connection:
         concurrent_requests: int,
     ) -> None:
         self.site = site
+        self._timeout_s = timeout_s
         self.base = checked_url(url, site, "Firecrest.ApiUrl")
         self.requests: Counter[str] = Counter()
         self.places = concurrent_requests
@@ -68,6 +69,8 @@ class Connection:
         context = tls(ca_file, site)
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
         self._session = Session(
+            look=self._look,
+            silence_s=timeout_s,
             verify=context,
             proxy=proxy,
             trust_env=not is_loopback(self.base),
@@ -78,7 +81,7 @@ class Connection:
                 max_keepalive_connections=concurrent_requests,
                 keepalive_expiry=IDLE_S,
             ),
-            event_hooks={"request": [self._count], "response": [self._look]},
+            event_hooks={"request": [self._count]},
         )
         self.client = Client(self.base, self, tls=context, timeout=timeout, session=self._session)
 
@@ -93,13 +96,13 @@ class Connection:
         return self._sent
 
     async def ask(
-        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1
+        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1, size: int = 0
     ) -> _T:
         """Make an idempotent request; repeated when that may help."""
-        return await repeat(lambda: self.once(what, act, channels=channels))
+        return await repeat(lambda: self.once(what, act, channels=channels, size=size))
 
     async def once(
-        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1
+        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1, size: int = 0
     ) -> _T:
         """Make a request, once more only if its token was refused and there is another one.
 
@@ -107,52 +110,54 @@ class Connection:
             what: what it counts as in `requests`.
             act: makes it with pyfirecrest's client.
             channels: how many ssh channels it takes at the site.
+            size: bytes that the file may have that it carries.
         """
         async with self._channels.take(channels):
             try:
-                return await self._act(what, act)
+                return await self._act(what, act, size)
             except SiteUnauthorized as error:
                 if error.status != httpx.codes.UNAUTHORIZED:
                     raise
                 if not self._credential.refused(self._sent):
                     raise
-            return await self._act(what, act)
+            return await self._act(what, act, size)
 
-    async def store(self, what: str, act: Callable[[Client], Awaitable[_T]]) -> _T:
-        """Make a request to the site's object store, which needs no ssh."""
+    async def store(self, what: str, act: Callable[[Client], Awaitable[_T]], size: int) -> _T:
+        """Bring `size` bytes to the site's object store, which needs no ssh."""
         async with self._stores:
-            return await self._act(what, act)
+            return await self._act(what, act, size)
 
     @asynccontextmanager
-    async def download(self, url: str, offset: int) -> AsyncIterator[httpx.Response]:
-        """The answer that brings an object of the site's store, to be read in the context."""
+    async def download(
+        self, url: str, offset: int
+    ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+        """The answer that brings an object of the site's store, and its bytes, for the context."""
         async with self._stores:
             token = kind.set("download")
             try:
                 with self._told():
                     async with self.client.stream(url, offset) as response:
-                        yield response
+                        yield response, steady(response.aiter_raw(), self._timeout_s)
             finally:
                 kind.reset(token)
 
-    async def _act(self, what: str, act: Callable[[Client], Awaitable[_T]]) -> _T:
+    async def _act(self, what: str, act: Callable[[Client], Awaitable[_T]], size: int) -> _T:
         token = kind.set(what)
         try:
             with self._told():
                 while (wait := self._quiet_until - time.monotonic()) > 0:
                     await asyncio.sleep(wait)
-                return await act(self.client)
+                async with asyncio.timeout(longest(self._timeout_s, size)):
+                    return await act(self.client)
         finally:
             kind.reset(token)
 
     async def _count(self, _request: httpx.Request) -> None:
         self.requests[kind.get()] += 1
 
-    async def _look(self, response: httpx.Response) -> None:
-        if response.status_code == 500:
-            await response.aread()
-            if shaken(response):
-                self._quiet_until = time.monotonic() + SETTLE_S
+    def _look(self, response: httpx.Response) -> None:
+        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and shaken(response):
+            self._quiet_until = time.monotonic() + SETTLE_S
 
     @contextmanager
     def _told(self) -> Iterator[None]:

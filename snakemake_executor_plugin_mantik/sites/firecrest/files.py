@@ -13,6 +13,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
     TIMED_OUT,
@@ -53,13 +54,16 @@ class Files:
         # Files come as base64 through a buffer of the size that files may have on their way up.
         self._down_bytes = system.direct_bytes * 3 // 4 - 3
 
-    async def make_workspace(self) -> None:
-        """Make the workspace's directory, closed to others, unless it is there."""
+    async def make_workspace(self, *, shared: bool) -> None:
+        """Make the workspace's directory unless it is there, open to its group if `shared`.
+
+        In one that the user made only what is ours is closed to others.
+        """
         known = await self._stat(JOBS)
         new = known is None and await self._stat(".") is None
         answer = await self._mkdir(JOBS)
-        if new:
-            await self._protect(".", "700")
+        if known is None:
+            await self._protect("." if new else OURS, "750" if shared else "700")
         known = known or await self._stat(JOBS)
         try:
             self._zone = zone_of(str(answer["lastModified"]), int(known["mtime"]) if known else 0)
@@ -94,7 +98,9 @@ class Files:
             await self._make(directory)
             try:
                 await self._connection.once(
-                    "upload", lambda c: c.store(self._system.name, where, name, content)
+                    "upload",
+                    lambda c: c.store(self._system.name, where, name, content),
+                    size=len(content),
                 )
             except SiteNotFound as error:
                 # Somebody removed the directory: repeat, and make it again.
@@ -131,7 +137,9 @@ class Files:
         if entry is None or entry.size <= self._down_bytes:
             try:
                 content = await self._connection.ask(
-                    "download", lambda c: c.load(self._system.name, target)
+                    "download",
+                    lambda c: c.load(self._system.name, target),
+                    size=self._down_bytes,
                 )
             except SiteRejected as error:
                 if error.status != TOO_LARGE:

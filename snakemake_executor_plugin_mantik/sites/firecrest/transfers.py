@@ -116,7 +116,7 @@ class Transfers:
             raise SiteRejected(f"{path} is a directory", where=self._where)
         with _as_file(content) as file:
             if self._stored(path):
-                await self._upload_stored(path, file)
+                await self._upload_stored(path, file, size)
             else:
                 await self._upload_parts(path, file, size, small)
             await self._compare(path, file, size, small)
@@ -135,7 +135,7 @@ class Transfers:
         if told and told != await asyncio.to_thread(_sha256, file):
             raise SiteUnreachable(f"{path} came with a wrong checksum", where=self._where)
 
-    async def _upload_stored(self, path: str, file: Path) -> None:
+    async def _upload_stored(self, path: str, file: Path, size: int) -> None:
         directory, _, name = self._paths.absolute(path).rpartition("/")
         upload: Any = await self._connection.once(
             "transfer",
@@ -153,7 +153,7 @@ class Transfers:
         try:
             self._check_urls(upload.transfer_data)
             upload.chunk_size = CHUNK_BYTES
-            await self._connection.store("part", lambda _: upload.upload_file_to_stage())
+            await self._connection.store("part", lambda _: upload.upload_file_to_stage(), size)
         except BaseException:
             await self._give_up(job)  # it would wait for the file for a day
             raise
@@ -244,7 +244,7 @@ class Transfers:
         return urls[0]
 
     async def _from_store(self, staged: _Staged, offset: int) -> AsyncIterator[bytes]:
-        async with self._connection.download(staged.url, offset) as response:
+        async with self._connection.download(staged.url, offset) as (response, chunks):
             if response.status_code in (403, 404):
                 raise SiteNotFound("the object is gone", where=self._where)
             if response.status_code != (206 if offset else 200):
@@ -253,7 +253,7 @@ class Transfers:
                     where=self._where,
                     status=response.status_code,
                 )
-            async for chunk in response.aiter_raw():
+            async for chunk in chunks:
                 yield chunk
 
     async def _split(self, path: str, small: SmallFiles) -> str:

@@ -22,10 +22,12 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.addresses import checked_url, distrust, tls
+from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.repeating import repeat
+from snakemake_executor_plugin_mantik.sites.http import Client
+from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
 CONNECT_S: Final = 30.0
@@ -62,13 +64,17 @@ class Connection:
         self.requests: Counter[str] = Counter()
         self.places = concurrent_requests
         self._site = site
+        self._timeout_s = timeout_s
         self._credential = credential
+        self._clock: float | None = None
         # Uploads and downloads have places of their own: they must not keep small requests waiting.
         self._places = {
             "small": asyncio.Semaphore(concurrent_requests),
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
-        self._client = httpx.AsyncClient(
+        self._client = Client(
+            look=self._check,
+            silence_s=timeout_s,
             verify=tls(ca_file, site),
             proxy=proxy,
             trust_env=not is_loopback(self.base),
@@ -78,7 +84,7 @@ class Connection:
                 max_keepalive_connections=concurrent_requests,
                 keepalive_expiry=IDLE_S,
             ),
-            event_hooks={"request": [self._count], "response": [self._check]},
+            event_hooks={"request": [self._count]},
         )
         self._transport = Transport(
             credential,
@@ -108,7 +114,7 @@ class Connection:
         return await self.repeat(lambda: self.once(kind, method, path, **arguments))
 
     async def once(
-        self, kind: str, method: str, path: str, *, bulk: bool = False, **arguments: Any
+        self, kind: str, method: str, path: str, *, size: int | None = None, **arguments: Any
     ) -> httpx.Response:
         """Make one request, and return its answer, which is no error.
 
@@ -116,16 +122,18 @@ class Connection:
             kind: what it counts as in `requests`.
             method: GET, PUT, POST or DELETE.
             path: below the base URL, percent-encoded.
-            bulk: whether it carries a file's contents.
+            size: of the file that it carries, if it does.
             arguments: of httpx (json, content, params, headers).
         """
         send = getattr(self._client, method.lower())
-        async with self._places["bulk" if bulk else "small"]:
-            return await self._run(send, kind, path, **arguments)
+        async with self._places["small" if size is None else "bulk"]:
+            return await self._run(send, kind, path, size=size or 0, **arguments)
 
     @asynccontextmanager
-    async def download(self, path: str, offset: int) -> AsyncIterator[httpx.Response]:
-        """The answer that brings a file's bytes from `offset` on, to be read in the context.
+    async def download(
+        self, path: str, offset: int
+    ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+        """The answer that brings a file's bytes from `offset` on, and these, for the context.
 
         The request is repeated when that may help; reading the answer is not.
         """
@@ -136,7 +144,9 @@ class Connection:
             )
             try:
                 with self._told(path):
-                    yield response
+                    # As they come: with chunks of a size, a broken connection would lose what it
+                    # brought.
+                    yield response, steady(response.aiter_raw(), self._timeout_s)
             finally:
                 await response.aclose()
 
@@ -152,7 +162,7 @@ class Connection:
         """
         try:
             answer = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise self.nonsense(response.request.url.path)
@@ -167,7 +177,13 @@ class Connection:
         )
 
     async def _run(
-        self, send: Callable[..., Awaitable[httpx.Response]], kind: str, path: str, **arguments: Any
+        self,
+        send: Callable[..., Awaitable[httpx.Response]],
+        kind: str,
+        path: str,
+        *,
+        size: int = 0,
+        **arguments: Any,
     ) -> httpx.Response:
         """Make a request, once more if its token was refused and there is another one."""
         again = False
@@ -176,17 +192,25 @@ class Connection:
                 await self._credential.renew()
                 sent = self._credential.headers()
                 try:
-                    response: httpx.Response = await self._transport.run_method(
-                        send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
-                    )
-                except SiteUnauthorized as error:
-                    if again or error.status != httpx.codes.UNAUTHORIZED:
-                        raise
-                    if not self._credential.refused(sent):
+                    async with asyncio.timeout(longest(self._timeout_s, size)):
+                        response: httpx.Response = await self._transport.run_method(
+                            send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
+                        )
+                except SiteUnauthorized:
+                    if again or not self.another_token(sent):
                         raise
                     again = True
                 else:
                     return response
+
+    def another_token(self, refused: Mapping[str, str] | None = None) -> bool:
+        """Whether another token can be had than the one that was refused, by default the newest.
+
+        UNICORE says 403 of a token that has expired by its own clock, or does not know the user.
+        """
+        refused = self._credential.headers() if refused is None else refused
+        by_clock = self._clock is not None and self._credential.set_clock(self._clock)
+        return self._credential.refused(refused) or by_clock
 
     async def _send_streaming(
         self, *, url: str, headers: dict[str, str], **arguments: Any
@@ -201,9 +225,8 @@ class Connection:
     async def _count(self, request: httpx.Request) -> None:
         self.requests[request.extensions.get("kind", "other")] += 1
 
-    async def _check(self, response: httpx.Response) -> None:
-        if response.status_code >= 300:
-            await response.aread()
+    def _check(self, response: httpx.Response) -> None:
+        self._clock = server_time(response)
         if error := error_of(response, self._site):
             raise error
 
@@ -220,11 +243,12 @@ class Connection:
             raise refused_by_issuer(error) from error
         except httpx.HTTPError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            do = "Check UnicoreApiUrl and the network"
-            if "CERTIFICATE_VERIFY_FAILED" in reason:
-                do = "Name the certificate of the site's authority with CAFile"
+            do = distrust(error)[1] or "Check UnicoreApiUrl and the network"
             what = f"no answer from {self.base}{path}: {reason}"
             raise SiteUnreachable(what, where=where, do=do) from error
+        except TimeoutError as error:
+            what = f"no answer from {self.base}{path} in time"
+            raise SiteUnreachable(what, where=where, do="Check the network") from error
         except httpx.InvalidURL as error:
             raise SiteUnreachable(f"{error}", where=where, do="Check UnicoreApiUrl") from error
 

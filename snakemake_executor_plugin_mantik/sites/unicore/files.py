@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
@@ -22,6 +23,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"
+_SHARED_DIRECTORY: Final = "rwxr-x---"
 _OCTETS: Final = {"Content-Type": "application/octet-stream"}
 
 
@@ -47,7 +49,7 @@ class Files:
         body = content if isinstance(content, bytes) else _Reread(content)
         await self._connection.repeat(
             lambda: self._connection.once(
-                "upload", "PUT", url, bulk=True, content=body, headers=dict(headers)
+                "upload", "PUT", url, size=size, content=body, headers=dict(headers)
             )
         )
 
@@ -61,11 +63,16 @@ class Files:
                 f"{path} could not be closed to others: {said}", where=f"site {self._site}"
             )
 
-    async def make_workspace(self) -> None:
-        """Make the workspace's directory, closed to others, unless it is there."""
-        if await self.stat(".") is None:
-            await self.make_directory(".")
-            await self._protect(".", _PRIVATE_DIRECTORY)
+    async def make_workspace(self, *, shared: bool) -> None:
+        """Make the workspace's directory unless it is there, open to its group if `shared`.
+
+        In one that the user made only what is ours is closed to others.
+        """
+        for path in (".", OURS):
+            if await self.stat(path) is None:
+                await self.make_directory(path)
+                await self._protect(path, _SHARED_DIRECTORY if shared else _PRIVATE_DIRECTORY)
+                return
 
     async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
         """See `Site.get`.
@@ -84,15 +91,14 @@ class Files:
                 )
             if offset == entry.size:
                 return
-        async with self._connection.download(self._paths.url(path), offset) as response:
+        async with self._connection.download(self._paths.url(path), offset) as (response, chunks):
             if response.status_code != (206 if offset else 200):
                 raise SiteUnreachable(
                     f"{path} came with status {response.status_code}, not from byte {offset} on",
                     where=f"site {self._site}",
                     status=response.status_code,
                 )
-            # As they come: with chunks of a size, a broken connection would lose what it brought.
-            async for chunk in response.aiter_raw():
+            async for chunk in chunks:
                 yield chunk
 
     async def list(self, path: str) -> dict[str, Entry]:

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
 from snakemake_executor_plugin_mantik.sites.unicore import states
@@ -37,8 +38,6 @@ class Jobs:
         self._connection = connection
         self._site = site
         self._pace = Pace(1 / submissions_per_second)
-        self.clock = 0.0
-        """Seconds to add to this machine's clock for the server's."""
 
     async def submit(self, description: dict[str, Any]) -> str:
         """Send a job description: one request, never repeated."""
@@ -123,8 +122,8 @@ class Jobs:
         path = f"/storages/{quote(job_id, safe='')}-uspace/files/stderr"
         text = b""
         try:
-            async with self._connection.download(path, 0) as response:
-                async for chunk in response.aiter_raw():
+            async with self._connection.download(path, 0) as (_, chunks):
+                async for chunk in chunks:
                     text += chunk
                     if len(text) >= STDERR_BYTES:
                         break
@@ -145,11 +144,16 @@ class Jobs:
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
         """See `Site.extend`; a time that the server has set later than that is left alone."""
-        until = time.time() + self.clock + seconds
-        await self._each(ids, lambda job: self._extend(job, until))
+        await self._each(ids, lambda job: self._extend(job, seconds))
 
-    async def _extend(self, job_id: str, until: float) -> None:
-        answer = await self._connection.get("extend", _url(job_id), {"fields": "terminationTime"})
+    async def _extend(self, job_id: str, seconds: float) -> None:
+        told = await self._connection.ask(
+            "extend", "GET", _url(job_id), params={"fields": "terminationTime"}
+        )
+        answer = self._connection.json_of(told)
+        # The server's clock at this moment: it may differ from ours, and either may be set.
+        now = server_time(told)
+        until = (time.time() if now is None else now) + seconds
         try:
             if parse_time(str(answer.get("terminationTime"))) >= until:
                 return

@@ -3,7 +3,6 @@
 import asyncio
 import posixpath
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,12 +32,10 @@ class Base:
     Attributes:
         server: product and version.
         user: login name at the site, empty if the server does not say.
-        clock: seconds to add to this machine's clock for the server's.
     """
 
     server: str
     user: str
-    clock: float
 
 
 @dataclass(frozen=True)
@@ -57,17 +54,25 @@ async def read_base(connection: Connection, site: str) -> Base:
             as `anonymous`, with an empty list of jobs.
     """
     answer = await connection.get("base", "")
+    if _role(answer) == "anonymous" and connection.another_token():
+        answer = await connection.get("base", "")
     try:
         client, server = answer["client"], answer["server"]
         role = client["role"]["selected"]
-        clock = parse_time(server["currentTime"]) - time.time()
         user = client.get("xlogin", {}).get("UID", "")
         version = server["version"]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise connection.nonsense("the base URL") from error
     if role == "anonymous":
         raise not_authorized(site, "the site does not know the user, who is anonymous there")
-    return Base(f"UNICORE/X {version}", str(user), clock)
+    return Base(f"UNICORE/X {version}", str(user))
+
+
+def _role(answer: Mapping[str, Any]) -> str:
+    try:
+        return str(answer["client"]["role"]["selected"])
+    except (KeyError, TypeError):
+        return ""
 
 
 async def read_queues(connection: Connection) -> Queues:

@@ -191,7 +191,7 @@ _m_payload() {
   trap _m_finish EXIT
   trap 'exit $(( $? ? $? : 143 ))' TERM
   trap : USR1 USR2
-  exec {_m_state}> "$_m_work/marker/state" || exit 1
+  exec {_m_state}>> "$_m_work/marker/state" || exit 1
   _m_step workspace
   cd -- "$_m_workspace" || _m_fail "there is no workspace $_m_workspace"
   _m_step secrets
@@ -209,6 +209,8 @@ _m_payload() {
   # Whatever comes, the end of the command itself is what counts.
   set +eu
   trap : TERM
+  # What a command brings along, as a rule's own environment, tells here that it failed.
+  export MANTIK_STATE=$_m_home/$_m_work/marker/state
   cd -- "$_m_workspace" && _m_command {_m_state}>&-
   _m_command_code=$?
   exit "$_m_command_code"
@@ -234,11 +236,16 @@ _m_read_secrets() {
   done
 }
 # Moves what lies in a directory to the same place in the workspace. Each file comes by a rename,
-# so that another job that unpacks, or already uses, the same files never meets half of one.
+# so that another job that unpacks, or already uses, the same files never meets half of one. A link
+# where a directory comes goes first: a job made it, and here it means something else by now.
 _m_place() {
   local from=$1 list=$_m_work/unpack.list last='' folder='' name
   local -a names=()
   find "$from" -mindepth 1 -type d -printf './%P\0' > "$list" || return
+  while IFS= read -r -d '' folder; do
+    # Not of interest whether it goes: another job may have replaced it just now.
+    [ ! -L "$folder" ] || rm -f -- "$folder" 2>/dev/null
+  done < "$list"
   xargs -0 -r mkdir -p -- < "$list" || return
   find "$from" -mindepth 1 ! -type d -printf '%h\0%f\0' > "$list" || return
   while IFS= read -r -d '' folder && IFS= read -r -d '' name; do

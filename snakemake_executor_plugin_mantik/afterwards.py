@@ -1,0 +1,201 @@
+"""A workflow's sites without Snakemake: what earlier runs left there, reached from the journal."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.atsites import (
+    credentials_of,
+    sites_of,
+    tracker_of,
+    workspace_name,
+)
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all, read_named
+from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.errors import (
+    JournalError,
+    JournalLocked,
+    MantikError,
+    UserError,
+)
+from snakemake_executor_plugin_mantik.journal import FILE, Journal, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.credentials import find_account
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY as TRACKING
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
+from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
+
+STATE = Path(".snakemake", "mantik")
+
+
+def journal_of(directory: Path) -> Journal:
+    """The journal of the workflow in `directory`, whose controller is this process from now on.
+
+    Raises:
+        JournalError: there is none, or a Snakemake is running there.
+    """
+    state = directory / STATE
+    if not (state / FILE).exists():
+        raise JournalError(
+            "no job has been sent from here yet",
+            where=str(directory),
+            do="Name the workflow's working directory with -d",
+        )
+    try:
+        return Journal(state)
+    except JournalLocked as error:
+        raise JournalLocked(
+            error.what,
+            where=error.where,
+            do="It looks after its jobs itself: press Ctrl-C there, or send it SIGINT (kill -INT),"
+            " which cancels them; or wait for its end",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Afterwards:
+    """What an earlier run left, within reach.
+
+    Attributes:
+        journal: of the workflow.
+        workdir: its directory.
+        works: the sites that answered, by name; names of one workspace share all but the planner.
+        away: why the others cannot be reached.
+    """
+
+    journal: Journal
+    workdir: Path
+    works: Mapping[str, SiteWork]
+    away: Mapping[str, str]
+
+    def holds(self, record: TryRecord) -> bool:
+        """Whether a try is in a workspace that is within reach."""
+        if (work := self.works.get(record.site)) is None:
+            return False
+        known = self.journal.sites().get(record.site)
+        where = record.left_where or (known.workspace if known is not None else "")
+        return work.facts.workspace == where
+
+    def unreached(self, record: TryRecord) -> str:
+        """Why a try's workspace is not within reach."""
+        return self.away.get(
+            record.site,
+            f"its workspace {record.left_where} is not the one that the backend config names now;"
+            f" name that one's with --site {record.site}=FILE",
+        )
+
+
+@asynccontextmanager
+async def reach(
+    journal: Journal, names: Sequence[str], given: Sequence[str], tell: Callable[[str], None]
+) -> AsyncIterator[Afterwards]:
+    """Open the sites `names` as the last run reached them; their clients are closed in the end.
+
+    Args:
+        journal: of the workflow; closed in the end, too.
+        names: of sites, as the journal knows them.
+        given: backend configs to use, `[NAME=]FILE`, instead of those that the last run used.
+        tell: writes a line for the user.
+
+    Raises:
+        MantikError: a config or credentials are missing; nothing has been asked of a site.
+    """
+    with closing(journal):
+        workdir = journal.path.parents[len(STATE.parts)].resolve()
+        configs = _configs(journal, names, given)
+        credentials = credentials_of(configs, workdir)
+        for credential in credentials.values():
+            credential.login()
+        planners = {
+            name: Planner(c.config, find_account(name, os.environ), workdir)
+            for name, c in configs.items()
+        }
+        name = workspace_name(workdir, journal.workflow)
+        sites = sites_of(configs, credentials, planners, name)
+        tracker: Tracker | None = None
+        if (workdir / TRACKING / OUTBOX).exists():
+            tracker = tracker_of(configs, credentials, workdir, tell)
+            tracker.start(tracked=False)
+        try:
+            works, away = await _open(sites, journal, workdir, tell, tracker)
+            yield Afterwards(journal, workdir, works, away)
+        finally:
+            clients = {id(site): site for site, _ in sites.values()}.values()
+            await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
+            if tracker is not None:
+                tracker.close()
+
+
+def _configs(
+    journal: Journal, names: Sequence[str], given: Sequence[str]
+) -> dict[str, LoadedConfig]:
+    found = read_all(given, Path(), check_files=False)
+    if strange := sorted(set(found) - set(journal.sites())):
+        raise UserError(
+            f"no job was sent to a site named {', '.join(strange)}",
+            where="--site",
+            do=f"Those that were used are: {', '.join(journal.sites()) or 'none'}",
+        )
+    for name in names:
+        if name in found:
+            continue
+        known = journal.sites().get(name)
+        config = known.config if known is not None else ""
+        if not config or not Path(config).exists():
+            raise UserError(
+                f"its backend config {config} is no longer there"
+                if config
+                else "where its backend config lies is not known",
+                where=f"site {name}",
+                do=f"Name it with --site {name}=FILE",
+            )
+        found[name] = read_named(name, config, Path(), project=None)
+    return {name: found[name] for name in names}
+
+
+async def _open(
+    sites: Mapping[str, tuple[Site, Planner]],
+    journal: Journal,
+    workdir: Path,
+    tell: Callable[[str], None],
+    tracker: Tracker | None,
+) -> tuple[dict[str, SiteWork], dict[str, str]]:
+    works: dict[str, SiteWork] = {}
+    away: dict[str, str] = {}
+
+    async def one(name: str, site: Site, planner: Planner) -> None:
+        try:
+            async with asyncio.timeout(OPEN_WAIT_S):
+                facts = await site.open()
+        except TimeoutError:
+            away[name] = f"site {name}: it has not answered for {OPEN_WAIT_S:.0f} s."
+        except MantikError as error:
+            away[name] = str(error)
+        else:
+            works[name] = SiteWork(
+                site, facts, planner, journal,
+                workdir=workdir, state=journal.path.parent, tell=tell, give_up=_nobody,
+                observer=tracker,
+            )  # fmt: skip
+
+    first: dict[int, str] = {}
+    for name, (site, _) in sites.items():
+        first.setdefault(id(site), name)
+    await asyncio.gather(*(one(name, *sites[name]) for name in first.values()))
+    for name, (site, planner) in sites.items():
+        twin = first[id(site)]
+        if name != twin and twin in works:
+            works[name] = SiteWork.sharing(works[twin], planner)
+        elif name != twin:
+            away[name] = away[twin]
+    return works, away
+
+
+async def _nobody(records: Sequence[TryRecord]) -> None:
+    """No job is run here, so none is given up for another."""
+    del records

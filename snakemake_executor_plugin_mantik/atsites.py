@@ -1,0 +1,79 @@
+"""The sites of a workflow as this process reaches them: credentials, clients, who looks on."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all
+from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
+from snakemake_executor_plugin_mantik.tracking.run import target
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
+
+
+def credentials_of(configs: Mapping[str, LoadedConfig], workdir: Path) -> dict[str, Credential]:
+    """The credentials of the sites that configs describe, from the environment or the keyring.
+
+    Raises:
+        CredentialError: with everything that is missing at any of them.
+    """
+    return require_all(
+        {name: c.config.api for name, c in configs.items()},
+        os.environ,
+        issuers={name: issuer_of(c, workdir) for name, c in configs.items()},
+    )
+
+
+def tracker_of(
+    configs: Mapping[str, LoadedConfig],
+    credentials: Mapping[str, Credential],
+    workdir: Path,
+    tell: Callable[[str], None],
+) -> Tracker:
+    """What makes MLflow runs of jobs, not started; it masks all secrets that are known here."""
+    secrets = [*secret_values(os.environ), *held_by(credentials.values())]
+    for loaded in configs.values():
+        secrets += secret_values(loaded.config.environment.variables)
+    texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
+    return Tracker(workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=tell)
+
+
+def sites_of(
+    configs: Mapping[str, LoadedConfig],
+    credentials: Mapping[str, Credential],
+    planners: Mapping[str, Planner],
+    workspace: str,
+) -> dict[str, tuple[Site, Planner]]:
+    """The sites by name. Names for one workspace, reached as one user, share a client and it."""
+    made: dict[object, Site] = {}
+    sites: dict[str, tuple[Site, Planner]] = {}
+    for name, loaded in configs.items():
+        config, credential = loaded.config, credentials[name]
+        key = (
+            config.api_url, config.firecrest, config.site.workspace, config.site.storage,
+            id(credential),
+        )  # fmt: skip
+        if key not in made:
+            made[key] = make_site(
+                loaded, credential, workspace, project=planners[name].project,
+                account=planners[name].account,
+            )  # fmt: skip
+        sites[name] = (made[key], planners[name])
+    return sites
+
+
+def workspace_name(workdir: Path, workflow: str) -> str:
+    """The name of the workflow's own workspace: readable, and another one for each directory.
+
+    Args:
+        workdir: the workflow's directory. A copy of it, journal included, is another workflow.
+        workflow: its name in its journal (`Journal.workflow`).
+    """
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", workdir.name).strip("-.")[:40] or "workflow"
+    identity = f"{workflow}\0{workdir.resolve()}"
+    return f"{readable}-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"

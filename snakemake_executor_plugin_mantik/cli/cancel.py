@@ -1,0 +1,164 @@
+"""`smk-mantik cancel`: ends jobs that earlier runs left at the sites, without Snakemake."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snakemake_executor_plugin_mantik.afterwards import Afterwards, journal_of, reach
+from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.errors import UserError, printable
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
+
+UNCONFIRMED = 1
+"""Exit code where a job may still run."""
+
+SHORTEST_ID = 8
+"""Characters of a try's id that are enough to name it."""
+
+
+def cancel(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB…]",
+            help="Jobs as `smk-mantik jobs` shows them: by name, id at the site, or rule.",
+        ),
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All that may be at the sites.")] = False,
+    directory: Annotated[
+        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
+    ] = Path(),
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="A site's backend config, if it is not where the last run had it; repeatable.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=1, help="Seconds that the sites have to confirm it.")
+    ] = 5 * CANCEL_WAIT_S,
+) -> None:
+    """Cancel jobs that are at the sites, and wait until those confirm that they have ended.
+
+    No Snakemake need run, or may run, in the directory. What has succeeded already stays: the next
+    run takes its outputs. Exit code 1 if a job may still run.
+    """
+    journal = journal_of(directory)
+    if journal.remark:
+        _say(journal.remark)
+    try:
+        records = _chosen(journal, jobs or [], every=every)
+    except BaseException:
+        journal.close()
+        raise
+    if not records:
+        journal.close()
+        _say("No job is at a site.")
+        return
+    if asyncio.run(_cancel(journal, site or [], records, wait)):
+        raise typer.Exit(UNCONFIRMED)
+
+
+def _may_run(journal: Journal) -> list[TryRecord]:
+    """What may wait or run at a site, the oldest first."""
+    return [
+        record
+        for record in history(journal.path.parent)
+        if record.may_run or record.state is TryState.PLANNED
+    ]
+
+
+def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[TryRecord]:
+    """The tries that the user means.
+
+    Raises:
+        UserError: nothing is named, or something that is not there.
+    """
+    there = _may_run(journal)
+    known = "".join(f"\n  {record.name}" for record in there) or " none"
+    if every or not there:
+        if wanted and every:
+            raise UserError("JOB and --all exclude each other", do="Name jobs, or give --all")
+        if not wanted:
+            return there
+    if not wanted:
+        raise UserError(
+            f"no job is named; these may be at the sites:{known}", do="Name jobs, or give --all"
+        )
+    found = {word: [r for r in there if _is_meant(word, r)] for word in wanted}
+    if lacking := [word for word, records in found.items() if not records]:
+        raise UserError(
+            f"nothing was cancelled: no job at a site is called {', '.join(lacking)}; there"
+            f" are:{known}",
+            do="Name them as smk-mantik jobs shows them",
+        )
+    chosen = {record.id for records in found.values() for record in records}
+    return [record for record in there if record.id in chosen]
+
+
+def _is_meant(word: str, record: TryRecord) -> bool:
+    ids = {part for job in record.site_jobs for part in (job, job.rstrip("/").rsplit("/", 1)[-1])}
+    short = len(word) >= SHORTEST_ID and record.id.startswith(word)
+    return short or word in {record.name, record.rule, *ids}
+
+
+async def _cancel(
+    journal: Journal, given: Sequence[str], records: Sequence[TryRecord], wait_s: float
+) -> list[TryRecord]:
+    names = sorted({record.site for record in records})
+    async with reach(journal, names, given, _say) as there:
+        left = await end(there, records, wait_s, _say)
+        now = {record.id: record for record in history(journal.path.parent)}
+        unconfirmed = {record.id for record in left}
+        for record in records:
+            if record.id not in unconfirmed:
+                _say(_ended(now[record.id]))
+    return left
+
+
+async def end(
+    there: Afterwards,
+    records: Sequence[TryRecord],
+    wait_s: float,
+    say: Callable[[str], None],
+) -> list[TryRecord]:
+    """Cancel tries; those that may still run, which has been told.
+
+    Args:
+        there: the sites.
+        records: the tries.
+        wait_s: seconds that the sites have to confirm it.
+        say: writes a line for the user.
+    """
+    within = [record for record in records if there.holds(record)]
+    beyond = [record for record in records if not there.holds(record)]
+    for record in beyond:
+        say(f"{record.name}: nothing could be done about it. {there.unreached(record)}")
+    left = await asyncio.gather(
+        *(
+            work.ender.cancel([r for r in within if r.site == name], wait_s)
+            for name, work in there.works.items()
+        )
+    )
+    unconfirmed = [record for of_site in left for record in of_site]
+    for record in unconfirmed:
+        say(
+            f"{record.name}: its job {', '.join(record.site_jobs) or record.id} at {record.site}"
+            " did not confirm that it was cancelled and may still run. Try again."
+        )
+    return [*beyond, *unconfirmed]
+
+
+def _ended(record: TryRecord) -> str:
+    if record.outcome == "cancelled":
+        return f"{record.name}: cancelled at {record.site}, which has confirmed it."
+    return f"{record.name}: it had succeeded at {record.site}; the next run takes its outputs."
+
+
+def _say(text: str) -> None:
+    typer.echo(printable(text))

@@ -1,0 +1,187 @@
+"""`smk-mantik clean`: empties the workspaces of a workflow at its sites."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snakemake_executor_plugin_mantik.afterwards import Afterwards, journal_of, reach
+from snakemake_executor_plugin_mantik.cli.cancel import end
+from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
+from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
+
+LEFT = 1
+"""Exit code where something is left that was to go."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def clean(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SITE…]", help="Sites whose workspaces go; default: all."),
+    ] = None,
+    *,
+    directory: Annotated[
+        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
+    ] = Path(),
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="A site's backend config, if it is not where the last run had it; repeatable.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also cancel jobs that are there, and lose outputs that are not here."
+        ),
+    ] = False,
+) -> None:
+    """Remove what a workflow has in its workspaces, after showing what that is.
+
+    Inputs and outputs here stay; what is needed again goes up again. A workspace with jobs that may
+    run, or whose outputs are not here yet, is left alone unless forced.
+    """
+    journal = journal_of(directory)
+    if journal.remark:
+        typer.echo(printable(journal.remark))
+    sites = journal.sites()
+    if strange := [name for name in names or [] if name not in sites]:
+        journal.close()
+        raise UserError(
+            f"no job was sent to a site named {', '.join(strange)}",
+            do=f"Those that were used are: {', '.join(sites) or 'none'}",
+        )
+    if not sites:
+        journal.close()
+        typer.echo("There is no workspace.")
+        return
+    if asyncio.run(_clean(journal, names or [*sites], site or [], yes=yes, force=force)):
+        raise typer.Exit(LEFT)
+
+
+async def _clean(
+    journal: Journal, names: Sequence[str], given: Sequence[str], *, yes: bool, force: bool
+) -> bool:
+    """Show, ask and remove; whether something is left that was to go."""
+    async with reach(journal, names, given, typer.echo) as there:
+        troubled = bool(there.away)
+        for why in there.away.values():
+            typer.echo(printable(why))
+        cleared = {}
+        for name, clearer in _clearers(there).items():
+            where = f"{name}: {there.works[name].facts.workspace}"
+            try:
+                found = await clearer.measure()
+            except MantikError as error:
+                typer.echo(printable(f"{where}\n  {error}"))
+                troubled = True
+                continue
+            typer.echo(printable("\n".join([where, *_table(found)])))
+            needed = _needed(journal, name)
+            for record in needed:
+                typer.echo(printable(f"  needed: {record.name} ({_why(record)})"))
+            if needed and not force:
+                typer.echo("  It stays: let snakemake take these up, cancel them, or add --force.")
+                troubled = True
+            elif found:
+                cleared[name] = clearer
+        if not cleared or not (yes or _agreed()):
+            return troubled
+        for name, clearer in cleared.items():
+            troubled = not await _clear(there, name, clearer) or troubled
+    return troubled
+
+
+def _clearers(there: Afterwards) -> dict[str, Clearer]:
+    """What clears each workspace that is within reach, under the first of its names."""
+    found: dict[str, Clearer] = {}
+    seen: set[str] = set()
+    for name, work in there.works.items():
+        known = there.journal.sites()[name]
+        if known.workspace != work.facts.workspace:
+            typer.echo(
+                f"{name}: its backend config names {work.facts.workspace} now, but the last run"
+                f" used {known.workspace}; name the config of that run with --site {name}=FILE."
+            )
+        elif known.workspace not in seen:
+            seen.add(known.workspace)
+            shared = bool(work.planner.config.site.workspace)
+            found[name] = Clearer(work.site, there.journal, shared=shared)
+    return found
+
+
+async def _clear(there: Afterwards, name: str, clearer: Clearer) -> bool:
+    """Empty a workspace whose tries are not needed any more; whether all of it went."""
+    journal = there.journal
+    running = [r for r in _needed(journal, name) if r.state is not TryState.ENDED]
+    if await end(there, running, 5 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))):
+        typer.echo(f"{name}: it stays, since a job of it may still run.")
+        return False
+    for record in _needed(journal, name):
+        journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
+    left = await clearer.remove()
+    for path in left:
+        typer.echo(printable(f"{name}: could not be removed: {path}"))
+    if not left:
+        typer.echo(f"{name}: removed.")
+    return not left
+
+
+def _needed(journal: Journal, name: str) -> list[TryRecord]:
+    """The tries in a workspace that may run, or whose outputs may not be here."""
+    names = journal.neighbours(name)
+    workspace = journal.sites()[name].workspace
+    return [
+        record
+        for record in history(journal.path.parent)
+        if record.site in names
+        and (
+            (record.may_run and record.left_where in ("", workspace))
+            or (record.state is TryState.ENDED and record.outcome == "succeeded")
+        )
+    ]
+
+
+def _why(record: TryRecord) -> str:
+    if record.state is TryState.ENDED:
+        return "Snakemake has not taken its outputs yet"
+    return "it may run, or its outputs are not here yet"
+
+
+def _table(found: Mapping[str, Part]) -> list[str]:
+    if not found:
+        return ["  nothing"]
+    lines = []
+    for name, part in found.items():
+        more = "more than " if part.more else ""
+        lines.append(f"  {name}: {more}{part.files} files, {size(part.size)}")
+    return lines
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in _UNITS:
+        if count < 1024 or unit == _UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("there is a last unit")
+
+
+def _agreed() -> bool:
+    """Ask whether it is to go.
+
+    Raises:
+        UserError: there is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UserError("there is no terminal to ask at", do="Add --yes if all of this is to go")
+    return typer.confirm("Remove all of this?")

@@ -1,0 +1,139 @@
+"""Clearing a workspace: what lies in it and how much that is, and its removal."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
+from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES, OURS, TRIES
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.sites.base import Entry, Site
+
+MOST_LISTINGS = 500
+"""Directories that are looked into to tell a workspace's size: environments have thousands."""
+
+FILES = "files of the workflow"
+_PARTS = {CONDA: "conda environments", IMAGES: "container images", OURS: "tries, logs and archives"}
+"""What lies below a directory, the first that fits."""
+
+
+@dataclass
+class Part:
+    """Some of what lies in a workspace.
+
+    Attributes:
+        files: their number; with `more` there are more of them.
+        size: their size in bytes.
+        more: whether not all of it was looked at.
+    """
+
+    files: int = 0
+    size: int = 0
+    more: bool = False
+
+    def add(self, size: int) -> None:
+        """Count a file."""
+        self.files += 1
+        self.size += size
+
+
+class Clearer:
+    """Looks at one workspace, and empties it."""
+
+    def __init__(self, site: Site, journal: Journal, *, shared: bool) -> None:
+        """Make a clearer.
+
+        Args:
+            site: opened.
+            journal: of the workflow.
+            shared: whether other things than the workflow's may lie in the workspace, whose path
+                was configured: only what the journal knows is then looked at.
+        """
+        self._site = site
+        self._journal = journal
+        self._shared = shared
+
+    async def measure(self) -> dict[str, Part]:
+        """What lies there, by what it is."""
+        found: dict[str, Part] = {}
+        level = [""]
+        if self._shared:
+            level = [OURS]
+            for file in self._known():
+                found.setdefault(FILES, Part()).add(file.size)
+        looked = 0
+        while level:
+            if looked + len(level) > MOST_LISTINGS:
+                for path in level[max(0, MOST_LISTINGS - looked) :]:
+                    found.setdefault(_part(path), Part()).more = True
+                level = level[: max(0, MOST_LISTINGS - looked)]
+            looked += len(level)
+            below = []
+            listings = await asyncio.gather(*map(self._entries, level))
+            for directory, entries in zip(level, listings, strict=True):
+                for entry in entries:
+                    path = f"{directory}/{entry.name}" if directory else entry.name
+                    if entry.directory:
+                        below.append(path)
+                    else:
+                        found.setdefault(_part(path), Part()).add(entry.size)
+            level = below
+        return found
+
+    async def remove(self) -> list[str]:
+        """Empty it; the paths that could not be removed. An empty directory is left.
+
+        The journal forgets first. Then the tries go, so that a job that the site starts late finds
+        no place for a claim.
+        """
+        known = self._known()
+        names = self._journal.neighbours(self._site.name)
+        self._journal.retire_buckets(self._site.name)
+        for name in names:
+            self._journal.files.forget_remote_files(name, [f.path for f in known])
+            for bundle in self._journal.files.pending_bundles(name):
+                self._journal.files.set_bundle(bundle, "gone")
+        left = await self._remove([TRIES])
+        if self._shared:
+            left += await self._remove([OURS, *(file.path for file in known)])
+            await self._remove_empty({p for f in known for p in PurePosixPath(f.path).parents})
+        else:
+            left += await self._remove(entry.name for entry in await self._entries(""))
+        return left
+
+    def _known(self) -> list[FileRecord]:
+        names = self._journal.neighbours(self._site.name)
+        files = {f.path: f for n in names for f in self._journal.files.remote_files(n)}
+        return list(files.values())
+
+    async def _remove(self, paths: Iterable[str]) -> list[str]:
+        async def one(path: str) -> str | None:
+            try:
+                await self._site.remove(path)
+            except SiteError as error:
+                return f"{path} ({error.what})"
+            return None
+
+        results = await asyncio.gather(*map(one, paths))
+        return [path for path in results if path is not None]
+
+    async def _remove_empty(self, directories: Iterable[PurePosixPath]) -> None:
+        for directory in sorted(directories, key=lambda path: -len(path.parts)):
+            if directory.parts and not await self._entries(directory.as_posix()):
+                with suppress(SiteError):
+                    await self._site.remove(directory.as_posix())
+
+    async def _entries(self, path: str) -> list[Entry]:
+        try:
+            return list((await self._site.list(path or ".")).values())
+        except SiteNotFound:
+            return []
+
+
+def _part(path: str) -> str:
+    for directory, name in _PARTS.items():
+        if path == directory or path.startswith(f"{directory}/"):
+            return name
+    return FILES

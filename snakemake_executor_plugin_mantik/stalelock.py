@@ -1,0 +1,90 @@
+"""After kill -9 Snakemake's own lock is left, and it refuses before the executor is asked.
+
+Its error advises `--unlock`, which leads to the next refusal. So what to type is said when this
+process ends without an executor, where an earlier one left jobs at the sites.
+"""
+
+import atexit
+import fcntl
+import itertools
+import shlex
+import sys
+from pathlib import Path
+
+_STATE = Path(".snakemake")
+_OPTIONS = ("--nolock", "--rerun-incomplete")
+
+_started = False
+_registered = False
+
+
+def settings_made() -> None:
+    """Snakemake was called with this executor: be there when it ends without making one."""
+    global _registered  # noqa: PLW0603 - one process, one end
+    if not _registered:
+        _registered = True
+        atexit.register(_say, Path.cwd())
+
+
+def executor_made() -> None:
+    """Snakemake has got as far as the executor, which tells everything else itself."""
+    global _started  # noqa: PLW0603
+    _started = True
+
+
+def _say(begun_in: Path) -> None:
+    if _started:
+        return
+    arguments = sys.argv[1:]
+    pairs = itertools.pairwise(arguments)
+    named = [word for option, word in pairs if option in ("-d", "--directory")]
+    try:
+        for directory in dict.fromkeys([Path.cwd(), begun_in, *(begun_in / d for d in named)]):
+            if told := advice(directory, arguments):
+                sys.stderr.write(f"{told}\n")
+                return
+    except OSError:
+        return  # this is a hint
+
+
+def advice(directory: Path, arguments: list[str]) -> str:
+    """What to type where a run was killed and left jobs; empty where there is nothing to say.
+
+    Args:
+        directory: the working directory.
+        arguments: of the `snakemake` that was refused.
+    """
+    state = directory / _STATE
+    refusing = [path for part in ("locks", "incomplete") for path in (state / part).glob("*")]
+    if not refusing or set(_OPTIONS) <= set(arguments) or not (state / "mantik").is_dir():
+        return ""
+    if _is_held(state / "mantik" / "lock"):
+        return ""
+    # Imported here: this module is imported for every command of Snakemake.
+    from snakemake_executor_plugin_mantik.errors import JournalError
+    from snakemake_executor_plugin_mantik.journal import history
+
+    try:
+        left = sum(record.may_run for record in history(state / "mantik"))
+    except JournalError:
+        return ""
+    if not left:
+        return ""
+    options = [option for option in _OPTIONS if option not in arguments]
+    return (
+        f"\nAn earlier run here was killed; {left} of its jobs may be at the sites. To take them up"
+        f" type:\n\n    {shlex.join(['snakemake', *arguments, *options])}\n\n"
+        "A profile that smk-mantik init writes has both options. smk-mantik jobs lists the jobs."
+    )
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a controller runs."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

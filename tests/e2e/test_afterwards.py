@@ -1,0 +1,191 @@
+"""Without Snakemake: what a run that was killed left at the sites is seen, cancelled, removed."""
+
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.cli import main
+from snakemake_executor_plugin_mantik.sandbox.faults import Fault
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.workflows import Project, Ran, Running, tells, until
+
+SNAKEFILE = r"""
+    rule all:
+        input: "out/a.txt", "out/b.txt", "quick.txt"
+
+    rule slow:
+        output: "out/{name}.txt"
+        shell:
+            "trap 'echo term {wildcards.name} >> ended.txt; exit 1' TERM; "
+            "echo {wildcards.name} >> ran.txt; "
+            "until [ -e go ]; do sleep 0.1; done; echo {wildcards.name} > {output}"
+
+    rule quick:
+        output: "quick.txt"
+        shell: "echo quick > {output}"
+"""
+
+
+def smk_mantik(project: Project, *arguments: str) -> Ran:
+    """Run the command in the workflow's directory, where nobody sits at a terminal."""
+    said, code = StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as nobody:
+        patch.chdir(project.directory)
+        for name, value in {**project.place.environment, **project.extra}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["smk-mantik", *arguments])
+        patch.setattr(sys, "stdin", nobody)
+        with redirect_stdout(said), redirect_stderr(said):
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 0
+    return Ran(code, said.getvalue())
+
+
+def lines(project: Project, name: str) -> list[str]:
+    path = project.workspace / name
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+def running(project: Project) -> Running:
+    """A `snakemake` both of whose slow jobs run."""
+    project.write("Snakefile", SNAKEFILE)
+    run = project.start("--nolock", "--rerun-incomplete")
+    until(lambda: lines(project, "ran.txt") == ["a", "b"], "the jobs")
+    until(lambda: run.output.count(": submitted to ") >= 2, "their ids")
+    return run
+
+
+def outcomes(project: Project) -> dict[str, str]:
+    return {record.name: record.outcome for record in project.tries}
+
+
+def test_cancel(either: Project) -> None:
+    run = running(either)
+    refused = smk_mantik(either, "cancel", "--all")
+    assert refused.code == 2
+    tells(refused.output, "another Snakemake", "(process ", "press Ctrl-C there", "kill -INT")
+    run.kill()
+
+    shown = smk_mantik(either, "jobs").ok().output
+    assert shown.count("queued or running") >= 2
+    for arguments, told in (
+        ((), "no job is named; these may be at the sites:"),
+        (("slow name=c",), "nothing was cancelled: no job at a site is called slow name=c"),
+        (("slow", "--all"), "exclude each other"),
+    ):
+        wrong = smk_mantik(either, "cancel", *arguments)
+        assert wrong.code == 2, wrong.output
+        tells(wrong.output, told)
+    assert lines(either, "ended.txt") == []
+
+    one = smk_mantik(either, "cancel", "slow name=a").ok().output
+    tells(one, "slow name=a: cancelled at hpc", "which has confirmed it")
+    assert lines(either, "ended.txt") == ["term a"]
+    assert outcomes(either)["slow name=b"] == ""
+
+    tells(smk_mantik(either, "cancel", "--all").ok().output, "slow name=b: cancelled")
+    assert lines(either, "ended.txt") == ["term a", "term b"]
+    tells(smk_mantik(either, "cancel", "--all").ok().output, "No job is at a site.")
+
+    (either.workspace / "go").touch()
+    either.run("--nolock", "--rerun-incomplete").ok()
+    assert lines(either, "ran.txt") == ["a", "a", "b", "b"]
+
+
+def test_cancel_where_the_config_is_gone(project: Project) -> None:
+    running(project).kill()
+    moved = project.config.rename(project.directory / "moved.yaml")
+    lacking = smk_mantik(project, "cancel", "slow")
+    assert lacking.code == 2
+    tells(lacking.output, "is no longer there", "--site hpc1=FILE")
+    strange = smk_mantik(project, "cancel", "slow", "--site", str(moved))
+    tells(strange.output, "no job was sent to a site named moved")
+    assert lines(project, "ended.txt") == []
+
+    smk_mantik(project, "cancel", "slow", "--site", f"hpc1={moved}").ok()
+    assert lines(project, "ended.txt") == ["term a", "term b"]
+
+
+def test_clean(either: Project) -> None:
+    running(either).kill()
+    stays = smk_mantik(either, "clean", "--yes")
+    assert stays.code == 1, stays.output
+    tells(
+        stays.output, str(either.workspace), "needed: slow name=a (it may run", "It stays:",
+        "tries, logs and archives: ", "files of the workflow: ",
+    )  # fmt: skip
+    assert lines(either, "ran.txt") == ["a", "b"]
+    unasked = smk_mantik(either, "clean", "--force")
+    assert unasked.code == 2
+    tells(unasked.output, "Add --yes if all of this is to go")
+
+    removed = smk_mantik(either, "clean", "--force", "--yes").ok().output
+    tells(removed, ": removed.")
+    assert list(either.workspace.iterdir()) == []
+    assert {outcome for outcome in outcomes(either).values() if outcome != "succeeded"} == {
+        "cancelled"
+    }
+
+    (either.workspace / "go").touch()
+    either.run("--nolock", "--rerun-incomplete").ok()
+    assert either.read("out/a.txt") == "a\n"
+    cleaned = smk_mantik(either, "clean", "--yes").ok().output
+    assert "needed" not in cleaned
+    assert list(either.workspace.iterdir()) == []
+    assert either.read("out/a.txt") == "a\n"
+
+
+def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:
+    running(project).kill()
+    faulty.faults.add(Fault("refuse", path="hpc1", status=503, count=None))
+    for command in (("cancel", "--all"), ("clean", "--yes", "--force")):
+        said = smk_mantik(project, *command)
+        assert said.code == 1, said.output
+        tells(said.output, "site hpc1", "503")
+        assert ": removed." not in said.output
+        assert ": cancelled" not in said.output
+    faulty.faults.clear()
+
+    # It answers, but takes no order to end a job; the job itself is told of one later only.
+    faulty.faults.add(Fault("refuse", "POST", "abort", status=503, count=None))
+    said = smk_mantik(project, "cancel", "slow name=a", "--wait", "2")
+    assert said.code == 1, said.output
+    tells(
+        said.output, "slow name=a: its job", "did not confirm that it was cancelled and may still"
+    )
+    faulty.faults.clear()
+    smk_mantik(project, "cancel", "--all").ok()
+    assert lines(project, "ended.txt") == ["term a", "term b"]
+
+
+def test_journal_that_is_damaged(either: Project) -> None:
+    """What runs is taken up, in the same workspace; what has ended is fetched."""
+    run = running(either)
+    until(lambda: run.output.count(": submitted to ") == 3, "the one that waits for them")
+    run.kill()
+    workspace = either.workspace
+    journal = either.directory / ".snakemake/mantik/journal.sqlite"
+    journal.write_bytes(b"\xff" * 5000 + journal.read_bytes()[5000:])
+    (workspace / "go").touch()
+
+    said = either.run("--nolock", "--rerun-incomplete").ok().output
+
+    tells(said, "The journal was damaged", "3 are looked for there", "journal.sqlite.damaged-1")
+    assert said.count("taken up again at ") == 3
+    assert lines(either, "ran.txt") == ["a", "b"]
+    assert either.read("out/a.txt") == "a\n"
+    assert either.workspace == workspace
+    assert {record.outcome for record in either.tries} == {"succeeded"}
+
+
+@pytest.mark.parametrize("command", ["cancel", "clean", "jobs"])
+def test_where_nothing_was_sent(project: Project, command: str) -> None:
+    said = smk_mantik(project, command)
+    assert said.code == 2
+    tells(said.output, "no job has been sent from here yet")

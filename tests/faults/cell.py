@@ -1,0 +1,280 @@
+"""One cell of the matrix: a workflow at a site of its own, behind a proxy, and what became of it.
+
+Each job also writes when it begins and ends to a file outside of all that the executor knows, so
+that a double start is seen whatever the controller believes.
+"""
+
+import hashlib
+import random
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.faults.disk import Disk, small_disk
+from tests.faults.faults import Fault
+from tests.faults.steps import STEPS, kind_of
+from tests.support.proxy import Proxy, Rule
+from tests.support.sandbox import FAST
+from tests.support.workflows import Place, Project, Ran, Running, place_in, until
+
+SITE = "hpc"
+RUN_S = 150.0
+"""Seconds after which a run that has not ended never will: its jobs are lost."""
+NEVER_ENDED = -1000
+QUIET_S = 10.0
+"""Seconds that jobs at the site may take to end after the controller has."""
+
+SNAKEFILE = r"""
+    OUTSIDE = config["outside"]
+    HERE = f"echo begin {{rule}} >> {OUTSIDE}/ran; until [ -e {OUTSIDE}/gate ]; do sleep 0.1; done;"
+    THERE = f"echo end {{rule}} >> {OUTSIDE}/ran"
+
+    rule all:
+        input: "out/small.txt", "out/middle.bin", "out/large.bin", "sum.txt", "wrong.txt"
+
+    rule small:
+        input: "data/a.txt"
+        output: "out/small.txt"
+        shell: HERE + "cat {input} > {output};" + THERE
+
+    rule large:
+        input: "data/big.bin"
+        output: "out/middle.bin", "out/large.bin"
+        shell:
+            HERE + "head -c 8000 {input} > {output[0]}; cat {input} {input} > {output[1]};" + THERE
+
+    rule sum:
+        input: "out/small.txt", "out/large.bin"
+        output: "sum.txt"
+        shell: HERE + "cat {input} | sha256sum > {output};" + THERE
+
+    rule wrong:
+        output: "wrong.txt"
+        shell: HERE + THERE + "; exit 3"
+"""
+"""Three jobs that succeed, with results of all sizes, and one that fails."""
+
+GOOD = ("small", "large", "sum")
+JOBS = (*GOOD, "wrong")
+
+LIMITS = """\
+Site:
+  Scheduler: slurm
+  PollMin: 1s
+  PollMax: 2s
+  Heartbeat: 2s
+  TermGrace: 1s
+  MarkerGrace: 2s
+  UnknownWait: 3s
+  Timeout: 3s
+  ConcurrentRequests: 4
+  InlineLimit: 4K
+  MarkerLimit: 4K
+  ArchiveFileLimit: 16K
+"""
+"""Waits as short as the config allows, and limits that let small files travel in all ways."""
+
+
+@dataclass
+class Count:
+    """What a cell has to show."""
+
+    jobs: int = 0
+    lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    misreported: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[str]:
+        """All that is not as it has to be."""
+        kinds = ("lost", "doubled", "misreported")
+        return [f"{kind}: {what}" for kind in kinds for what in getattr(self, kind)]
+
+
+@dataclass
+class Cell:
+    """A workflow, its site and the proxy between them.
+
+    Attributes:
+        api: what the site speaks.
+        proxy: between the workflow and the site.
+        project: the workflow.
+        outside: the directory that the jobs write to behind everybody's back.
+        alive: tells what still runs or waits at the site, as the site itself sees it.
+        disk: the small one, of whoever has it.
+    """
+
+    api: str
+    proxy: Proxy
+    project: Project
+    outside: Path
+    alive: Callable[[], list[Any]]
+    disk: Disk | None = None
+
+    def start(self) -> Running:
+        """Start `snakemake` as its users do with the profile that `init` writes."""
+        return self.project.start(
+            "--nolock", "--rerun-incomplete", "--keep-going", "--config", f"outside={self.outside}"
+        )
+
+    def end(self, running: Running) -> Ran:
+        """Wait for the end of a run; one that never ends is killed, and says so."""
+        try:
+            return Ran(running.process.wait(RUN_S), running.output)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            said = f"{running.output}\nNEVER ENDED: killed after {RUN_S:.0f} s\n"
+            return Ran(NEVER_ENDED, said)
+
+    def meet(self, fault: Fault, step: str) -> list[Rule]:
+        """Let a fault happen to each kind of request of a step."""
+        rules: list[Rule] = []
+        for kind in STEPS[step]:
+            # Once in a step it takes longer than requests are repeated for: that is slow.
+            times = min(fault.times, 2) if fault.times and rules else fault.times
+            rules.append(self.proxy.add(Rule(fault.name, {kind}, fault.act(self.api), times)))
+        return rules
+
+    def open_gate(self) -> None:
+        """Let the jobs end."""
+        (self.outside / "gate").touch()
+
+    def noted(self, word: str) -> Counter[str]:
+        """How often each job has begun, or ended."""
+        path = self.outside / "ran"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return Counter(line.split()[1] for line in lines if line.startswith(word))
+
+    def all_quiet(self) -> bool:
+        """Whether nothing runs or waits at the site any more, or soon."""
+        with suppress(AssertionError):
+            until(lambda: not self.alive(), "the end of all jobs at the site", QUIET_S)
+        return not self.alive()
+
+    def count(self, ran: Ran, *, runs: int = 1, stopped: bool = False) -> Count:
+        """Hold what the last run said and left against what the site ran and the files outside.
+
+        Args:
+            ran: the last run.
+            runs: how many there were: each may run again what has failed before.
+            stopped: whether earlier tries may have been ended by us, or by a lack of space.
+        """
+        begun, ended = self.noted("begin"), self.noted("end")
+        found = Count(jobs=begun.total())
+        found.lost += ["the run never ended"] if ran.code == NEVER_ENDED else []
+        for job in JOBS:
+            most = self._most(job, runs, stopped=stopped)
+            if not ended[job]:
+                found.lost.append(f"{job} began {begun[job]} times and never ended")
+            if begun[job] > most or ended[job] > most:
+                found.doubled.append(f"{job} began {begun[job]} times, ended {ended[job]} times")
+        for path, content in results(self.project.directory).items():
+            here = self.project.directory / path
+            if not here.exists():
+                found.lost.append(f"{path} is not here")
+            elif here.read_bytes() != content:
+                found.misreported.append(f"{path} is not what the job made")
+        said = [self._misreported(job, stopped=stopped) for job in JOBS]
+        found.misreported += filter(None, said)
+        if ran.code != 1:
+            found.misreported.append(f"snakemake ended with {ran.code}, though one job fails")
+        if not self.all_quiet():
+            found.misreported.append(f"something still runs at the site: {self.alive()}")
+        return found
+
+    def _tries(self, job: str) -> list[TryRecord]:
+        return [record for record in self.project.tries if record.rule == job]
+
+    def _most(self, job: str, runs: int, *, stopped: bool) -> int:
+        """How often a job may have run."""
+        tries = max(1, len(self._tries(job)))
+        return tries if stopped else 1 if job in GOOD else min(tries, runs)
+
+    def _misreported(self, job: str, *, stopped: bool) -> str:
+        """What the journal says wrongly of a job; empty if it is right."""
+        tries = self._tries(job)
+        told = [record.outcome for record in tries]
+        last = told[-1:] if stopped else told
+        fails = bool(last) and all("code 3" in outcome for outcome in last)
+        right = last == ["succeeded"] if job in GOOD else fails
+        return "" if right else f"{job} is said to have ended as {told}"
+
+
+def results(directory: Path) -> dict[str, bytes]:
+    """The outputs that the jobs have to make of what lies in a workflow's directory."""
+    small = (directory / "data/a.txt").read_bytes()
+    big = (directory / "data/big.bin").read_bytes()
+    digest = hashlib.sha256(small + big + big).hexdigest()
+    return {
+        "out/small.txt": small,
+        "out/middle.bin": big[:8000],
+        "out/large.bin": big + big,
+        "sum.txt": f"{digest}  -\n".encode(),
+    }
+
+
+def settings(slots: int) -> Any:
+    """A sandbox that loses no time, and whose large files go through its object store."""
+    fire = replace(FAST.firecrest, max_file_size=32 << 10)
+    return replace(FAST, slots=slots, firecrest=fire)
+
+
+@contextmanager
+def make_cell(
+    api: str, directory: Path, *, slots: int = 2, small: Literal["project", "sandbox", ""] = ""
+) -> Iterator[Cell]:
+    """A cell that nothing happens in yet.
+
+    Args:
+        api: what its site speaks.
+        directory: empty, for all of it.
+        slots: how many jobs the site has room for.
+        small: who has a small disk.
+    """
+    with ExitStack() as stack:
+        disk = stack.enter_context(small_disk(directory / small)) if small else None
+        sites = [SiteOption(SITE, api)]
+        box = stack.enter_context(Sandbox(directory / "sandbox", sites, settings(slots)))
+
+        def alive() -> list[Any]:
+            return [run for run in box.record(SITE)["runs"] if run["ended"] is None]
+
+        place, url = place_in(box, SITE), box.url(SITE)
+        yield stack.enter_context(cell_at(api, place, url, directory, alive, disk=disk))
+
+
+@contextmanager
+def cell_at(
+    api: str,
+    place: Place,
+    url: str,
+    directory: Path,
+    alive: Callable[[], list[Any]],
+    *,
+    ca_file: Path | None = None,
+    disk: Disk | None = None,
+) -> Iterator[Cell]:
+    """A cell at a site whose API is at `url`; `ca_file` is what its TLS is trusted by."""
+    parts = urlsplit(url)
+    server = f"{parts.scheme}://{parts.netloc}"
+    with Proxy(server, partial(kind_of, api), ca_file=ca_file) as proxy:
+        config = place.config.replace(server, proxy.url)
+        config = config[: config.index("Site:\n")] + LIMITS
+        project = Project(directory / "project", replace(place, config=config))
+        outside = directory / "outside"
+        outside.mkdir()
+        chance = random.Random(4)
+        project.write("Snakefile", SNAKEFILE)
+        project.write("data/a.txt", "seven\n")
+        (project.directory / "data/big.bin").write_bytes(chance.randbytes(20_000))
+        with closing(project):
+            yield Cell(api, proxy, project, outside, alive, disk)

@@ -1,0 +1,180 @@
+"""Fault by step by API: no job lost, doubled or misreported."""
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cell import JOBS, Cell, Count, make_cell
+from tests.faults.faults import FAULTS, HOURS_OFF, Fault, calling, clock_off, lost, then
+from tests.faults.steps import KINDS, STEPS
+from tests.support.proxy import Rule
+from tests.support.workflows import Ran, Running, until
+
+pytestmark = pytest.mark.timeout(600)
+
+APIS = ("unicore", "firecrest")
+REASONED = [pytest.param(fault, id=fault.name) for fault in FAULTS]
+
+Prove = Callable[[Cell, Ran, Count], None]
+"""Takes down what a cell has to show, and fails if that is not as it has to be."""
+
+
+@pytest.fixture
+def prove(record_property: Callable[[str, object], None]) -> Prove:
+    def prove(cell: Cell, ran: Ran, count: Count) -> None:
+        found = (count.jobs, len(count.lost), len(count.doubled), len(count.misreported))
+        record_property("cell", found)
+        assert not count.wrong, f"{count.wrong}\n{cell.proxy.counted()}\n{ran.output}"
+
+    return prove
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("step", ["stage", "submit", "fetch"])
+@pytest.mark.parametrize("fault", REASONED)
+def test_fault(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
+    with make_cell(api, tmp_path) as cell:
+        cell.open_gate()
+        rules = cell.meet(fault, step)
+        ran = cell.end(cell.start())
+        prove(cell, ran, cell.count(ran))
+        taken = [rule for rule in rules if rule.taken]
+        assert taken, f"nothing met the fault: {cell.proxy.counted()}"
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("fault", REASONED)
+def test_fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
+    """With room for one job: the scheduler is asked about those that wait.
+
+    The answer to one submission is lost, so that it is looked for.
+    """
+    with make_cell(api, tmp_path, slots=1) as cell:
+        cell.proxy.add(Rule("lost", {"submit"}, lost))
+        rules = cell.meet(fault, "watch")
+        running = cell.start()
+        # One API asks for each job, the other for all of them at once.
+        until(lambda: rules[0].taken and (rules[1].taken or rules[2].taken), "looks at jobs")
+        cell.open_gate()
+        ran = cell.end(running)
+        prove(cell, ran, cell.count(ran))
+
+
+def busy(cell: Cell) -> Running:
+    """A run whose jobs are at the site: two run at least, of three."""
+    running = cell.start()
+    until(
+        lambda: running.output.count(": submitted to ") == 3 and cell.noted("begin").total() >= 2,
+        "jobs that run",
+    )
+    return running
+
+
+def cancelled(cell: Cell, running: Running) -> Ran:
+    """Press Ctrl-C; what is said to be over must be."""
+    os.kill(running.process.pid, signal.SIGINT)
+    ran = cell.end(running)
+    if "confirmed that no job" in ran.output:
+        assert cell.all_quiet(), f"{cell.alive()}\n{ran.output}"
+    return ran
+
+
+def finished(cell: Cell, runs: int) -> Ran:
+    """Let nothing happen any more and start again, until the workflow is through."""
+    cell.proxy.heal()
+    cell.open_gate()
+    for _ in range(runs):
+        ran = cell.end(cell.start())
+        if cell.noted("end").keys() == set(JOBS):
+            break
+    return ran
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("fault", REASONED)
+def test_fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
+    with make_cell(api, tmp_path) as cell:
+        running = busy(cell)
+        rules = cell.meet(fault, "cancel")
+        first = cancelled(cell, running)
+        assert "Traceback" not in first.output, first.output
+        assert {r.outcome for r in cell.project.tries} == {"cancelled"}, first.output
+        assert any(rule.taken for rule in rules), f"no fault: {cell.proxy.counted()}"
+        ran = finished(cell, 1)
+        prove(cell, Ran(ran.code, first.output + ran.output), cell.count(ran, stopped=True))
+
+
+KILLS = [
+    pytest.param(api, (step, kind, after), id=f"{api}-{step}-{kind}-{when}")
+    for api in APIS
+    for step in STEPS
+    for kind in STEPS[step]
+    for when, after in (("before", False), ("after", True))
+    if kind in dict(KINDS[api])
+    # Asked only where the fate of a submission is in doubt, or a cancelled job does not end.
+    and kind != "find"
+    and (step, kind) != ("cancel", "status")
+]
+
+
+@pytest.mark.parametrize(("api", "when"), KILLS)
+def test_controller_killed(
+    api: str, when: tuple[str, str, bool], tmp_path: Path, prove: Prove
+) -> None:
+    step, kind, after = when
+    with make_cell(api, tmp_path, slots=1 if step == "watch" else 2) as cell:
+        pid: Future[int] = Future()
+        deadly = calling(lambda: os.kill(pid.result(), signal.SIGKILL), after=after)
+        rule = Rule("kill", {kind}, deadly)
+        if step == "cancel":
+            running = busy(cell)
+            pid.set_result(running.process.pid)
+            cell.proxy.add(rule)
+            os.kill(running.process.pid, signal.SIGINT)
+        else:
+            cell.proxy.add(rule)
+            if step != "watch":
+                cell.open_gate()
+            running = cell.start()
+            pid.set_result(running.process.pid)
+        first = cell.end(running)
+        assert first.code == -signal.SIGKILL, f"{cell.proxy.counted()}\n{first.output}"
+        # What was cancelled is told as that first.
+        ran = finished(cell, 2 if step == "cancel" else 1)
+        count = cell.count(ran, runs=2, stopped=step == "cancel")
+        prove(cell, Ran(ran.code, first.output + ran.output), count)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("hours", [-HOURS_OFF, HOURS_OFF])
+def test_clock_off(hours: int, api: str, tmp_path: Path, prove: Prove) -> None:
+    """A killed run, an adopted one, and all the way in between."""
+    with make_cell(api, tmp_path, slots=1) as cell:
+        cell.proxy.add(Rule("clock", None, clock_off(hours)(api), None))
+        first = cell.start()
+        asked = ("status", "find")
+        until(lambda: any(cell.proxy.counted()[kind] for kind in asked), "a look at the jobs")
+        first.kill()
+        cell.open_gate()
+        ran = cell.end(cell.start())
+        prove(cell, ran, cell.count(ran, runs=2))
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("step", ["stage", "submit", "watch", "fetch"])
+@pytest.mark.parametrize("whose", ["here", "there"])
+def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
+    with make_cell(api, tmp_path, small="project" if whose == "here" else "sandbox") as cell:
+        assert cell.disk is not None
+        cell.open_gate()
+        fill = cell.proxy.add(Rule("full", {STEPS[step][0]}, then(cell.disk.fill)))
+        first = cell.end(cell.start())
+        assert fill.taken, first.output
+        cell.disk.free()
+        ran = finished(cell, 1)
+        count = cell.count(ran, runs=2, stopped=whose == "there")
+        prove(cell, Ran(ran.code, first.output + ran.output), count)

@@ -1,0 +1,82 @@
+"""The mark of tests that run on real software, and the table of what really ran.
+
+`make test` leaves out what is marked `software(NAME)`; `make test-real` runs nothing else. A test
+that uses a fixture of `FIXTURES` is marked by that.
+"""
+
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Generator
+
+import pytest
+
+from tests.real import apptainer
+from tests.support import unicorex
+
+FIXTURES = {
+    "unicorex": unicorex.SOFTWARE,
+    "narrow_unicorex": unicorex.SOFTWARE,
+    "unicorex_to_stop": unicorex.SOFTWARE,
+    "real_slurm": "Slurm",
+}
+"""Fixtures that stand for a real server."""
+
+
+def _says(*command: str) -> Callable[[], str]:
+    """Asks a program for its version."""
+
+    def ask() -> str:
+        if shutil.which(command[0]) is None:
+            return ""
+        asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        return " ".join(asked.stdout.split())
+
+    return ask
+
+
+SOFTWARE: dict[str, Callable[[], str]] = {
+    unicorex.SOFTWARE: unicorex.version,
+    "Slurm": _says("dpkg-query", "--show", "slurm-wlm"),
+    "Apptainer": _says(str(apptainer.PROGRAM), "--version"),
+    "environment modules": _says("dpkg-query", "--show", "environment-modules"),
+    "Python venv": _says("python3", "--version"),
+}
+"""What the marks name, and what tells its version."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what uses a real server."""
+    for fixture in getattr(item, "fixturenames", ()):
+        if (name := FIXTURES.get(fixture)) is not None:
+            item.add_marker(pytest.mark.software(name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    names = {mark.args[0] for mark in item.iter_markers("software")}
+    report.user_properties.extend(("software", name) for name in sorted(names))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    counts: dict[str, Counter[str]] = {name: Counter() for name in SOFTWARE}
+    reasons: dict[str, str] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for key, name in getattr(report, "user_properties", ()):
+                if key == "software":
+                    counts[name][outcome] += 1
+                    if outcome == "skipped":
+                        reasons[name] = str(report.longrepr[2]).removeprefix("Skipped: ")
+    if not any(counts.values()):
+        return
+    terminalreporter.section("what really ran")
+    for name, count in counts.items():
+        told = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "nothing"
+        ran = count["passed"] or count["failed"]
+        more = f"  {SOFTWARE[name]()}" if ran else f"  {reasons.get(name, '')}"
+        terminalreporter.write_line(f"{name:<22}{told:<24}{more}".rstrip())

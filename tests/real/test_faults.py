@@ -1,0 +1,103 @@
+"""The fault matrix with a real UNICORE/X behind the proxy: the same tests, another server.
+
+Not tried here: full disks and clocks that are off, which are the machine's that the tests run on.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults import test_matrix
+from tests.faults.cell import Cell, cell_at
+from tests.faults.faults import Fault
+from tests.faults.steps import KINDS, STEPS
+from tests.faults.test_matrix import REASONED, Prove, prove
+from tests.support.places import unicorex_place
+from tests.support.unicorex import SOFTWARE, UnicoreX
+
+pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(600)]
+
+API = "unicore"
+
+__all__ = ["prove"]
+
+
+@pytest.fixture
+def narrow() -> bool:
+    """Whether the server has room for one job only."""
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _server(request: pytest.FixtureRequest, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the real server where the matrix makes a sandbox for each cell."""
+    server = request.getfixturevalue("narrow_unicorex" if narrow else "unicorex")
+
+    @contextmanager
+    def make_cell(api: str, directory: Path, *, slots: int = 2) -> Iterator[Cell]:
+        with real_cell(server, directory) as cell:
+            yield cell
+
+    monkeypatch.setattr(test_matrix, "make_cell", make_cell)
+
+
+@contextmanager
+def real_cell(server: UnicoreX, directory: Path) -> Iterator[Cell]:
+    place = unicorex_place(server)
+
+    def alive() -> list[str]:
+        # A job's processes are in the workspace, whatever the server says of them.
+        return processes_in(cell.project.workspace)
+
+    cells = cell_at(API, place, server.url, directory, alive, ca_file=server.ca_file)
+    with cells as cell:
+        try:
+            yield cell
+        finally:
+            cell.open_gate()  # so that jobs of a test that has failed keep no places
+
+
+def processes_in(directory: Path) -> list[str]:
+    """The processes that work in `directory` or below."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            where = link.readlink()
+        except OSError:  # it has ended, or is none of ours
+            continue
+        if where.is_relative_to(directory):
+            found.append(f"{link.parent.name} in {where}")
+    return found
+
+
+@pytest.mark.parametrize("step", ["stage", "submit", "fetch"])
+@pytest.mark.parametrize("fault", REASONED)
+def test_fault(fault: Fault, step: str, tmp_path: Path, prove: Prove) -> None:
+    test_matrix.test_fault(fault, step, API, tmp_path, prove)
+
+
+@pytest.mark.parametrize("narrow", [True])
+@pytest.mark.parametrize("fault", REASONED)
+def test_fault_while_watching(fault: Fault, tmp_path: Path, prove: Prove) -> None:
+    test_matrix.test_fault_while_watching(fault, API, tmp_path, prove)
+
+
+@pytest.mark.parametrize("fault", REASONED)
+def test_fault_while_cancelling(fault: Fault, tmp_path: Path, prove: Prove) -> None:
+    test_matrix.test_fault_while_cancelling(fault, API, tmp_path, prove)
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "after"),
+    [
+        pytest.param(step, kind, after, id=f"{step}-{kind}-{'after' if after else 'before'}")
+        for step in STEPS
+        for kind in STEPS[step]
+        for after in (False, True)
+        if kind in dict(KINDS[API]) and kind != "find"
+    ],
+)
+def test_controller_killed(step: str, kind: str, after: bool, tmp_path: Path, prove: Prove) -> None:
+    test_matrix.test_controller_killed(API, step, kind, after, tmp_path, prove)

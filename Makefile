@@ -22,7 +22,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m 'not software' -n $$(( 2 * $(CORES) )) --dist worksteal $(PYTEST_ARGS)
 
 test-real: $(STAMP)
-	tests/real/install
+	PYTHON="$(abspath $(BIN))/python" tests/real/install
 	$(BIN)/python -m pytest -m software -n $(CORES) --dist loadfile $(PYTEST_ARGS)
 
 # One after the other: what a newcomer types has the machine for itself.

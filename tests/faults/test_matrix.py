@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cell import Cell, Count, make_cell
+from tests.faults.cell import RUN_S, Cell, Count, make_cell
 from tests.faults.faults import FAULTS, HOURS_OFF, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Rule
@@ -57,7 +57,7 @@ def test_fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Pro
         cell.proxy.add(Rule("lost", {"submit"}, lost))
         rules = cell.meet(fault, "watch")
         running = cell.start()
-        until(lambda: all(rule.taken for rule in rules[:3]), "looks at jobs")
+        until(lambda: all(rule.taken for rule in rules[:3]), "looks at jobs", RUN_S)
         cell.open_gate()
         ran = cell.end(running)
         prove(cell, ran, cell.count(ran))
@@ -69,6 +69,7 @@ def busy(cell: Cell) -> Running:
     until(
         lambda: running.output.count(": submitted to ") == 3 and cell.noted("begin").total() >= 2,
         "jobs that run",
+        RUN_S,
     )
     return running
 

@@ -6,13 +6,14 @@ that uses a fixture of `FIXTURES` is marked by that.
 
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 
 import pytest
 
 from tests.real import apptainer
-from tests.support import unicorex
+from tests.support import s3, unicorex
 
 FIXTURES = {
     "unicorex": unicorex.SOFTWARE,
@@ -30,13 +31,15 @@ def _says(*command: str) -> Callable[[], str]:
         if shutil.which(command[0]) is None:
             return ""
         asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        return " ".join(asked.stdout.split())
+        return " ".join(asked.stdout.split("\n- ")[0].split())
 
     return ask
 
 
 SOFTWARE: dict[str, Callable[[], str]] = {
     unicorex.SOFTWARE: unicorex.version,
+    s3.SOFTWARE: _says(str(s3.RCLONE), "version"),
+    "MLflow": _says(sys.executable, "-m", "mlflow", "--version"),
     "Slurm": _says("dpkg-query", "--show", "slurm-wlm"),
     "Apptainer": _says(str(apptainer.PROGRAM), "--version"),
     "environment modules": _says("dpkg-query", "--show", "environment-modules"),

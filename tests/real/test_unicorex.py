@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.places import unicorex_place
 from tests.support.unicorex import OWN_SLOTS, SOFTWARE, OwnUnicoreX, UnicoreX
-from tests.support.workflows import UNTRACKED, Place, Project, until
+from tests.support.workflows import UNTRACKED, Project, until
 
 pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(240)]
 

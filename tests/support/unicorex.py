@@ -80,14 +80,18 @@ class UnicoreX:
     def key_file(self) -> Path:
         return self.directory / "id_key"
 
-    def ask(self, path: str, **more: Any) -> httpx.Response:
-        """The answer to a request of the user's; `more` as for httpx."""
-        context = ssl.create_default_context(cafile=str(self.ca_file))
-        with httpx.Client(
-            verify=context, auth=(USER.encode(), PASSWORD.encode()), timeout=30, trust_env=False,
+    def client(self) -> httpx.Client:
+        """A client with the user's credentials."""
+        return httpx.Client(
+            verify=ssl.create_default_context(cafile=str(self.ca_file)),
+            auth=(USER.encode(), PASSWORD.encode()), timeout=30, trust_env=False,
             headers={"Accept": "application/json"},
-        ) as client:  # fmt: skip
-            return client.request(more.pop("method", "GET"), f"{self.url}/{path}", **more)
+        )  # fmt: skip
+
+    def ask(self, path: str, method: str = "GET", **more: Any) -> httpx.Response:
+        """The answer to a request of the user's; `more` as for httpx."""
+        with self.client() as client:
+            return client.request(method, f"{self.url}/{path}", **more)
 
     def status(self, job: str) -> str:
         """What the server says of a job; empty if it knows none such."""

@@ -23,7 +23,7 @@ test: $(STAMP)
 
 test-real: $(STAMP)
 	PYTHON="$(abspath $(BIN))/python" tests/real/install
-	$(BIN)/python -m pytest -m software -n $(CORES) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m software -n $$(( 2 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
 
 # One after the other: what a newcomer types has the machine for itself.
 test-newcomer: $(STAMP)

@@ -4,9 +4,9 @@
 that uses a fixture of `FIXTURES` is marked by that.
 """
 
+import importlib.metadata
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 
@@ -24,6 +24,14 @@ FIXTURES = {
 """Fixtures that stand for a real server."""
 
 
+GROUPS = {
+    **dict.fromkeys(("Slurm", "Apptainer", "environment modules", "Python venv"), "Slurm"),
+    "MLflow": "MLflow",
+    "S3": "S3",
+}
+"""What runs in one worker, because each worker would start a server of its own."""
+
+
 def _says(*command: str) -> Callable[[], str]:
     """Asks a program for its version."""
 
@@ -39,7 +47,7 @@ def _says(*command: str) -> Callable[[], str]:
 SOFTWARE: dict[str, Callable[[], str]] = {
     unicorex.SOFTWARE: unicorex.version,
     s3.SOFTWARE: _says(str(s3.RCLONE), "version"),
-    "MLflow": _says(sys.executable, "-m", "mlflow", "--version"),
+    "MLflow": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
     "Slurm": _says("dpkg-query", "--show", "slurm-wlm"),
     "Apptainer": _says(str(apptainer.PROGRAM), "--version"),
     "environment modules": _says("dpkg-query", "--show", "environment-modules"),
@@ -49,10 +57,13 @@ SOFTWARE: dict[str, Callable[[], str]] = {
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what uses a real server."""
+    """Mark what uses a real server, and keep together what shares one."""
     for fixture in getattr(item, "fixturenames", ()):
         if (name := FIXTURES.get(fixture)) is not None:
             item.add_marker(pytest.mark.software(name))
+    for mark in item.iter_markers("software"):
+        if (group := GROUPS.get(mark.args[0])) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -121,5 +121,5 @@ def test_what_lies_where(
     (model,) = tracked.client.search_logged_models([run.info.experiment_id])
     mlflow.set_tracking_uri(tracked.uri)
     registered = mlflow.register_model(f"models:/{model.model_id}", "line")
-    loaded = mlflow.pyfunc.load_model(f"models:/line/{registered.version}")
+    loaded = mlflow.sklearn.load_model(f"models:/line/{registered.version}")
     assert loaded.predict([[2]]) == pytest.approx([4])

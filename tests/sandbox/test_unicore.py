@@ -79,7 +79,7 @@ def test_raw_jobs_get_what_their_lines_say(rest: RestClient) -> None:
     assert (details["Account"], details["Comment"]) == ("acc", "hello")
     assert details["TresPerNode"] == "gres:gpu:2"
     assert rest.text(url, "stdout").startswith("4 devel\n")
-    assert rest.text(url, "stdout").endswith("0077\n")
+    assert rest.text(url, "stdout").endswith("0027\n")
 
 
 @with_scheduler
@@ -150,6 +150,17 @@ def fails_later(rest: RestClient, description: dict[str, Any], words: str) -> No
     job = rest.ended(rest.submit(description))
     assert job["status"] == "FAILED"
     assert words in job["statusMessage"]
+
+
+def test_umask(rest: RestClient, storage: str) -> None:
+    asked = {"": "0027", "077": "0077"}
+    for mask, used in asked.items():
+        url = rest.submit(raw_job("umask", **({"Umask": mask} if mask else {})))
+        rest.ended(url)
+        assert rest.text(url, "stdout") == f"{used}\n"
+    (site, *_) = rest.http.get(f"{rest.url}/sites").json()["sites"]
+    assert rest.http.get(site).json()["umask"] == "0027"
+    assert rest.http.get(storage).json()["umask"] == "027"
 
 
 def test_nothing_to_execute_is_a_success(rest: RestClient) -> None:

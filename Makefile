@@ -28,8 +28,8 @@ test-faults: $(STAMP)
 	MANTIK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -n $$(( 4 * $(CORES) )) --dist worksteal tests/faults $(PYTEST_ARGS)
 
 test-real: $(STAMP)
-	tests/real/install
-	$(BIN)/python -m pytest -m software -n $(CORES) --dist loadfile $(PYTEST_ARGS)
+	PYTHON="$(abspath $(BIN))/python" tests/real/install
+	$(BIN)/python -m pytest -m software -n $$(( 2 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
 
 # One after the other: what a newcomer types has the machine for itself.
 test-newcomer: $(STAMP)

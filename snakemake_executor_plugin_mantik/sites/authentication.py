@@ -136,6 +136,10 @@ class Credential:
         if self.origin and error.do == CHECK_CREDENTIALS:
             error.do = f"Check {self.origin}"
 
+    def accepted(self) -> None:
+        """Told that a site has taken it: no other one is looked for until it is refused again."""
+        self._is_refused = False
+
     def login(self) -> None:
         """Do what needs a person, once, when a run starts: nothing for most credentials.
 

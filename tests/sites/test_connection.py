@@ -6,6 +6,7 @@ It stands for proxies, portals and servers in trouble; what UNICORE itself does 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,9 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.sites import repeating
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Credential
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
+    Connection as FirecrestConnection,
+)
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.files import Files
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
@@ -297,3 +301,61 @@ def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
     found = talk(parrot, states)
     assert isinstance(found, dict)
     assert [found[job].phase for job in ("bad", "good")] == [Phase.UNKNOWN, Phase.RUNNING]
+
+
+class Renewable(Credential):
+    """Has another token whenever one was refused; counts how often new values are looked for."""
+
+    _next_look = float("-inf")
+
+    def __init__(self) -> None:
+        self.looked = 0
+        self.look = self._look
+
+    def _look(self) -> None:
+        self.looked += 1
+        self._next_look = float("-inf")
+
+    def get_auth_header(self) -> str:
+        return f"Bearer {TOKEN}"
+
+    def refused(self, headers: Mapping[str, str]) -> bool:
+        del headers
+        return True
+
+
+@pytest.mark.parametrize("api", ["unicore", "firecrest"])
+def test_new_credentials_are_looked_for_only_in_place_of_refused_ones(
+    parrot: Parrot, api: str
+) -> None:
+    credential = Renewable()
+    named: dict[str, Any] = {
+        "ca_file": None, "proxy": None, "timeout_s": 5.0, "concurrent_requests": 4,
+    }  # fmt: skip
+    no, yes = Say(401), Say(body=b'{"systems": []}')
+
+    async def asked() -> None:
+        if api == "unicore":
+            unicore = Connection("parrot", parrot.url, credential, **named)
+            try:
+                await unicore.get("base", "")
+            finally:
+                await unicore.close()
+        else:
+            firecrest = FirecrestConnection("parrot", parrot.url, credential, **named)
+            try:
+                await firecrest.ask("base", lambda client: client.status())
+            finally:
+                await firecrest.close()
+
+    parrot.answers = [no, yes, yes]
+    asyncio.run(asked())
+    asyncio.run(asked())
+    assert credential.looked == 0, "a token that was renewed is no refused credential"
+    parrot.answers = [no, no, yes, yes]
+    with pytest.raises(SiteUnauthorized):
+        asyncio.run(asked())
+    asyncio.run(asked())
+    assert credential.looked == 1
+    asyncio.run(asked())
+    assert credential.looked == 1, "what a site has taken is not looked for any more"

@@ -11,7 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.errors import SiteUnreachable
-from snakemake_executor_plugin_mantik.sites import http, repeating
+from snakemake_executor_plugin_mantik.sites import authentication, http, repeating
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, ClientCredentials
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -39,15 +39,14 @@ TOO_MUCH = {
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
     monkeypatch.setattr(repeating, "REPEAT_ATTEMPTS", 1)
     monkeypatch.setattr(http, "ANSWER_BYTES", 2 * MIB)
-    monkeypatch.setattr(http, "ANSWER_PATIENCE", 0.01)
     parrot = Parrot("/rest/core")
     parrot.thread.start()
     yield parrot
     parrot.stop()
 
 
-def site_of(kind: str, parrot: Parrot) -> Site:
-    settings = SiteSettings()
+def site_of(kind: str, parrot: Parrot, timeout: str = "120s") -> Site:
+    settings = SiteSettings.model_validate({"Timeout": timeout})
     if kind == "unicore":
         return UnicoreSite("p", parrot.url, Bearer("t"), workspace_name="ws", settings=settings)
     return FirecrestSite(
@@ -61,7 +60,7 @@ def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
 
     async def opened() -> None:
-        site = site_of(kind, parrot)
+        site = site_of(kind, parrot, "1s" if trouble == "drip" else "120s")
         try:
             await site.open()
         finally:
@@ -80,14 +79,15 @@ def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
 @pytest.mark.parametrize("trouble", TOO_MUCH)
 def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
-    monkeypatch.setattr(http, "ANSWER_PATIENCE", 0.03)
+    if trouble == "drip":
+        monkeypatch.setattr(authentication, "TOKEN_TIMEOUT_S", 1.0)
     with pytest.raises(SiteUnreachable):
         asyncio.run(ClientCredentials(parrot.url, "id", "secret").renew())
 
 
 def asked(parrot: Parrot) -> httpx.Response:
     async def get() -> httpx.Response:
-        async with http.Client(look=lambda _: None, silence_s=30, trust_env=False) as client:
+        async with http.Client(look=lambda _: None, trust_env=False) as client:
             return await client.get(parrot.url)
 
     return asyncio.run(get())
@@ -108,3 +108,12 @@ def test_what_is_packed_once_is_unpacked(parrot: Parrot, coding: str) -> None:
 def test_escapes_that_make_sense(parrot: Parrot) -> None:
     parrot.answers = [Say(body=b'{"pair": "\\uD83D\\uDE00", "none": "\\\\ud800"}')]
     assert asked(parrot).json() == {"pair": "\U0001f600", "none": "\\ud800"}
+
+
+def test_a_file_may_hold_what_no_answer_may(parrot: Parrot) -> None:
+    content = b'{"half": "\\ud83d"}'
+    parrot.answers = [Say(body=content, headers={"Content-Type": "application/octet-stream"})]
+    answer = asked(parrot)
+    assert answer.content == content
+    with pytest.raises(ValueError, match="surrogates"):
+        answer.json()

@@ -4,7 +4,6 @@ firecREST runs commands over ssh and answers with what they wrote, mostly as 500
 to be told apart: they stand in one table, and a test holds answers of a real server against it.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -188,7 +187,7 @@ def answered(response: httpx.Response, site: str) -> SiteError:
 def body_of(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
-        answer = json.loads(response.content)
+        answer = response.json()
     except STRANGE:
         return {}
     return answer if isinstance(answer, dict) else {}

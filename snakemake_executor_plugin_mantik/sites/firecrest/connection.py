@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -70,7 +70,6 @@ class Connection:
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
         self._session = Session(
             look=self._look,
-            silence_s=timeout_s,
             verify=context,
             proxy=proxy,
             trust_env=not is_loopback(self.base),
@@ -112,15 +111,21 @@ class Connection:
             channels: how many ssh channels it takes at the site.
             size: bytes that the file may have that it carries.
         """
+        again = False
         async with self._channels.take(channels):
-            try:
-                return await self._act(what, act, size)
-            except SiteUnauthorized as error:
-                if error.status != httpx.codes.UNAUTHORIZED:
-                    raise
-                if not self._credential.refused(self._sent):
-                    raise
-            return await self._act(what, act, size)
+            while True:
+                try:
+                    result = await self._act(what, act, size)
+                except SiteUnauthorized as error:
+                    # 403 is for who may not use the site: no other token changes that.
+                    renewable = not again and error.status == httpx.codes.UNAUTHORIZED
+                    if not renewable or not self._credential.refused(self._sent):
+                        self._credential.advise(error)
+                        raise
+                    again = True
+                else:
+                    self._credential.accepted()
+                    return result
 
     async def store(self, what: str, act: Callable[[Client], Awaitable[_T]], size: int) -> _T:
         """Bring `size` bytes to the site's object store, which needs no ssh."""
@@ -136,7 +141,11 @@ class Connection:
             token = kind.set("download")
             try:
                 with self._told():
-                    async with self.client.stream(url, offset) as response:
+                    async with AsyncExitStack() as opened:
+                        async with asyncio.timeout(self._timeout_s):
+                            response = await opened.enter_async_context(
+                                self.client.stream(url, offset)
+                            )
                         yield response, steady(response.aiter_raw(), self._timeout_s)
             finally:
                 kind.reset(token)
@@ -170,7 +179,6 @@ class Connection:
             told = error_of(error, self.site)
             if told is None:
                 raise
-            self._credential.advise(told)
             raise told from error
 
 

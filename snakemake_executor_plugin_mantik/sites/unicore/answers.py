@@ -5,13 +5,12 @@ texts have to be told apart: they stand in one table, and a test holds answers o
 against it.
 """
 
-import json
-
 import httpx
 
 from snakemake_executor_plugin_mantik.errors import SiteError
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
+    STRANGE,
     Meaning,
     Pattern,
     error,
@@ -119,8 +118,8 @@ def _text_of(response: httpx.Response) -> str:
     text = response.text
     if _is_json(response):
         try:
-            answer = json.loads(text)
-        except ValueError:
+            answer = response.json()
+        except STRANGE:
             answer = None
         if isinstance(answer, dict):
             text = str(answer.get("errorMessage", text))

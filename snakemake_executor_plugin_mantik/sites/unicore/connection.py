@@ -74,7 +74,6 @@ class Connection:
         }
         self._client = Client(
             look=self._check,
-            silence_s=timeout_s,
             verify=tls(ca_file, site),
             proxy=proxy,
             trust_env=not is_loopback(self.base),
@@ -201,6 +200,7 @@ class Connection:
                         raise
                     again = True
                 else:
+                    self._credential.accepted()
                     return response
 
     def another_token(self, refused: Mapping[str, str] | None = None) -> bool:

@@ -58,9 +58,7 @@ def test_fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Pro
         rules = cell.meet(fault, "watch")
         running = cell.start()
         # One API asks for each job, the other for all of them at once.
-        until(
-            lambda: rules[0].taken and (rules[1].taken or rules[2].taken), "looks at jobs", RUN_S
-        )
+        until(lambda: rules[0].taken and (rules[1].taken or rules[2].taken), "looks at jobs", RUN_S)
         cell.open_gate()
         ran = cell.end(running)
         prove(cell, ran, cell.count(ran))

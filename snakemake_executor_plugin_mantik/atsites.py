@@ -8,6 +8,7 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all
@@ -40,7 +41,13 @@ def tracker_of(
     for loaded in configs.values():
         secrets += secret_values(loaded.config.environment.variables)
     texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
-    return Tracker(workdir, target(os.environ, workdir), texts, mask=masker(secrets), tell=tell)
+    return Tracker(
+        workdir,
+        target(os.environ, workdir),
+        texts,
+        mask=masker(secrets),
+        tell=lambda text: tell(printable(text)),
+    )
 
 
 def sites_of(

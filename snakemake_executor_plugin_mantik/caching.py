@@ -39,6 +39,7 @@ async def store(workflow: Any, job: Job) -> None:
 def _cached(workflow: Any, job: Job) -> bool:
     from snakemake_executor_plugin_mantik.rules.storage import by_jobs
 
-    # Where jobs store themselves, nothing of theirs is here.
-    asked = workflow.workflow_settings.cache is not None and not by_jobs(workflow)
+    # Where jobs store themselves, nothing of theirs is here. Without a place for the cache there is
+    # none: Snakemake says that it does without, and its `fetch` would raise.
+    asked = workflow.output_file_cache is not None and not by_jobs(workflow)
     return bool(asked and job.rule.cache and job.rule.cache.output)

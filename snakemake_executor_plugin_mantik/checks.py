@@ -24,12 +24,18 @@ from snakemake_executor_plugin_mantik.rules import (
     deployment,
     groupresources,
     groups,
+    preflight,
     resources,
     storage,
 )
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
-from snakemake_executor_plugin_mantik.rules.options import options_of, unused
+from snakemake_executor_plugin_mantik.rules.options import (
+    capped,
+    check_conda_here,
+    options_of,
+    unused,
+)
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
@@ -44,7 +50,7 @@ STATE = "mantik"
 
 @dataclass(frozen=True)
 class Checked:
-    """A workflow in which nothing is wrong, as far as that can be told without a site.
+    """A workflow in which nothing else is wrong, as far as that can be told without a site.
 
     Attributes:
         context: what the requests of all jobs have in common.
@@ -54,6 +60,7 @@ class Checked:
         settings: what the user said.
         state: our own local directory, which may not be there yet.
         lacks: remembers where there is no Snakemake for full jobs.
+        mistakes: why what some rules run cannot be made, by rule: for the caller to tell.
     """
 
     context: Context
@@ -63,6 +70,7 @@ class Checked:
     settings: "_Settings"
     state: Path
     lacks: Lacks
+    mistakes: Mapping[str, str]
 
     @property
     def workdir(self) -> Path:
@@ -140,9 +148,14 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     )
     units = units_of(dag)
     refuse(units, settings.deployed_here)
+    check_conda_here(workflow, dag)
     units = [unit for unit in units if unit.is_group() or resources.known_yet(unit)]
     jobs = [job for unit in units for job in members_of(unit)]
     _check_environments(jobs, context, products(dag))
+    for told in capped(workflow, jobs):
+        logger.warning(told)
+    for told in resources.remarks(jobs, workflow.global_resources):
+        logger.warning(told)
     for remark in deployment.remarks(jobs, context, full):
         logger.info(remark)
     _check_projects(jobs, configs)
@@ -155,7 +168,8 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         for name, c in configs.items()
     }
     used = check_jobs(units, planners)
-    return Checked(context, planners, units, used, settings, state, lacks)
+    mistakes = preflight.mistakes(dag, units, context, workflow.linemaps)
+    return Checked(context, planners, units, used, settings, state, lacks, mistakes)
 
 
 def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:

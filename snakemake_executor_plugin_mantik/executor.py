@@ -1,6 +1,7 @@
 """Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
 
 import os
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
@@ -12,8 +13,12 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from snakemake_executor_plugin_mantik import stalelock
-from snakemake_executor_plugin_mantik.errors import JournalError, MantikError
-from snakemake_executor_plugin_mantik.interruption import Interruption
+from snakemake_executor_plugin_mantik.errors import JournalError, MantikError, printable
+from snakemake_executor_plugin_mantik.interruption import (
+    NO_SPACE,
+    Interruption,
+    is_lack_of_space,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
@@ -188,7 +193,7 @@ class Executor(RemoteExecutor):
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
-            self.report_job_error(info, msg=outcome.message, aux_logs=logs)
+            self.report_job_error(info, msg=printable(outcome.message), aux_logs=logs)
 
     async def _store(self, info: SubmittedJobInfo) -> str:
         """Put the outputs into Snakemake's cache, if they belong there; what went wrong, if so."""
@@ -299,6 +304,10 @@ class Executor(RemoteExecutor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
         if self._run is None or self._interruption.detached:
+            return
+        if is_lack_of_space(sys.exception()):  # what made Snakemake give up
+            self._interruption.detached = True
+            self.logger.error(NO_SPACE)
             return
         self.logger.info("Cancelling the jobs at the sites.")
         try:

@@ -5,6 +5,7 @@ question: Ctrl-C at a terminal asks; a lost connection or a shutdown (SIGHUP, SI
 jobs running, and the next run takes them up.
 """
 
+import errno
 import os
 import signal
 import threading
@@ -12,9 +13,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from snakemake_executor_plugin_mantik.errors import JournalError
+
 CHOICES = ("ask", "cancel", "detach")
 
 DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
+
+NO_SPACE = (
+    "The disk is full here; the jobs go on at their sites. Free space and start again to take"
+    " them up."
+)
 
 _QUESTION = (
     "\nInterrupted. The jobs that are under way at the sites:\n"
@@ -24,6 +32,17 @@ _QUESTION = (
     "Your choice [c/d/g]: "
 )
 _LONGEST_ANSWER = 100
+
+
+def is_lack_of_space(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is that nothing can be written here any more."""
+    while error is not None:
+        if isinstance(error, JournalError):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Interruption:

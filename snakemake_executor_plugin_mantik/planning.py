@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.plan import misfits
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.rules import Job, deployment
+from snakemake_executor_plugin_mantik.rules import Job, deployment, preflight
 from snakemake_executor_plugin_mantik.rules.environ import variables
 from snakemake_executor_plugin_mantik.rules.groupresources import wanted
 from snakemake_executor_plugin_mantik.rules.places import Places
@@ -44,6 +44,8 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     """
     dag = workflow.dag
     checked = checks.check(workflow, dag, options, logger)
+    at_sites = {member.rule.name for unit in checked.units for member in members_of(unit)}
+    preflight.refuse({r: told for r, told in checked.mistakes.items() if r not in at_sites})
     limits = startup.facts(checked) if connect else {}
     units = _units(dag)
     sites = {unit: None if unit.is_local else wanted(unit, checked.planners)[0] for unit in units}
@@ -158,6 +160,14 @@ class _Look:
             if own
             else _words(environment_of(planner.config, self.checked.workdir)),
         )
+        rules = {member.rule.name for member in members_of(job)}
+        mistaken = {rule: self.checked.mistakes[rule] for rule in rules & {*self.checked.mistakes}}
+        if mistaken:
+            return replace(result, mistake="\n".join(mistaken.values()))
+        return self._looked_into(job, result)
+
+    def _looked_into(self, job: Job, result: Forecast) -> Forecast:
+        """The forecast of a job, with its command and files as far as they are known."""
         try:
             request = self.checked.request(job, self.secrets)
             needed = self.forecaster.needed(request)

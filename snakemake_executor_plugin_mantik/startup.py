@@ -19,11 +19,10 @@ from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.errors import (
-    MantikError,
-)
+from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
+from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.running import Run
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -41,12 +40,14 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         MantikError: with everything that is wrong; nothing has been submitted.
     """
     checked = check(workflow, dag, workflow.executor_settings, logger)
+    preflight.refuse(checked.mistakes)
     workdir, configs, planners = checked.workdir, checked.configs, checked.planners
     units, used = checked.units, checked.used
     jobs = [job for unit in units for job in members_of(unit)]
     credentials = credentials_of(checked.configs, checked.workdir)
     _tell_expiry(jobs, credentials, planners, used, logger)
-    journal = Journal(checked.state)
+    shared = any(loaded.config.site.sharing == "group" for loaded in configs.values())
+    journal = Journal(checked.state, shared=shared)
     if journal.remark:
         logger.warning(journal.remark)
     try:

@@ -6,5 +6,6 @@ pytest_plugins = [
     "tests.support.benches",
     "tests.support.places",
     "tests.support.s3",
+    "tests.support.trial",
     "tests.real.software",
 ]

@@ -16,6 +16,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.run import RUNS
 from snakemake_executor_plugin_mantik.config.reading import read_all
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.private import make_private
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
 
 STATE: Final = Path(".snakemake", "mantik")
@@ -117,6 +118,7 @@ class _Job:
         from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE
 
         directory = RUNS / f"bootstrap-{self._name}"
+        make_private(STATE)
         directory.mkdir(parents=True, exist_ok=True)
         program = directory / "bootstrap_job.py"
         program.write_bytes(Path(bootstrap_job.__file__).read_bytes())

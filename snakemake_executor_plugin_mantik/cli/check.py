@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.config.reading import (
     read_named,
     split_spec,
 )
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
+from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, printable
 
 WRONG = 2
 """Exit code where a file, or with `--connect` a site, is not as it has to be."""
@@ -123,16 +123,17 @@ def summary(config: BackendConfig) -> str:
 
 def _tell(report: Report) -> None:
     for warning in report.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(printable(f"warning: {warning}"), err=True)
     for mistake in report.mistakes:
-        typer.echo(str(mistake), err=True)
+        typer.echo(printable(str(mistake)), err=True)
     if report.loaded is not None and not report.mistakes:
         typer.echo(f"{report.file}: {summary(report.loaded.config)}")
     for finding in report.findings:
+        text = printable(finding.text)  # a server's words, among others
         if finding.verdict == "wrong":
-            typer.echo(f"{report.file}: {finding.topic}: {finding.text}", err=True)
+            typer.echo(f"{report.file}: {finding.topic}: {text}", err=True)
         else:
-            typer.echo(f"  {finding.topic + ':':<13} {_MARKS[finding.verdict]}{finding.text}")
+            typer.echo(f"  {finding.topic + ':':<13} {_MARKS[finding.verdict]}{text}")
 
 
 def _is_file(path: str) -> bool:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
 
@@ -56,7 +57,7 @@ def table(records: list[TryRecord]) -> Table:
         ids = ", ".join(record.site_jobs)
         # As text: names and outcomes are the user's and the site's, not markup.
         cells = [record.name, record.site, record.queue, ids, *times, outcome(record)]
-        shown.add_row(*(Text(" ".join(cell.split())) for cell in cells))
+        shown.add_row(*(Text(" ".join(printable(cell).split())) for cell in cells))
     return shown
 
 

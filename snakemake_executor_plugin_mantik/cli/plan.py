@@ -123,7 +123,7 @@ def _cells(job: Forecast) -> Iterator[str]:
             yield f"{asked.memory_mib_per_cpu} MiB per CPU"
         else:
             yield f"{asked.memory_mib_per_node} MiB" if asked.memory_mib_per_node else ""
-        yield str(gpus) if gpus else ""
+        yield f"{gpus} {asked.gpu_model or ''}".rstrip() if gpus else ""
         yield duration(asked.runtime_s) if asked.runtime_s else ""
     known = job.command is not None
     yield ("full" if job.full else "thin") if known else ""

@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_a
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, close
 from snakemake_executor_plugin_mantik.mlproject.values import value_of
+from snakemake_executor_plugin_mantik.private import make_private
 
 RUNS: Final = Path(".snakemake", "mantik", "run")
 """Below the working directory: a directory with a Snakefile for each thing that was run."""
@@ -234,6 +235,7 @@ def _written(text: str, name: str) -> Path:
     directory = RUNS / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     snakefile = directory / "Snakefile"
     try:
+        make_private(RUNS.parent)
         directory.mkdir(parents=True, exist_ok=True)
         snakefile.write_text(text, encoding="utf-8")
     except OSError as error:

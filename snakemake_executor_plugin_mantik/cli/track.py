@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
@@ -45,7 +45,7 @@ def track(
         raise MantikError(f"it cannot be used ({error})", where=str(kept / OUTBOX)) from error
     text = f"{_runs(max(0, before - left))} told, {left} left"
     if left:
-        typer.echo(f"{text}: {why or f'see {kept}/worker.log'}")
+        typer.echo(printable(f"{text}: {why or f'see {kept}/worker.log'}"))
         raise typer.Exit(1)
     typer.echo(f"{text}.")
 
@@ -60,7 +60,7 @@ def _work(directory: Path, kept: Path) -> str:
         nonlocal why
         why = str(answer.get("down", why))
         if "tell" in answer:
-            typer.echo(answer["tell"], err=True)
+            typer.echo(printable(answer["tell"]), err=True)
 
     worker = Messenger(directory, kept / "worker.log", hear)
     return why if worker.close(IMPORT_S + DRAIN_S) else "that goes on in the background."

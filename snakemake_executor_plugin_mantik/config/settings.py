@@ -24,12 +24,20 @@ from snakemake_executor_plugin_mantik.config.values import (
 )
 
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
+_SHARING: Final = ("private", "group")
 
 
 def _scheduler(value: object) -> str:
     name = any_text(value).lower()
     if name not in _SCHEDULERS:
         raise ValueError(f"has to be slurm, pbs or none, found {describe(value)}")
+    return name
+
+
+def _sharing(value: object) -> str:
+    name = any_text(value).lower()
+    if name not in _SHARING:
+        raise ValueError(f"has to be private or group, found {describe(value)}")
     return name
 
 
@@ -86,6 +94,14 @@ class SiteSettings(Part):
         description="Path of the workspace at the site, absolute or relative to the storage; by "
         "default one is made for each workflow.",
     )
+    sharing: Annotated[
+        Literal["private", "group"], BeforeValidator(_sharing), words_schema(*_SHARING)
+    ] = Field(
+        default="private",
+        alias="Sharing",
+        description="Who may enter the workspace that is made at the site: you alone (private), or "
+        "the group that owns it, too (group), as in a project directory.",
+    )
     storage: Name | None = Field(
         default=None,
         alias="Storage",
@@ -101,7 +117,11 @@ class SiteSettings(Part):
     proxy: Url | None = Field(
         default=None, alias="Proxy", description="URL of a HTTP proxy that all requests go through."
     )
-    timeout_s: Duration = _time("Timeout", "120s", "How long one request may take.")
+    timeout_s: Duration = _time(
+        "Timeout",
+        "120s",
+        "How long one request may take; as long again for each MiB of a file that it carries.",
+    )
     concurrent_requests: Positive = Field(
         default=4,
         alias="ConcurrentRequests",

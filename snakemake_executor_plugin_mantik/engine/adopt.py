@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.request import UPDATED, JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import shown
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
@@ -26,21 +26,38 @@ class Choice:
     unwanted: tuple[TryRecord, ...]
 
 
-def choose(request: JobRequest, fingerprint: str, tries: Sequence[TryRecord]) -> Choice:
+def choose(
+    request: JobRequest,
+    fingerprint: str,
+    tries: Sequence[TryRecord],
+    *,
+    already: bool = False,
+) -> Choice:
     """Choose among a job's open tries, the oldest first.
 
     A try is adopted if it would give the same result: same command, parameters, inputs, site and
     environment. What was only planned has never been sent and is just the same try again. A try
     that has ended is not taken for a job that the user forced.
+
+    With `already` its updated outputs are here as the job at the site left them: a run that fetched
+    them was killed before it could say so.
     """
     adopted = None
     for record in reversed(tries):
         ended_unwanted = request.forced and record.state is TryState.ENDED
         failed = record.state is TryState.ENDED and record.outcome != "succeeded"
-        same = record.site == request.site and record.fingerprint == fingerprint
+        same = record.site == request.site and (
+            record.fingerprint == fingerprint
+            or (already and _but_updated(record.fingerprint) == _but_updated(fingerprint))
+        )
         if adopted is None and same and not ended_unwanted and not failed:
             adopted = record
     return Choice(adopted, tuple(record for record in tries if record is not adopted))
+
+
+def _but_updated(fingerprint: str) -> str:
+    """A fingerprint without what the job changes itself."""
+    return fingerprint.partition("+")[0]
 
 
 _CHANGES = {
@@ -51,6 +68,7 @@ _CHANGES = {
     "variables": "its environment variables",
     "outputs": "what it makes",
     "inputs": "its inputs",
+    UPDATED: "what it is to update",
     "code": "files that its command names",
 }
 """The parts of `JobRequest.made_of` for people; files have their own names."""
@@ -77,9 +95,11 @@ def note(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str)
 
 def unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
     """What to tell of an open try that is not taken up; empty if the user knows already."""
-    if record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):
+    if record.left_behind:
+        why = "since it was left there when the workflow used another site"
+    elif record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):
         return ""
-    if record.job != request.job:
+    elif record.job != request.job:
         why = "since jobs are grouped in another way now"
     elif changed := _changes(record, made_of):
         why = f"since these changed: {changed}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
-from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES, OURS, TRIES
+from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES, OURS, OUTSIDE, TRIES
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
@@ -15,7 +15,12 @@ MOST_LISTINGS = 500
 """Directories that are looked into to tell a workspace's size: environments have thousands."""
 
 FILES = "files of the workflow"
-_PARTS = {CONDA: "conda environments", IMAGES: "container images", OURS: "tries, logs and archives"}
+_PARTS = {
+    CONDA: "conda environments",
+    IMAGES: "container images",
+    OUTSIDE: FILES,
+    OURS: "tries, logs and archives",
+}
 """What lies below a directory, the first that fits."""
 
 

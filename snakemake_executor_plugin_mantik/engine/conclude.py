@@ -96,7 +96,7 @@ class Concluder:
                 request, life, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
         if self._purged(life, marker):
-            await self._again(life, "files were purged at the site")
+            await self.again(life, "files were purged at the site")
             return None
         # Of several submissions it is not known which one ran, and so what it unpacked.
         if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
@@ -111,6 +111,9 @@ class Concluder:
     ) -> Outcome:
         """The job itself says that it succeeded; now its outputs have to come here."""
         record = life.record
+        # If this process dies when they are here, the next one sees by it that they are this job's
+        # (`SiteWork._updated_already`), and does not do again what has been done to them.
+        self._stager.made(_updated(request, life, marker))
         try:
             fetched = await self._outputs(request, life, marker)
         except OutputMissing as error:
@@ -168,7 +171,7 @@ class Concluder:
         self, request: JobRequest, life: Life, end: End, path: Path
     ) -> Outcome | None:
         if (lost := self._lost(request, life, end)) is not None:
-            await self._again(life, lost)
+            await self.again(life, lost)
             return None
         log = await self._log(life.record, None, path)
         words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
@@ -181,7 +184,7 @@ class Concluder:
             request, life, words, path if log else None, None, reason=reason, how=how
         )
 
-    async def _again(self, life: Life, why: str) -> None:
+    async def again(self, life: Life, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
         self._observer.ended(life.record, Ended("killed", why))
         self._journal.abandoned(life.record.id, f"failed: {why}")
@@ -323,3 +326,14 @@ class Concluder:
         if not path.exists():
             return None
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
+
+
+def _updated(request: JobRequest, life: Life, marker: Marker) -> list[FileRecord]:
+    """What a job has made of the outputs that its rule updates, as it lies in the workspace."""
+    added = life.addition.directory if life.addition is not None else None
+    below = tuple(f"{output.path}/" for output in request.updated if output.path != added)
+    return [
+        FileRecord(entry.path, entry.size, entry.sha256)
+        for entry in marker.files
+        if entry.type == "f" and f"{entry.path}/".startswith(below)
+    ]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
@@ -31,12 +32,22 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryStat
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 60.0
-"""Seconds that cancelled jobs have to be confirmed as ended; after that they are told again."""
+"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told."""
+CANCEL_AGAIN_S = 5.0
+"""Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
 CONFIRM_EVERY_S = 1.0
 CONFIRM_LONGEST_S = 15.0
 """Seconds between two looks at a job that was told to end, at first and in the end."""
 TIDY_WAIT_S = 30.0
 """Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
+
+
+@dataclass
+class _LastSign:
+    """The last sign of life of a job that was asked to end: when, and how large its claim was."""
+
+    at: float
+    bytes: int = -1
 
 
 class Ender:
@@ -66,6 +77,8 @@ class Ender:
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
+        # One that goes on after its grace has not heard of it.
+        self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
@@ -137,8 +150,9 @@ class Ender:
             # Of what was only planned, or has ended, nothing can come any more.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
-            await self.end_observed(record, record.outcome or "given up")
-            self._journal.abandoned(record.id, record.outcome or "cancelled")
+            outcome = "" if record.left_behind else record.outcome
+            await self.end_observed(record, outcome or "given up")
+            self._journal.abandoned(record.id, outcome or "cancelled")
             await self.done(record.id, record.site_jobs)
 
     async def cancel(
@@ -191,16 +205,16 @@ class Ender:
         Raises:
             SiteRejected: the site does not let us make certain that it never runs.
         """
-        self._watcher.forget(record.id)
-        revoked = await self._patience.found(
-            lambda: claims.revoke(self._site, record), at_once=True
-        )
+        runs = self._watcher.forget(record.id)
+        # A claim that was seen and is no longer there was purged: its job goes on.
+        revoked = await self._patience.found(lambda: claims.revoke(self._site, record)) and not runs
         clock = asyncio.get_running_loop().time
-        begun = told = clock()
+        begun = told = asked = clock()
+        life = _LastSign(begun)
         ids = list(record.site_jobs) or await self._find(record)
         await self._ask_to_end(ids)
         while not revoked:
-            over, code = await self._is_over(record, ids, clock() - begun)
+            over, code = await self._is_over(record, ids, begun, life)
             if over:
                 return code
             passed = clock() - begun
@@ -212,6 +226,8 @@ class Ender:
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
                     " waiting for it."
                 )
+            if clock() - asked > self._again_s:
+                asked = clock()
                 # It may be one that we do not know of that runs.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
                 await self._ask_to_end(ids)
@@ -230,20 +246,24 @@ class Ender:
                 await self._patience(lambda: self._site.cancel(ids))
 
     async def _is_over(
-        self, record: TryRecord, ids: Sequence[str], passed: float
+        self, record: TryRecord, ids: Sequence[str], begun: float, life: "_LastSign"
     ) -> tuple[bool, int | None]:
         """Whether a try that has started has ended, and the exit code that its marker tells.
 
-        Without a marker the scheduler's word on the job that holds the claim counts. `passed` is
-        the time since it was asked to end. A site that knows nothing of it is believed as late as
-        the watcher would.
+        Without a marker the scheduler's word on the job that holds the claim counts. `begun` is
+        when it was asked to end. A site that knows nothing of it is believed as late as the watcher
+        would: not while its heartbeats tell that it goes on.
         """
+        now = asyncio.get_running_loop().time()
         try:
             with suppress(SiteNotFound):
-                for name in await self._site.list(record.paths.tries):
+                entries = await self._site.list(record.paths.tries)
+                for name in entries:
                     if (marker := marker_name(name)) is not None and marker[0] == record.id:
                         return True, marker[1]
-            if passed <= self._grace_s:
+                if (claim := entries.get(record.id)) is not None and claim.size != life.bytes:
+                    life.at, life.bytes = now, claim.size
+            if now - begun <= self._grace_s:
                 return False, None
             states = await self._site.states(ids) if ids else {}
             holder = await claims.owner(self._site, record)
@@ -251,7 +271,7 @@ class Ender:
             return False, None
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
         if phases <= {Phase.UNKNOWN}:
-            return passed > LOST_S, None
+            return now - life.at > LOST_S, None
         return phases == {Phase.ENDED}, None
 
     async def tidy(self) -> None:

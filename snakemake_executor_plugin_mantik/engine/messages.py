@@ -68,6 +68,10 @@ _STEPS = {
         "Correct Environment: Apptainer in the backend config, or load the module that brings"
         " apptainer",
     ),
+    "own": (
+        "when it made or looked for the rule's own environment",
+        "Do what its output tells, or correct conda:, container: or envmodules: of the rule",
+    ),
 }
 """What each step before the command (`jobs.script.STEPS`) is for people, and what to do."""
 _UNKNOWN_STEP = ("in its set-up", "Correct what its output tells and start again")

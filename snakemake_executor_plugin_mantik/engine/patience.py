@@ -25,7 +25,9 @@ LONGEST_WAIT_S = 60.0
 LONGEST_BUSY_S = 900.0
 """Seconds to stay away at most when a site asks for it (Retry-After)."""
 LONGEST_MISSING_WAIT_S = 16.0
-"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds."""
+"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds, and so on."""
+MISSING_S = 31.0
+"""Seconds for which it is, at least."""
 FIRST_TOLD_S = 5.0
 """Seconds of silence before the log mentions it; told again each time that has doubled."""
 REFUSED_TOLD_S = 60.0
@@ -45,6 +47,7 @@ class Patience:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
+        missing_s: float = MISSING_S,
         proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
         """Make a patience.
@@ -53,9 +56,11 @@ class Patience:
             site: the site's name.
             tell: writes a line to the user's log.
             clock: seconds that only grow.
+            missing_s: how long the site's file system may take to show what is new.
             proof: asks the site for what it cannot deny unless it denies everything.
         """
         self._site = site
+        self.missing_s = max(missing_s, MISSING_S)
         self._proof = proof
         self._tell = tell
         self._clock = clock
@@ -96,16 +101,20 @@ class Patience:
         Raises:
             SiteNotFound: the site has said so several times, and does not deny everything.
         """
-        wait = FIRST_WAIT_S
+        wait, waited = FIRST_WAIT_S, 0.0
+        proven = False
         while True:
             try:
                 return await self(act)
             except SiteNotFound as error:
-                late = at_once or wait > LONGEST_MISSING_WAIT_S
-                if late and await self.believed(error):
+                if proven:
                     raise
-            await asyncio.sleep(min(wait, LONGEST_WAIT_S))
-            wait *= 2
+                if at_once or waited >= self.missing_s:
+                    # It may have come to itself in between: it is asked once more.
+                    proven = await self.believed(error)
+            if not proven:
+                await asyncio.sleep(wait)
+                waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
 
     async def believed(self, error: SiteNotFound) -> bool:
         """Whether a site that denies something does not just deny everything."""
@@ -125,6 +134,14 @@ class Patience:
         silent = now - self._since
         if silent >= self._next_told:
             self._next_told = silent * 2
+            if isinstance(error, SiteUnauthorized):
+                self._tell(
+                    f"Site {self._site} has not accepted the credentials for {silent:.0f} s; jobs"
+                    f" there go on, and so does this run when it does. {error} New ones are taken"
+                    f" from the keyring (keyring set mantik:{self._site} NAME) and from files (NAME"
+                    "_FILE). Or end this run (SIGTERM; Ctrl-C and d), set them and start again."
+                )
+                return
             self._tell(
                 f"Site {self._site} has not answered for {silent:.0f} s; jobs there go on, and so"
                 f" does this run when it does. {error}"

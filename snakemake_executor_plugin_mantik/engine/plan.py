@@ -99,6 +99,7 @@ class Planner:
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
+            shared=self.config.site.sharing == "group",
             launches=request.launches,
             incomplete=request.incomplete,
             limits=script_limits(self.config),

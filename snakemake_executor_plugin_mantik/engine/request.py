@@ -135,24 +135,34 @@ class JobRequest:
             return tuple(member.measured for member in self.group.members)
         return (self.benchmark.path if self.benchmark is not None else "",)
 
+    @property
+    def updated(self) -> tuple[OutputFile, ...]:
+        """The outputs that the job changes rather than makes: it needs what they hold."""
+        return tuple(output for output in self.outputs if output.keep)
+
     def made_of(
         self, inputs: Mapping[str, str], environment: str, code: Mapping[str, str]
     ) -> dict[str, str]:
         """What must be the same for the result of one try to be the result of another: digests.
 
         Args:
-            inputs: checksum of each input file and upload.
+            inputs: checksum of each input file and upload, and of what it updates.
             environment: the site's environment as text.
             code: checksum of each source that the command names.
         """
+        below = tuple(f"{output.path}/" for output in self.updated)
+        before = {path: sha for path, sha in inputs.items() if f"{path}/".startswith(below)}
+        inputs = {path: sha for path, sha in inputs.items() if path not in before}
         parts: dict[str, object] = {
             "command": [self.command, self.shell, self.benchmark and self.benchmark.commands],
             "parameters": self.parameters,
             "site": self.site,
-            "environment": environment,
+            "environment": [environment, self.own_environment],
             "variables": [sorted(self.variables.items()), sorted(self.secrets)],
             "outputs": [(o.path, o.kind, o.directory) for o in self.outputs],
         }
+        if self.updated:
+            parts[UPDATED] = sorted(before.items())
         files = [(f"{kind} {path}", found) for kind, of in (("input", inputs), ("code", code))
                  for path, found in sorted(of.items())]  # fmt: skip
         if len(files) <= MOST_NAMED:
@@ -166,9 +176,14 @@ MOST_NAMED = 100
 """A journal entry names the files that a job is made of one by one, up to that many."""
 
 
+UPDATED = "updated"
+"""The part of what a job is made of that it changes itself: what its `update()` outputs hold."""
+
+
 def fingerprint(made_of: Mapping[str, str]) -> str:
-    """What a job is made of, as one digest."""
-    return _digest(sorted(made_of.items()))
+    """What a job is made of, as one digest; what it changes itself in a second one, after a `+`."""
+    parts = sorted((name, digest) for name, digest in made_of.items() if name != UPDATED)
+    return "+".join([_digest(parts), *([made_of[UPDATED]] if UPDATED in made_of else [])])
 
 
 def _digest(value: object) -> str:

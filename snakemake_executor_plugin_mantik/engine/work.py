@@ -1,8 +1,9 @@
 """All work at one site: the life of a job from the request to its outcome."""
 
 import asyncio
+import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.life import Life
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
 from snakemake_executor_plugin_mantik.engine.stage import Stager
@@ -41,11 +42,13 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES, local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import Landing
 
+FULL_FIRST_S = 30.0
+"""Seconds until a job is submitted again that was one too many; doubled up to `LONGEST_BUSY_S`."""
 RESTAGED = 2
 """How often a job is sent again because files were purged at the site while it waited."""
 
@@ -100,7 +103,11 @@ class SiteWork:
         self.sources: dict[str, str] = {}
         clock = asyncio.get_running_loop().time
         patience = self._patience = Patience(
-            site.name, tell, clock, proof=lambda: site.make_directory(TRIES)
+            site.name,
+            tell,
+            clock,
+            missing_s=settings.marker_grace_s,
+            proof=lambda: site.make_directory(TRIES),
         )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self.watcher = Watcher(
@@ -144,7 +151,8 @@ class SiteWork:
         """
         files = await self._files(request)
         async with self._slots:
-            for _ in range(RESTAGED + 1):
+            restaged, pause = 0, FULL_FIRST_S
+            while restaged <= RESTAGED:
                 record = await self._try(request, files)
                 # An earlier run may have submitted it once more than it could write down.
                 sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
@@ -156,6 +164,10 @@ class SiteWork:
                 except MantikError as error:
                     self._unsent(life, error)
                     raise
+                if end.state is not None and end.state.later and not end.claimed:
+                    await self._wait_for_room(life, end.state, pause)
+                    pause = min(2 * pause, LONGEST_BUSY_S)
+                    continue
                 runtime_s = self._runtime_s(request)
                 outcome = await self._concluder.conclude(whole, life, end, runtime_s)
                 # Its own files are nobody else's, and no part of what lies at the site for others.
@@ -164,6 +176,7 @@ class SiteWork:
                     if outcome.succeeded:
                         await self._tell_changed(request, files)
                     return outcome
+                restaged += 1
         raise MantikError(
             "files that the job needs keep disappearing at the site",
             where=f"{request.name} at {request.site}",
@@ -171,10 +184,17 @@ class SiteWork:
             " Workspace to another one",
         )
 
+    async def _wait_for_room(self, life: Life, state: JobState, pause: float) -> None:
+        """The scheduler takes no more jobs just now: this try is over, another one comes later."""
+        self._patience.note(
+            f"it takes no more jobs just now ({state.detail}); they are submitted again until it"
+            " does. Site: MaxJobs keeps their number below its limit"
+        )
+        await self._concluder.again(life, "the scheduler took no more jobs")
+        await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
+
     async def _files(self, request: JobRequest) -> list[LocalFile]:
-        kept = [
-            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
-        ]
+        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
         wanted: list[tuple[str, Path | None]] = []
         wanted += [(path, None) for path in dict.fromkeys([*request.inputs, *kept])]
         if (image := self.planner.image) is not None and not request.own_environment:
@@ -189,11 +209,16 @@ class SiteWork:
         code = named(_text(request), {p: s for p, s in self.sources.items() if p not in inputs})
         made_of = request.made_of(inputs, self.planner.environment, code)
         resources, sources = self._asked(request), fingerprint(self.sources)
-        choice = choose(request, fingerprint(made_of), self._journal.open_tries(*request.jobs))
-        for told in filter(None, (unwanted(request, r, made_of) for r in choice.unwanted)):
+        choice = choose(
+            request, fingerprint(made_of), self._journal.open_tries(*request.jobs),
+            already=self._updated_already(request, files),
+        )  # fmt: skip
+        left = self._journal.left_tries(request.jobs, self.facts.workspace)
+        gone = (*choice.unwanted, *left)
+        for told in filter(None, (unwanted(request, record, made_of) for record in gone)):
             self._tell(told)
-        await self._give_up(choice.unwanted)
-        for record in choice.unwanted:
+        await self._give_up(gone)
+        for record in gone:
             # What a run that was killed had fetched of it already.
             Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
         if choice.adopted is not None:
@@ -207,6 +232,17 @@ class SiteWork:
             fingerprint=fingerprint(made_of), members=request.members,
             made_of=note(made_of, resources, sources),
         )  # fmt: skip
+
+    def _updated_already(self, request: JobRequest, files: list[LocalFile]) -> bool:
+        """Whether all that the job updates is here as the last job at the site left it."""
+        ledger, site = self._journal.files, self.site.name
+        there: set[FileRecord] = set()
+        for output in request.updated:
+            there.update(filter(None, [ledger.remote_file(site, output.path)]))
+            there.update(ledger.remote_files(site, below=output.path))
+        below = tuple(f"{output.path}/" for output in request.updated)
+        here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
+        return bool(here) and _contents(here) == _contents(there)
 
     def _asked(self, request: JobRequest) -> dict[str, str]:
         asked = self.planner.resources(request.resources, request.threads)
@@ -255,6 +291,8 @@ class SiteWork:
             if end.kind is not EndKind.VANISHED:
                 return end
             self._tell(f"{request.name}: no trace of it at {request.site}, submitted again.")
+            # Perhaps it left none because the directory for claims was purged.
+            self._submitter.purged()
             submit = True
 
     def _runtime_s(self, request: JobRequest) -> int | None:
@@ -293,7 +331,7 @@ class SiteWork:
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
-        return await self._patience.found(lambda: claims.revoke(self.site, record), at_once=True)
+        return await self._patience.found(lambda: claims.revoke(self.site, record))
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Snakemake knows the outcome: nothing of the try is needed any more.
@@ -319,3 +357,7 @@ def _text(request: JobRequest) -> str:
     """All that a job's shells are told to do."""
     made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
     return "\n".join([request.command, *made])
+
+
+def _contents(files: Iterable[FileRecord]) -> set[tuple[str, int, str]]:
+    return {(file.path, file.size, file.sha256) for file in files}

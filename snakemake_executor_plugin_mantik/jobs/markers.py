@@ -11,13 +11,13 @@ by the paths of `files`, and only regular ones count.
 
 import hashlib
 import io
-import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
 from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.jobs.tars import MOST_ENTRIES, TarDamaged, plain_files
 
 MARKER_LIMIT: Final = 256 << 20
 """Bytes of an unpacked marker that are read at most; scripts make far smaller ones."""
@@ -184,12 +184,9 @@ def _members(content: bytes) -> dict[str, bytes]:
         raise _invalid("it is cut, or something follows it")
     members: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
-            for member in tar:
-                opened = tar.extractfile(member) if member.isreg() else None
-                if opened is not None:
-                    members.setdefault(member.name, opened.read())
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        for name, pieces in plain_files(io.BytesIO(data)):
+            members.setdefault(name, b"".join(pieces))
+    except TarDamaged as error:
         raise _invalid(f"it holds no tar ({error})") from error
     return members
 
@@ -207,6 +204,8 @@ def _meta(data: bytes) -> dict[str, str]:
 
 
 def _entries(data: bytes) -> tuple[OutputEntry, ...]:
+    if data.count(b"\0") > MOST_ENTRIES * _FIELDS:
+        raise _invalid("its list of files is too long")
     fields = _text(data).split("\0")
     if fields.pop() or len(fields) % _FIELDS:
         raise _invalid("its list of files is cut")
@@ -234,6 +233,8 @@ def _entry(fields: list[str]) -> OutputEntry:
 
 
 def _paths(data: bytes) -> tuple[str, ...]:
+    if data.count(b"\0") > MOST_ENTRIES:
+        raise _invalid("a list of paths in it is too long")
     return tuple(_text(data).split("\0")[:-1])
 
 

@@ -4,6 +4,7 @@ Names and meanings of a rule's resources are those of Snakemake and of its Slurm
 so that a workflow need not be changed. docs/resources.md has the table.
 """
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,6 +53,25 @@ _INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Resources, and the options of sbatch that they stand for."""
 
+_KNOWN: Final = frozenset(
+    {"runtime", "nodes", "tasks", "tasks_per_node", "cpus_per_task", "mem_mb", "mem_mb_per_cpu"}
+).union(_GPUS, _REFUSED, {_EXTRA}, *_TEXTS.values())
+"""Resources of a rule that mean something to a scheduler."""
+
+_OF_SNAKEMAKE: Final = frozenset(
+    {"mem", "mem_mib", "disk", "disk_mb", "disk_mib", "mpi", "tmpdir", "shell_exec"}
+)
+"""What means something to Snakemake, or is another name of a size."""
+
+_FOREIGN: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("walltime", "wall_time", "time", "time_min", "time_limit"), "runtime"),
+    **dict.fromkeys(("mem_gb", "memory", "memory_mb", "ram", "vmem"), "mem_mb"),
+    **dict.fromkeys(("cpus", "ncpus", "cores", "cpu"), "cpus_per_task"),
+    **dict.fromkeys(("ntasks", "mpi_tasks"), "tasks"),
+    **dict.fromkeys(("ngpus", "num_gpus", "nvidia_gpu"), "gpu"),
+}
+"""Names that others have for resources, and which of ours is likely meant."""
+
 JOB_NAME_LENGTH: Final = 64
 
 LEAST_MEMORY_MIB: Final = 64
@@ -92,6 +112,14 @@ def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resource
     result = _with_tasks(replace(base, **changes), rule)
     result = _with_cpus(result, rule, threads)
     return _with_gpus(_with_memory(result, rule), rule)
+
+
+def meant(name: str) -> str | None:
+    """The resource that a name without a meaning here is likely to stand for, if there is one."""
+    if name in _KNOWN | _OF_SNAKEMAKE:
+        return None
+    close = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.85)
+    return _FOREIGN.get(name.lower()) or next(iter(close), None)
 
 
 def settled(resources: Resources) -> Resources:

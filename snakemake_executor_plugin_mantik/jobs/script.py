@@ -30,6 +30,7 @@ STEPS: Final = (
     "python",  # the virtual environment is activated
     "temporary",  # the variables that tell where temporary files go
     "image",  # Apptainer and its image are there
+    "own",  # the rule's own environment is there: told by the command, in MANTIK_STATE
 )
 """The steps before the command, in their order."""
 
@@ -81,6 +82,7 @@ def render(spec: JobSpec) -> str:
         work=shlex.quote(paths.work),
         limits=spec.limits,
         incomplete=spec.incomplete,
+        own_umask="027" if spec.shared else "077",
         umask="" if spec.umask is None else f"{spec.umask:04o}",
         inputs=_inputs(spec),
         outputs=_outputs(spec),

@@ -171,6 +171,7 @@ class JobSpec:
         secrets: names of the variables that the file of secrets sets.
         benchmark: how the command is measured, if it is; `command` is then the first run's.
         umask: file mode mask that the command runs with; None for the site's own.
+        shared: whether the workspace's group may read what is ours in it, secrets excepted.
         incomplete: whether the outputs of a command that failed come back.
         limits: sizes and times.
     """
@@ -190,6 +191,7 @@ class JobSpec:
     secrets: tuple[str, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    shared: bool = False
     launches: bool = False
     incomplete: bool = False
     limits: ScriptLimits = ScriptLimits()

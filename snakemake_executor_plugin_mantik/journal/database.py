@@ -15,6 +15,7 @@ from urllib.parse import quote
 from snakemake_executor_plugin_mantik.errors import JournalError, JournalLocked, printable
 from snakemake_executor_plugin_mantik.journal import spare
 from snakemake_executor_plugin_mantik.journal.records import TryState
+from snakemake_executor_plugin_mantik.private import make_private
 
 VERSION = 5
 FILE = "journal.sqlite"
@@ -179,16 +180,17 @@ class Database(Tables):
 
     remark = ""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
 
-        A damaged one is made anew of its spare, and kept beside.
+        A new directory is closed to others, unless it is `shared` with its group. A damaged
+        journal is made anew of its spare, and kept beside.
 
         Raises:
             JournalError: another controller holds it, it is of a newer version, or so damaged that
                 nothing is known of what it held.
         """
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory, shared=shared)
         self.path = directory / FILE
         self._lock = _locked(directory)
         try:

@@ -31,13 +31,15 @@ class Journal:
         files: what it knows of files.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
+
+        A new directory is closed to others, unless it is `shared` with its group.
 
         Raises:
             JournalError: another controller holds it, it is damaged, or of a newer version.
         """
-        self._database = Database(directory)
+        self._database = Database(directory, shared=shared)
         self._db = self._database.db
         self.path = self._database.path
         self.remark = self._database.remark
@@ -60,9 +62,7 @@ class Journal:
         yield spare.of_workflow(self.workflow)
         for site in self.sites():
             yield self._site_fact(site)
-        open_ones = "state NOT IN ('planned', 'done', 'abandoned')"
-        for row in self._db.execute(f"SELECT id FROM tries WHERE {open_ones} ORDER BY created"):  # noqa: S608
-            yield self._try_fact(row["id"])
+        yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
 
     def _site_fact(self, site: str) -> spare.Fact:
         row = self._db.execute(
@@ -73,14 +73,16 @@ class Journal:
         ).fetchone()
         return spare.of_site(dict(row))
 
-    def _try_fact(self, try_id: str) -> spare.Fact:
-        row = self._db.execute(
-            "SELECT id, site, bucket, job, rule, name, fingerprint, made_of, created FROM tries"
-            " WHERE id = ?",
-            (try_id,),
-        ).fetchone()
-        members = self._db.execute("SELECT job, name FROM members WHERE try = ?", (try_id,))
-        return spare.of_try(dict(row), {member["job"]: member["name"] for member in members})
+    def _try_facts(self, which: str, *values: str) -> Iterator[spare.Fact]:
+        members: dict[str, dict[str, str]] = {}
+        these = f"SELECT id FROM tries WHERE {which}"  # noqa: S608
+        found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
+        for row in self._db.execute(found, values):
+            members.setdefault(row["try"], {})[row["job"]] = row["name"]
+        columns = "id, site, bucket, job, rule, name, fingerprint, made_of, created"
+        found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
+        for row in self._db.execute(found, values):
+            yield spare.of_try(dict(row), members.get(row["id"], {}))
 
     def _full(self, error: OSError) -> JournalError:
         return JournalError(
@@ -215,7 +217,8 @@ class Journal:
     def submitting(self, try_id: str, queue: str) -> None:
         """About to submit the try: from now on the site may know it. On disk when it returns."""
         if try_id not in self._spared:
-            self._note(self._try_fact(try_id), lasting=True)
+            for fact in self._try_facts("id = ?", try_id):
+                self._note(fact, lasting=True)
             self._spared.add(try_id)
         self._db.execute("PRAGMA synchronous = FULL")
         self._advance(try_id, TryState.SUBMITTING, queue=queue)
@@ -305,6 +308,18 @@ class Journal:
             found |= {record.id: record for record in of_job}
         return sorted(found.values(), key=lambda record: record.created)
 
+    def left_tries(self, jobs: Sequence[str], workspace: str) -> list[TryRecord]:
+        """The tries of jobs that were left behind in a workspace, where they may still run."""
+        found: dict[str, TryRecord] = {}
+        for job in jobs:
+            of_job = self._tries(
+                "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?))"
+                " AND state = 'abandoned' AND outcome = ?",
+                (job, job, f"{LEFT}{workspace}"),
+            )
+            found |= {record.id: record for record in of_job}
+        return list(found.values())
+
     def all_open_tries(self) -> list[TryRecord]:
         """All tries that are not final, the oldest first."""
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
@@ -324,7 +339,7 @@ class Journal:
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
     """The tries that fit the SQL condition `where`, the oldest first."""
-    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY created", tuple(values)).fetchall()  # noqa: S608
+    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
     for row in rows:
         fields = dict(row) | {"state": TryState(row["state"])}
@@ -356,4 +371,8 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
             found = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
             return read_tries(db, found, (name, name))
     except sqlite3.DatabaseError as error:
-        raise JournalError(f"the journal cannot be read ({error})", where=str(path)) from error
+        raise JournalError(
+            f"the journal cannot be read ({error})",
+            where=str(path),
+            do="If it is damaged, start snakemake: what its spare knows is taken up",
+        ) from error

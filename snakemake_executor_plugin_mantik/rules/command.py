@@ -6,8 +6,11 @@ module see their module's globals, `{resources.tmpdir}` is the node's, and the s
 suffix and name belong to the command. A value that is still to be determined is refused.
 """
 
+import re
+import shlex
 from collections.abc import Mapping
 from types import FunctionType
+from typing import Any
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import ResourceList
@@ -15,12 +18,13 @@ from snakemake.resources import Resources
 from snakemake.shell import shell
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.mirrored import mirrored
 from snakemake_executor_plugin_mantik.rules.places import Places
 
-NODE_TMPDIR = "$TMPDIR"
-"""Stands in a command for the node's directory for temporary files."""
+NODE_TMPDIR = "@mantik_tmpdir@"
+"""Stands in a command for the node's directory for temporary files: see `on_node`."""
 
 _RULE_NAMES = frozenset(
     {"input", "output", "params", "wildcards", "threads", "resources", "log", "rule", "jobid"}
@@ -45,8 +49,8 @@ def command(
     """
     rule = job.rule
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
-    resources = ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
-    here = mirrored(job, places)
+    resources = resources_of(job, tmpdir)
+    here = mirrored(job, places, resources)
     own = {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
     own |= {"resources": resources, "bench_iteration": iteration}
     others = {"wildcards": job.wildcards, "threads": job.threads, "rule": rule.name}
@@ -61,6 +65,11 @@ def command(
             do="Make the parameter or resource independent of what is only known inside the job",
         )
     return here.text(in_shell(job, text))
+
+
+def resources_of(job: Job, tmpdir: str) -> Any:
+    """The job's resources with its directory for temporary files, which is the node's to know."""
+    return ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
 
 
 def _declared(job: Job, own: Mapping[str, object]) -> str:
@@ -99,6 +108,27 @@ def in_shell(job: Job, text: str) -> str:
     # Snakemake keeps prefix and suffix in private fields only; there is no other way to them.
     prefix = shell._get_process_prefix(executable_of(job))
     return " ".join((prefix, text, shell._process_suffix)).strip()
+
+
+def on_node(text: str, shell: str) -> tuple[str, str]:
+    """A command and its shell, with the directory for temporary files that the node has.
+
+    Snakemake puts its path into the text. A variable does the same, but where a shell does not
+    expand it: between single quotes, in a here-document, in another language. There the text is
+    changed by the node.
+    """
+    if NODE_TMPDIR not in text:
+        return text, shell
+    expands = _EXPANDS.fullmatch(shell) and not _UNEXPANDED.search(text)
+    if expands or len(text) > COMMAND_BYTES:  # more is no word of a command line
+        return text.replace(NODE_TMPDIR, "$TMPDIR"), shell
+    change = f"mantik_text=${{mantik_text//{NODE_TMPDIR}/$TMPDIR}}"
+    started = f'exec {shlex.quote(shell)} -c "$mantik_text"'
+    return f"mantik_text={shlex.quote(text)}\n{change}\n{started}", "bash"
+
+
+_EXPANDS = re.compile(r"(ba|da|k|z|a)?sh")
+_UNEXPANDED = re.compile(r"'|<<")
 
 
 def executable_of(job: Job) -> str | None:

@@ -7,12 +7,14 @@ conda environment in a container, whichever of them the rule has.
 
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from snakemake.common import is_local_file, parse_uri
 from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
@@ -78,26 +80,31 @@ class Own:
         modules: `envmodules:`, names.
         conda: `conda:`, Snakemake's specification of it.
         container: `container:` or `containerized:`, a path or URL.
+        bare: whether it says `container: None`: it runs in no container, whoever names one.
     """
 
     modules: tuple[str, ...] | None = None
     conda: Any = None
     container: str | None = None
+    bare: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.modules or self.conda or self.container)
+        return bool(self.modules or self.conda or self.container or self.bare)
 
 
 def own_of(job: Job, methods: Collection[DeploymentMethod]) -> Own:
     """The environment of its own that a job runs in."""
     modules = conda = container = None
+    bare = False
     if DeploymentMethod.ENV_MODULES in methods and job.rule.env_modules:
         modules = tuple(job.rule.env_modules.names)
     if DeploymentMethod.CONDA in methods:
         conda = job.conda_env_spec
     if DeploymentMethod.APPTAINER in methods:
         container = job.container_img_url or None
-    return Own(modules, conda, container and str(container))
+        # Of `container: None` the rule itself keeps nothing.
+        bare = job.rule.ruleinfo.container_img is False
+    return Own(modules, conda, container and str(container), bare)
 
 
 def deployed(payload: "Payload", job: Job, context: "Context") -> "Payload":
@@ -252,6 +259,10 @@ def _image_mistake(path: str, local: Path) -> str | None:
     return None if local.exists() else f"the container image {path} is not there"
 
 
+_URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*/.*", re.DOTALL)
+"""What names an image: a path, a URL, a kind of archive and its path."""
+
+
 def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | None:
     """What is wrong with a job's own environment, in words that follow "rule NAME".
 
@@ -266,8 +277,20 @@ def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | Non
             f"has the conda environment {own.conda.path}, a directory here that cannot go to a"
             " site (name an environment file, or an environment at the site)"
         )
-    if isinstance(own.conda, CondaEnvFileSpec) and _read(job, own.conda.file) is None:
-        return f"has the environment file {own.conda.file}, which cannot be read"
+    if isinstance(own.conda, CondaEnvFileSpec):
+        content = _read(job, own.conda.file)
+        if content is None:
+            return f"has the environment file {own.conda.file}, which cannot be read"
+        try:
+            yaml.safe_load(content)
+        except yaml.YAMLError as error:
+            told = " ".join(str(error).split())
+            return f"has the environment file {own.conda.file}, which is no YAML: {told}"
+    if own.container and _URL.fullmatch(own.container) is None:
+        return (
+            f"cannot run: {own.container} is neither a file nor a URL (docker://{own.container} is"
+            " one)"
+        )
     if own.container and is_local_file(own.container):
         path = str(parse_uri(own.container).uri_path)
         local = context.workdir / path
@@ -307,6 +330,7 @@ def remarks(
 _DIRECTIVES = {
     "conda": DeploymentMethod.CONDA,
     "container": DeploymentMethod.APPTAINER,
+    "bare": DeploymentMethod.APPTAINER,
     "modules": DeploymentMethod.ENV_MODULES,
 }
 
@@ -321,6 +345,8 @@ def _shown(own: Own, name: str) -> str:
         return f"envmodules: {', '.join(own.modules or ())}"
     if name == "container":
         return f"container: {own.container}"
+    if name == "bare":
+        return "container: None"
     spec = own.conda
     shown = spec.file if isinstance(spec, CondaEnvFileSpec) else getattr(spec, "path", None)
     return f"conda: {shown or spec.name}"

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.private import umask
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.groupresources import ADDED, Asked, asked
 from snakemake_executor_plugin_mantik.rules.identity import identity
@@ -38,7 +39,6 @@ from snakemake_executor_plugin_mantik.rules.request import (
     parameters_of,
     runs_of,
     shown_name,
-    umask,
     variables_of,
 )
 from snakemake_executor_plugin_mantik.rules.request import request as request_of_one
@@ -57,9 +57,15 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
     given = given_resources(member)
     for name in ("tasks", "tasks_per_node", "nodes"):
         if isinstance(number := given.get(name), int) and number > 1:
-            return f"asks for {name}={number} in a group, whose members all run on one node"
+            return (
+                f"asks for {name}={number} in a group, whose members all run on one node (take it"
+                " out of the group)"
+            )
     if given.get("mpi"):
-        return "starts MPI in a group, whose members share one node without tasks of their own"
+        return (
+            "starts MPI in a group, whose members share one node without tasks of their own (take"
+            " it out of the group)"
+        )
     if member.pipe_group is not None and (directive := full(member)) is not None:
         return (
             f"has {directive} and shares a pipe or service, of which the Snakemake that it needs"

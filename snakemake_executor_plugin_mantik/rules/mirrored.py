@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
@@ -62,8 +63,14 @@ class Mirrored:
         return _each(value, self.text)
 
 
-def mirrored(job: Job, places: Places) -> Mirrored:
+def mirrored(job: Job, places: Places, resources: Any = None) -> Mirrored:
     """What a job's things are called at its site.
+
+    Args:
+        job: the Snakemake job.
+        places: where its paths are at its site.
+        resources: the job's, with what Snakemake leaves to the node; parameters that follow from
+            that are made again. None: they are taken as they are.
 
     Its functions raise `UserError` where a text names a path and it is not certain which.
     """
@@ -88,17 +95,34 @@ def mirrored(job: Job, places: Places) -> Mirrored:
     )
     finder = _Finder(job.rule.name, places, moved, trees)
     params = job.params
+    if resources is not None and str(TBDString()) in str(params):
+        params = params_with(job, resources)
     if moved or finder.finds(params):
-        params = _params(job, (made, output), finder, moved)
+        params = _params(params, lambda: _expanded(job, (made, output), resources), finder, moved)
     return Mirrored(made, output, log, params, finder.text)
 
 
-def _params(job: Job, lists: tuple[Any, Any], finder: "_Finder", moved: Mapping[str, str]) -> Any:
+def params_with(job: Job, resources: Any) -> Any:
+    """The parameters of a job, made again with what `resources` say."""
+    return _expanded(job, (job.input, job.output), resources)
+
+
+def _expanded(job: Job, lists: tuple[Any, Any], resources: Any) -> Any:
+    """The parameters, made again of other inputs and outputs, or with other resources."""
+    # Their resources are all that Snakemake looks at in a job there.
+    told = job if resources is None else SimpleNamespace(resources=resources)
+    made, _ = job.rule.expand_params(job.wildcards_dict, *lists, told)
+    return made
+
+
+def _params(
+    params: Any, with_mapped: Callable[[], Any], finder: "_Finder", moved: Mapping[str, str]
+) -> Any:
     """The parameters, made again of mapped paths where that changes the paths and nothing else."""
-    again = job.params
+    again = params
     # A function that reads the files does not find them under these names.
     with suppress(WorkflowError, RuleException):
-        again, _ = job.rule.expand_params(job.wildcards_dict, *lists, job)
+        again = with_mapped()
     # Whatever stands before them: an entry point of an MLproject goes up from its own folder first.
     back = _Pattern(((new, old, BEHIND) for new, old in _stems(moved)), before="")
 
@@ -108,9 +132,9 @@ def _params(job: Job, lists: tuple[Any, Any], finder: "_Finder", moved: Mapping[
 
     values = iter(
         made if of_paths(made, value) else _each(value, finder.text)
-        for value, made in zip_longest(job.params, again)
+        for value, made in zip_longest(params, again)
     )
-    return type(job.params)(toclone=job.params, custom_map=lambda _: next(values))
+    return type(params)(toclone=params, custom_map=lambda _: next(values))
 
 
 def _stems(moved: Mapping[str, str]) -> Iterable[tuple[str, str]]:

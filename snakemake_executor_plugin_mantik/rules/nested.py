@@ -63,6 +63,7 @@ _END: Final = "MANTIK_JOB"
 _COMMAND: Final = """\
 mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin/python) || {{
   echo {lack} >&2
+  printf 'step=own\\n' >> "${{MANTIK_STATE:-/dev/null}}"
   exit {unfit}
 }}
 "$mantik_python" {program} <<'{end}'
@@ -238,6 +239,9 @@ def _arguments(job: Job, found: Surroundings) -> Iterator[str]:
         yield from ("--wrapper-prefix", prefix)
     scatter = workflow.resource_settings.overwrite_scatter
     yield from _listed("--set-scatter", [f"{name}={n}" for name, n in scatter.items()])
+    if (rule.is_run or job.is_shadow) and not rule.is_template_engine:
+        # Locally they run in a Snakemake of their own, too, which has all its built-in defaults.
+        yield from ("--default-resources", "tmpdir=system_tmpdir")
     yield from ("--set-threads", f"{rule.name}={job.threads}")
     yield from _listed("--set-resources", list(_pinned(job)))
     yield from _listed("--configfiles", _configfiles(workflow, found))

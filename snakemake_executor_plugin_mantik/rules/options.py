@@ -4,14 +4,17 @@ Options that Snakemake's scheduler acts on by itself are not looked at.
 """
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from snakemake.common import get_container_image
+from snakemake.common import expand_vars_and_user, get_container_image
 from snakemake.settings.types import PreemptibleRules
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.rules import Job
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,26 @@ def options_of(workflow: Any) -> Options:
         precommand=remote.precommand,
         keep_incomplete=workflow.execution_settings.keep_incomplete,
     )
+
+
+def check_conda_here(workflow: Any, dag: Any) -> None:
+    """See to it that jobs that run here, `all` among them, find the conda that they ask for.
+
+    Snakemake (9.27, `Workflow.conda_base_path`) looks for it when the first of them runs, whether
+    that has an environment or not, and ends the run: after all jobs at the sites, if it is `all`.
+
+    Raises:
+        UserError: one would.
+    """
+    if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+        return
+    if shutil.which("conda") is None and any(job.is_local for job in dag.needrun_jobs()):
+        raise UserError(
+            "nothing was sent: --software-deployment-method conda is for jobs that run here, and"
+            " there is no conda on this machine",
+            do="Leave it out (--use-conda, too): --mantik-software-deployment conda is for jobs at"
+            " sites; or install conda here",
+        )
 
 
 _JOBNAME = "snakejob."
@@ -107,6 +130,13 @@ _UNUSED: tuple[tuple[str, str, str, tuple[object, ...], str], ...] = (
         (None, os.environ.get("SNAKEMAKE_CONDA_PREFIX")),
         "conda environments lie in the workspace: Site: Workspace in the backend config moves it",
     ),
+    (
+        "--apptainer-prefix",
+        "deployment_settings",
+        "apptainer_prefix",
+        (None, expand_vars_and_user(os.environ.get("APPTAINER_CACHEDIR"))),
+        "images lie in the workspace: Site: Workspace in the backend config moves it",
+    ),
 )
 """Options, their settings in Snakemake, all defaults that those have, and what there is instead."""
 
@@ -116,3 +146,20 @@ def unused(workflow: Any) -> Iterator[str]:
     for option, group, name, defaults, instead in _UNUSED:
         if getattr(getattr(workflow, group), name) not in defaults:
             yield f"{option} is not used by the mantik executor: {instead}."
+
+
+def capped(workflow: Any, jobs: Iterable[Job]) -> Iterator[str]:
+    """What to tell of rules whose jobs at sites get fewer threads than they declare.
+
+    Snakemake (9.27, `Rule.expand_resources`) lets `--cores` limit the threads of each job, wherever
+    that runs, although it limits the sum of local jobs only. What functions give is not looked at.
+    """
+    limit = workflow.global_resources["_cores"].value
+    rules = {job.rule.name: job.rule.resources["_cores"] for job in jobs}
+    more = {name: threads.value for name, threads in rules.items() if not threads.is_evaluable()}
+    told = [f"{name} ({n})" for name, n in sorted(more.items()) if limit is not None and n > limit]
+    if told:
+        yield (
+            f"--cores {limit} limits the threads of jobs at sites, too, of rules that ask for more:"
+            f" {', '.join(told)}. Leave it out; --local-cores is for rules that run here."
+        )

@@ -23,7 +23,12 @@ from snakemake_executor_plugin_mantik.rules import (
     sourcefiles,
     storage,
 )
-from snakemake_executor_plugin_mantik.rules.command import command, executable_of, in_shell
+from snakemake_executor_plugin_mantik.rules.command import (
+    command,
+    executable_of,
+    in_shell,
+    on_node,
+)
 from snakemake_executor_plugin_mantik.rules.deployment import deployed
 from snakemake_executor_plugin_mantik.rules.options import Options
 from snakemake_executor_plugin_mantik.rules.places import places_of
@@ -143,4 +148,5 @@ def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Pay
     text = command(job, places, tmpdir, iteration)
     text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)
     text, beside = besidesnakefile.in_command(job, text, places, config)
+    text, shell = on_node(text, shell)
     return Payload(text, shell, (*uploads, *beside))

@@ -78,7 +78,7 @@ def _paths(job: Job) -> str | None:
         if os.path.isabs(path) or ".." in path.split("/"):
             return (
                 f"has {directive} and uses {path}: the Snakemake at the site that runs it finds"
-                " only what has a plain path in the working directory"
+                " only what has a plain path in the working directory (shell: and script: take any)"
             )
     return None
 
@@ -100,5 +100,5 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing was sent): "
             + "; ".join(f"rule {name} {reason}" for name, reason in sorted(found.items())),
-            do="Rewrite these rules with shell:, or name them in localrules: to run them here",
+            do="Correct these rules, or name them in localrules: to run them here",
         )

@@ -1,10 +1,8 @@
 """From a Snakemake job to a JobRequest: all that the engine has to know of it."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from snakemake.io import is_flagged
 
@@ -12,6 +10,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.measuring import measured_path
+from snakemake_executor_plugin_mantik.private import umask
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
@@ -153,14 +152,6 @@ def variables_of(job: Job) -> dict[str, str]:
 def parameters_of(job: Job) -> str:
     """The rule's parameters as text, those derived from other things left out."""
     return steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
-
-
-@cache
-def umask() -> int:
-    """The file mode mask of this process. It can only be read by setting it: once is enough."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _inputs(job: Job, places: Places) -> Iterable[str]:

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
@@ -12,6 +12,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, failures_of
+from snakemake_executor_plugin_mantik.jobs.resources import meant
 from snakemake_executor_plugin_mantik.rules import Job
 
 SITE_RESOURCE = "mantik_site"
@@ -138,6 +139,25 @@ def refuse_misspelt(names: Iterable[str]) -> None:
                     f"there is no resource {name} (did you mean {ours}?)",
                     where=f"the resource {name}",
                     do=f"{what} with {ours}, or give the resource another name",
+                )
+
+
+def remarks(jobs: Iterable[Job], limits: Collection[str]) -> Iterator[str]:
+    """What to tell of resources that a site is not asked for and that are likely meant to be.
+
+    Args:
+        jobs: Snakemake's jobs.
+        limits: resources that Snakemake itself limits (`--resources`), which have a meaning there.
+    """
+    told: set[tuple[str, str]] = set()
+    for job in jobs:
+        for name in given_resources(job):
+            rule = job.rule.name
+            if name not in limits and (rule, name) not in told and (likely := meant(name)):
+                told.add((rule, name))
+                yield (
+                    f"rule {rule}: the resource {name} means nothing to a site and is not asked for"
+                    f" (did you mean {likely}?)."
                 )
 
 

@@ -19,6 +19,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from snakemake_executor_plugin_mantik.private import change_mode
 from snakemake_executor_plugin_mantik.sandbox.answers import date, empty, failure
 
 MAX_ENTRIES = 10_000
@@ -219,7 +220,7 @@ class Files:
         if permissions is not None:
             if len(permissions) == 9 and not set(permissions) - set("rwx-"):
                 bits = "".join("0" if letter == "-" else "1" for letter in permissions)
-                local.chmod(int(bits, 2))
+                change_mode(local, int(bits, 2))
                 reply["permissions"] = "OK"
             else:
                 reply["permissions"] = (

@@ -1,7 +1,9 @@
 """Base URLs of APIs, and the certificates that prove who answers there."""
 
+import re
 import ssl
 from pathlib import Path
+from typing import Final
 
 import certifi
 import httpx
@@ -36,6 +38,30 @@ def checked_url(url: str, site: str, key: str) -> str:
             do="Credentials come from the environment or the keyring",
         )
     return url.rstrip("/")
+
+
+_UNVERIFIED: Final = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED(?:\] certificate verify failed:?)? ?(.*)"
+)
+"""What OpenSSL says of a certificate, between other words."""
+
+
+def distrust(error: Exception) -> tuple[str, str]:
+    """Why a server's certificate was not taken, and what to do; empty if that was not the trouble.
+
+    Nothing of the request is in it.
+    """
+    found = _UNVERIFIED.search(" ".join(str(error).split()))
+    if found is None:
+        return "", ""
+    why = re.sub(r" ?\(_ssl\.c:\d+\)\.?", "", found[1]).strip(" .") or "it proves nothing"
+    if "expired" in why or "not yet valid" in why:
+        do = "Check the date of this machine, and tell the site"
+    elif "mismatch" in why or "not valid for" in why:
+        do = "Check the URL: it names another host than the certificate"
+    else:
+        do = "Name the certificate of the site's authority with CAFile"
+    return f"the certificate was not taken: {why}", do
 
 
 def tls(ca_file: Path | None, site: str) -> ssl.SSLContext:

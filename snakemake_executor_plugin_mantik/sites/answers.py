@@ -6,6 +6,7 @@ Each API has its own tables of texts and statuses; what becomes of a meaning is 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final
 
@@ -19,6 +20,9 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
+
+STRANGE: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What taking an answer apart raises where it is not what it should be: JSON may hold anything."""
 
 LONGEST_TEXT: Final = 400
 """Characters of a server's text that go into an error."""
@@ -72,17 +76,35 @@ def error(
     where = f"site {site}"
     status = response.status_code
     if meaning is Meaning.LATER:
-        wait = retry_after(response.headers.get("Retry-After"))
+        wait = retry_after(response.headers.get("Retry-After"), server_time(response))
         return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
     kind: type[SiteError] = meaning.value
     return kind(what, where=where, do=do, status=status)
 
 
-def retry_after(header: str | None) -> float | None:
-    """The seconds that a Retry-After header asks to wait; None for none or for a date."""
-    if header is None or not re.fullmatch(r"\d{1,9}", header.strip()):
+def retry_after(header: str | None, now: float | None = None) -> float | None:
+    """The seconds that a Retry-After header asks to wait; None if it asks for nothing.
+
+    A date is compared with the server's own clock, which shows `now`: ours may be off.
+    """
+    if header is None:
         return None
-    return float(header)
+    if re.fullmatch(r"\d{1,9}", header.strip()):
+        return float(header)
+    until = _date(header)
+    return None if until is None or now is None else max(0.0, until - now)
+
+
+def server_time(response: httpx.Response) -> float | None:
+    """What the server's clock showed, seconds since the epoch; None if it does not tell."""
+    return _date(response.headers.get("Date", ""))
+
+
+def _date(text: str) -> float | None:
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def is_web_page(response: httpx.Response) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from pyunicore.credentials import JWTToken
+import jwt
 
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
 from snakemake_executor_plugin_mantik.errors import (
@@ -20,7 +20,8 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import tls
+from snakemake_executor_plugin_mantik.sites.addresses import distrust, tls
+from snakemake_executor_plugin_mantik.sites.http import post_form
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""
@@ -32,8 +33,17 @@ TOKEN_TIMEOUT_S: Final = 30.0
 """How long the issuer of tokens may take to answer, seconds."""
 SIGNED_FOR_S: Final = 300
 """How long a token signed with an SSH key is valid, seconds."""
+CLOCK_SLACK_S: Final = 30.0
+"""Differences between clocks that need no care, seconds."""
+FARTHEST_CLOCK_S: Final = 86_400.0
+"""How far a server's clock may differ from ours if it is to be believed, seconds."""
+LONGEST_SPAN_S: Final = 366 * 86_400.0
+"""Longer than anything that an issuer means, seconds."""
 ASSUMED_LIFETIME_S: Final = 300.0
 """Lifetime of an access token whose issuer does not tell it, seconds."""
+
+LOOK_AGAIN_S: Final = 5.0
+"""How often new credentials are looked for in the place of refused ones at most, seconds."""
 
 CHECK_CREDENTIALS: Final = (
     "Check the credentials of this site; they are read from the environment or the keyring"
@@ -81,17 +91,48 @@ class Issuer:
         )
 
 
+class _Moment:
+    """A moment to come; it is over when one of two clocks says so.
+
+    One may be set while the machine runs, the other stands still while it sleeps.
+    """
+
+    def __init__(self) -> None:
+        self._clocks = (0.0, 0.0)
+
+    @staticmethod
+    def now() -> tuple[float, float]:
+        """What both clocks show, seconds."""
+        return time.time(), time.monotonic()
+
+    def set(self, start: tuple[float, float], seconds: float) -> None:
+        """It comes `seconds` after `start`."""
+        self._clocks = (start[0] + seconds, start[1] + seconds)
+
+    def over(self) -> bool:
+        """Whether it has come."""
+        return any(now >= then for now, then in zip(self.now(), self._clocks, strict=True))
+
+
 class Credential:
     """Gives the Authorization header of requests. Shows nothing of itself.
 
+    Once a site or an issuer has refused it, it is looked for again where it came from: what the
+    user changes there is taken from then on, by all who hold this object.
+
     Attributes:
         origin: the variables that it was made of, by their names, for errors.
+        look: finds another one of the same kind in its place; None if there is none that is new.
     """
 
     origin: str = ""
+    look: "Callable[[], Credential | None] | None" = None
+    _is_refused: bool = False
+    _next_look: float = 0.0
 
     def advise(self, error: MantikError) -> None:
-        """Name the variables in an error that says no more than that credentials were refused."""
+        """Told of a site's error: name the variables in one that says just that it refuses."""
+        self._is_refused = self._is_refused or isinstance(error, SiteUnauthorized)
         if self.origin and error.do == CHECK_CREDENTIALS:
             error.do = f"Check {self.origin}"
 
@@ -104,6 +145,13 @@ class Credential:
 
     async def renew(self) -> None:
         """Called before each request: make sure that the header will be valid."""
+        now = time.monotonic()
+        if self._is_refused and self.look is not None and now >= self._next_look:
+            self._next_look = now + LOOK_AGAIN_S
+            newer = await asyncio.to_thread(self.look)
+            if newer is not None:
+                kept = {"origin": self.origin, "look": self.look}
+                vars(self).update({**vars(newer), **kept, "_is_refused": False})
 
     def get_auth_header(self) -> str:
         """The value of the Authorization header; the name is pyunicore's."""
@@ -116,6 +164,14 @@ class Credential:
     def refused(self, headers: Mapping[str, str]) -> bool:
         """Told that a server has refused `headers`; whether others can be had with `renew`."""
         del headers
+        return False
+
+    def set_clock(self, server: float) -> bool:
+        """Told what the clock shows of a server that refused us; whether that makes a difference.
+
+        Seconds since the epoch.
+        """
+        del server
         return False
 
     def expires_at(self) -> float | None:
@@ -168,20 +224,34 @@ class SshKey(Credential):
     """Tokens signed with a private key whose public part the site knows (UNICORE's SSHKEY)."""
 
     def __init__(self, username: str, key_file: Path, passphrase: str | None = None) -> None:
-        key, algorithm = _private_key(key_file, passphrase)
-        self._signer = JWTToken(
-            username, username, key, algorithm=algorithm, lifetime=SIGNED_FOR_S, etd=False
-        )
+        self._key, self._algorithm = _private_key(key_file, passphrase)
+        self._username = username
         self._token = ""
-        self._renew_at = 0.0
+        self._renew_at = _Moment()
+        self._ahead = 0.0
 
     def get_auth_header(self) -> str:
         """The Bearer header, of a token that is signed anew before it expires."""
-        now = time.time()
-        if now >= self._renew_at:
-            self._token = str(self._signer.get_token())
-            self._renew_at = now + SIGNED_FOR_S - RENEW_BEFORE_S
+        if self._renew_at.over():
+            started = _Moment.now()
+            signed = int(started[0] + self._ahead)
+            # The claims are those of pyunicore's JWTToken, whose clock cannot be set.
+            claims = {"etd": "false", "sub": self._username, "iss": self._username}
+            times = {"iat": signed, "exp": signed + SIGNED_FOR_S}
+            self._token = jwt.encode({**claims, **times}, self._key, algorithm=self._algorithm)
+            self._renew_at.set(started, SIGNED_FOR_S - RENEW_BEFORE_S)
         return f"Bearer {self._token}"
+
+    def set_clock(self, server: float) -> bool:
+        """Sign by a server's clock if it differs, but not by one that is off by days.
+
+        Whoever says that it is next year already must not get a token for it.
+        """
+        ahead = server - time.time()
+        if abs(ahead) > FARTHEST_CLOCK_S or abs(ahead - self._ahead) < CLOCK_SLACK_S:
+            return False
+        self._ahead, self._renew_at = ahead, _Moment()
+        return True
 
 
 class Issued(Credential):
@@ -213,7 +283,7 @@ class Issued(Credential):
         self._form = dict(form)
         self._client = client or (lambda: Issuer().client(token_url))
         self._token = ""
-        self._renew_at = 0.0
+        self._renew_at = _Moment()
         self._lock = threading.Lock()
 
     async def renew(self) -> None:
@@ -223,7 +293,8 @@ class Issued(Credential):
             CredentialError: if the issuer does not take the credentials (any more).
             SiteUnreachable: if it does not answer as an issuer does.
         """
-        if time.time() >= self._renew_at:
+        await super().renew()
+        if self._renew_at.over():
             await asyncio.to_thread(self._renew)
 
     def get_auth_header(self) -> str:
@@ -233,25 +304,29 @@ class Issued(Credential):
     def refused(self, headers: Mapping[str, str]) -> bool:
         """A token that a server refused before its time is renewed; the clocks may differ."""
         if headers.get("Authorization") == self.get_auth_header():
-            self._renew_at = 0.0
+            self.expire()
         return True
+
+    def expire(self) -> None:
+        """Have a new token got before the next request."""
+        self._renew_at = _Moment()
 
     def _renew(self) -> None:
         with self._lock:
-            asked = time.time()
-            if asked < self._renew_at:
+            if not self._renew_at.over():
                 return  # another request has done it meanwhile
+            asked = _Moment.now()
             self._adopt(self._ask(self._form), asked)
 
-    def _adopt(self, answer: Mapping[str, Any], asked: float | None = None) -> None:
+    def _adopt(self, answer: Mapping[str, Any], asked: tuple[float, float] | None = None) -> None:
         """Use the token of an issuer's answer; `asked` is when it was asked for, by default now."""
         token, lifetime = answer.get("access_token"), answer.get("expires_in")
         if not isinstance(token, str):
             raise SiteUnreachable("the answer has no access token", where=self._url)
         self._token = _header_safe(token)
         self._keep(answer)
-        seconds = float(lifetime) if isinstance(lifetime, int | float) else ASSUMED_LIFETIME_S
-        self._renew_at = (asked or time.time()) + seconds - _left(seconds)
+        seconds = span(lifetime, ASSUMED_LIFETIME_S)
+        self._renew_at.set(asked or _Moment.now(), seconds - _left(seconds))
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
         """Keep what else an answer brings for the next request."""
@@ -259,19 +334,18 @@ class Issued(Credential):
     def _ask(self, form: Mapping[str, str]) -> dict[str, Any]:
         try:
             with self._client() as client:
-                response = client.post(self._url, data=dict(form))
+                response = post_form(client, self._url, form, TOKEN_TIMEOUT_S)
             answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
-            reason = str(error)
+            why, do = distrust(error)
             raise SiteUnreachable(
-                f"no token from its issuer: {type(error).__name__}",
+                f"no token from its issuer: {why or type(error).__name__}",
                 where=self._url,
-                do="Name the certificate of its authority with CAFile"
-                if "CERTIFICATE_VERIFY_FAILED" in reason
-                else "Check TokenUrl and the network",
+                do=do or "Check TokenUrl and the network",
             ) from None
         if response.status_code in _BAD_GRANT:
+            self._is_refused = True
             raise CredentialError(
                 f"{self.refusal} ({response.status_code})",
                 where=self._url,
@@ -337,6 +411,13 @@ class ClientCredentials(Issued):
             "client_secret": client_secret,
         }
         super().__init__(token_url, form, client=client)
+
+
+def span(told: object, otherwise: float) -> float:
+    """Seconds that an issuer tells, or `otherwise` where that is none or no such span."""
+    if isinstance(told, int | float) and 0 < told <= LONGEST_SPAN_S:
+        return float(told)
+    return otherwise
 
 
 def _left(lifetime: float) -> float:

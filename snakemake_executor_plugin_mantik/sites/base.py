@@ -116,6 +116,7 @@ class JobState:
         exit_code: of the script, where the site knows it.
         scheduler_id: the scheduler's id of the job, empty before it has one.
         queue: the queue it waits or runs in, empty if the site does not say.
+        later: whether it was refused for now only, because there are too many jobs.
     """
 
     phase: Phase
@@ -124,6 +125,7 @@ class JobState:
     exit_code: int | None = None
     scheduler_id: str = ""
     queue: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 They are never written anywhere by us, and never shown: no credential has its values in its text.
 Each variable is looked for under the site's own name before the API's (`-` becomes `_`):
-`MANTIK_<SITE>_USERNAME` before `MANTIK_UNICORE_USERNAME`. See docs/credentials.md.
+`MANTIK_<SITE>_USERNAME` before `MANTIK_UNICORE_USERNAME`; with `_FILE` behind its name it names a
+file that holds the value. See docs/credentials.md.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -185,24 +186,38 @@ def find_credentials(
     known = {} if known is None else known
     issuer = issuer or Issuer()
     named = {"TOKEN_URL": _Found(issuer.url, "")} if issuer.url else {}
+    prefixes = (_variable(site), _variable(api))
+
+    def made(kind: _Kind, values: _Values) -> Credential:
+        credential = kind.made(values, issuer, known)
+        if credential.look is None:
+            used = {n: values[n].value for n in (*kind.needs, *kind.optional) if n in values}
+            look = _Look(kind, site, prefixes, environ, keyring, issuer, used)
+            look.seen = look.now()
+            credential.look = look
+        return credential
+
     own = named | _from_environment(environ, (_variable(site),), (*kinds, _LOGIN))
-    every = named | _from_environment(environ, (_variable(site), _variable(api)), (*kinds, _LOGIN))
+    every = named | _from_environment(environ, prefixes, (*kinds, _LOGIN))
     try:
         for values in (own, every):
             for kind in kinds:
                 if all(name in values for name in kind.needs):
-                    return kind.made(values, issuer, known)
+                    return made(kind, values)
         ring = keyring if keyring is not None else _system_keyring()
         if all(name in every for name in _LOGIN.needs):
             login = _LOGIN.made(every, issuer, known)
             assert isinstance(login, DeviceLogin)
             kept = _ask_keyring(ring, site, "REFRESH_TOKEN") if ring is not None else None
             login.remember(kept or "", lambda token: _tell_keyring(ring, site, token))
+            login.look = lambda: login.logged_in_elsewhere(
+                (ring and _ask_keyring(ring, site, "REFRESH_TOKEN")) or ""
+            )
             return login
         for kind in kinds:
             with_ring = _with_keyring(kind, every, site, ring)
             if all(name in with_ring for name in kind.needs):
-                return kind.made(with_ring, issuer, known)
+                return made(kind, with_ring)
     except CredentialError as error:
         raise CredentialError(error.what, where=f"site {site}", do=error.do) from error
     told = missing(site, api, every.keys() - named.keys(), issuer.url is not None)
@@ -308,7 +323,79 @@ def _from_environment(
                 variable = f"{prefix}_{name}"
                 if value := environ.get(variable):
                     found.setdefault(name, _Found(value, variable))
+                elif file := environ.get(f"{variable}_FILE"):
+                    found.setdefault(name, _Found(_held_by(Path(file)), f"{variable}_FILE"))
     return found
+
+
+def _held_by(file: Path) -> str:
+    """The value that a file holds.
+
+    Raises:
+        CredentialError: it cannot be read, or holds none.
+    """
+    try:
+        value = file.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CredentialError(f"the file {file} cannot be read: {reason}") from error
+    if not value:
+        raise CredentialError(f"the file {file} is empty", do="Put the credential into it")
+    return value
+
+
+@dataclass
+class _Look:
+    """Looks for new values in the place of refused ones: in files, and in the keyring.
+
+    The environment of a process stays as it was; so what the keyring has comes before a variable
+    whose value was refused.
+
+    Attributes:
+        known: the values that were used last.
+        seen: what the environment and its files held then.
+    """
+
+    kind: _Kind
+    site: str
+    prefixes: tuple[str, ...]
+    environ: Mapping[str, str]
+    keyring: Keyring | None
+    issuer: Issuer
+    known: Mapping[str, str] = field(default_factory=dict, repr=False)
+    seen: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __call__(self) -> Credential | None:
+        """The credential of new values; None if there are none."""
+        try:
+            now = self.now()
+            values = self._values(now)
+            if values == self.known:
+                return None
+            made = self.kind.make(values, self.issuer)
+        except CredentialError:
+            return None  # half written, say
+        self.known, self.seen = values, now
+        return made
+
+    def now(self) -> dict[str, str]:
+        """What the environment and its files hold now."""
+        found = _from_environment(self.environ, self.prefixes, (self.kind,))
+        return {name: value.value for name, value in found.items()}
+
+    def _values(self, now: Mapping[str, str]) -> dict[str, str]:
+        ring = self.keyring if self.keyring is not None else _system_keyring()
+        values = dict(self.known)
+        for name in self._names:
+            if now.get(name) != self.seen.get(name):
+                values[name] = now.get(name, "")
+            elif kept := _ask_keyring(ring, self.site, name) if ring is not None else None:
+                values[name] = kept
+        return {name: value for name, value in values.items() if value}
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (*self.kind.needs, *self.kind.optional)
 
 
 def _with_keyring(

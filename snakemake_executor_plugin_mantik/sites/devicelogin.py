@@ -3,13 +3,16 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final
 
 import httpx
 
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
-from snakemake_executor_plugin_mantik.sites.authentication import Refreshed
+from snakemake_executor_plugin_mantik.sites.addresses import distrust
+from snakemake_executor_plugin_mantik.sites.authentication import TOKEN_TIMEOUT_S, Refreshed, span
+from snakemake_executor_plugin_mantik.sites.http import post_form
 
 INTERVAL_S: Final = 5.0
 """Seconds between two questions where the issuer names none, and what `slow_down` adds."""
@@ -61,6 +64,15 @@ class DeviceLogin(Refreshed):
         self._form["refresh_token"] = refresh_token
         self._keep_token = keep
 
+    def logged_in_elsewhere(self, refresh_token: str) -> "DeviceLogin | None":
+        """This login with the refresh token that another process got meanwhile, if it is new."""
+        if not refresh_token or refresh_token == self._form["refresh_token"]:
+            return None
+        newer = copy(self)
+        newer._form = {**self._form, "refresh_token": refresh_token}
+        newer.expire()
+        return newer
+
     def login(self) -> None:
         """See to it that there is a token: of the earlier login, or of one that a person makes now.
 
@@ -92,13 +104,13 @@ class DeviceLogin(Refreshed):
             raise SiteUnreachable(
                 f"the answer has no {error}", where=self._device_url, do="Check DEVICE_URL"
             ) from None
-        lasts = float(begun.get("expires_in") or LONGEST_S)
+        lasts = span(begun.get("expires_in"), LONGEST_S)
         words = (
             f"To log in, open {page} and confirm the code {shown} (within {lasts / 60:.0f} min)."
         )
         print(printable(words), file=sys.stderr, flush=True)  # noqa: T201 - a person is waiting
         form = {**who, "grant_type": _GRANT, "device_code": code}
-        self._adopt(self._wait(form, float(begun.get("interval") or INTERVAL_S), lasts))
+        self._adopt(self._wait(form, span(begun.get("interval"), INTERVAL_S), lasts))
 
     def _wait(self, form: Mapping[str, str], interval_s: float, lasts_s: float) -> dict[str, Any]:
         """The answer that brings the token, once the person has confirmed."""
@@ -125,12 +137,14 @@ class DeviceLogin(Refreshed):
         """An answer of the issuer, refusals (400) among them."""
         try:
             with self._client() as client:
-                response = client.post(url, data=dict(form))
+                response = post_form(client, url, form, TOKEN_TIMEOUT_S)
             answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
-            what = f"no answer from the issuer of tokens: {type(error).__name__}"
-            raise SiteUnreachable(what, where=url, do="Check the URLs and the network") from None
+            why, do = distrust(error)
+            what = f"no answer from the issuer of tokens: {why or type(error).__name__}"
+            do = do or "Check the URLs and the network"
+            raise SiteUnreachable(what, where=url, do=do) from None
         if not isinstance(answer, dict) or (not response.is_success and "error" not in answer):
             raise SiteUnreachable(f"it answered with status {response.status_code}", where=url)
         return answer

@@ -23,6 +23,12 @@ MEMORY_TEXTS: Final = re.compile(
 )
 """What slurmstepd writes into a job's standard error when it or the kernel killed it."""
 
+TOO_MANY_JOBS: Final = re.compile(
+    r"\b(QOS|Assoc)\w*Submit\w*Limit|would exceed \S+ (per-\S+ )?limit of jobs", re.IGNORECASE
+)
+"""What sbatch, and qsub, say of a limit on how many jobs are submitted; other limits stay exceeded.
+"""
+
 LAUNCH_SIGNAL: Final = 53
 """The signal that Slurm tells of a job whose working directory or output file cannot be had.
 

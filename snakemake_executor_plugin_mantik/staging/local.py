@@ -100,6 +100,8 @@ class LocalFiles:
             (local or local_path(path, self._workdir), path, self._ledger.links(path))
             for path, local in wanted
         ]
+        if not roots:
+            return []  # a thread is not worth it
         found = await asyncio.to_thread(_walk_all, roots)
         checksums = await self._checksums(found)
         return [
@@ -197,6 +199,10 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
     directory above them, and what is neither a file nor a directory. A link that a job made, one of
     `made` (path to target), means a place at its site: nothing of this machine that it happens to
     lead to here goes up.
+
+    Raises:
+        UserError: the path itself is neither a file nor a directory.
+        OSError: it cannot be looked at.
     """
     found: list[_Found] = []
 
@@ -212,8 +218,14 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
                 return  # a link to nowhere, or a file that has just gone
             raise
         if not stat.S_ISDIR(status.st_mode):
-            if stat.S_ISREG(status.st_mode) or local == root:
+            if stat.S_ISREG(status.st_mode):
                 found.append((at, local, status))
+            elif local == root:  # reading a named pipe might never end
+                raise UserError(
+                    "it is neither a file nor a directory, and cannot be sent",
+                    where=str(root),
+                    do="Name a file as input, or run the rule here (localrules:)",
+                )
             return
         identity = (status.st_dev, status.st_ino)
         if identity in above:

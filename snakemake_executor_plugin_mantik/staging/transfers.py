@@ -9,22 +9,21 @@ import asyncio
 import hashlib
 import os
 import shutil
-import tarfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import IO
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
+from snakemake_executor_plugin_mantik.private import change_mode, make_private, open_private
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Repeats what the site does not answer, as `engine.patience.Patience` does."""
 
 SUFFIX = ".mantik-part"
-_CHUNK = 1 << 20
 ATTEMPTS = 3
 """How often a file is fetched whose checksum is wrong before that is told."""
 
@@ -69,7 +68,7 @@ async def download(
 
 async def _append(site: Site, path: str, target: Path, size: int) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("ab") as file:
+    with open_private(target, "ab") as file:
         offset = here = file.tell()
         if offset < size:
             async for part in site.get(path, offset=offset):
@@ -116,6 +115,7 @@ class Landing:
             path: local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
             for number, path in enumerate(outer)
         }
+        self._temporary = frozenset(self._roots.values())
 
     def place(self, entry: OutputEntry) -> Path:
         """The local path that an output's content is to be written to for now.
@@ -144,7 +144,8 @@ class Landing:
         """
         place = self.place(entry)
         self._folder(place.parent)
-        place.write_bytes(content)
+        with open_private(place, "wb") as file:
+            file.write(content)
 
     def directory(self, entry: OutputEntry) -> None:
         """Make an output directory, or one in it."""
@@ -152,6 +153,8 @@ class Landing:
 
     def _folder(self, path: Path) -> None:
         if path not in self._made:
+            for root in self._temporary & {path, *path.parents}:
+                make_private(root)
             path.mkdir(parents=True, exist_ok=True)
             self._made.add(path)
 
@@ -163,23 +166,22 @@ class Landing:
         """
         wanted = {entry.path: entry for entry in entries}
         try:
-            with tarfile.open(archive, "r:") as tar:
-                for member in tar:
-                    entry = wanted.pop(os.path.normpath(member.name), None)
-                    content = tar.extractfile(member) if member.isfile() else None
-                    if entry is not None and content is not None:
+            with archive.open("rb") as file:
+                for name, content in plain_files(file):
+                    entry = wanted.pop(os.path.normpath(name), None)
+                    if entry is not None:
                         self._stream(entry, content)
-        except tarfile.TarError as error:
+        except TarDamaged as error:
             raise TransferError(f"the archive of outputs is damaged ({error})") from error
         if wanted:
             raise TransferError("the archive of outputs lacks a file", where=next(iter(wanted)))
 
-    def _stream(self, entry: OutputEntry, content: IO[bytes]) -> None:
+    def _stream(self, entry: OutputEntry, content: Iterable[bytes]) -> None:
         place = self.place(entry)
         self._folder(place.parent)
         digest = hashlib.sha256()
-        with place.open("wb") as file:
-            while chunk := content.read(_CHUNK):
+        with open_private(place, "wb") as file:
+            for chunk in content:
                 digest.update(chunk)
                 file.write(chunk)
         if entry.sha256 and digest.hexdigest() != entry.sha256:
@@ -202,7 +204,7 @@ class Landing:
                     where=entry.path,
                 )
             if entry.type != "l":
-                place.chmod(entry.mode & 0o777 | (0o700 if entry.type == "d" else 0o400))
+                change_mode(place, entry.mode | (0o700 if entry.type == "d" else 0o400))
         # Made last, so that nothing is ever written through a link.
         for place, target in links.items():
             place.parent.mkdir(parents=True, exist_ok=True)

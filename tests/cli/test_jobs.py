@@ -30,7 +30,7 @@ def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:
     finished = make(journal, "b", "train [bold]x=2")
     journal.submitted(finished, "site-8")
     journal.ended(finished, "succeeded", waited=62.0, ran=3661.0, log="")
-    failed = make(journal, "c", "train x=3")
+    failed = make(journal, "c", "train \x1b[31mx=3\x07")
     journal.ended(failed, "failed: it", waited=None, ran=None, log="", reason="out_of_memory")
     journal.close()
     lines = shown(tmp_path).splitlines()
@@ -40,7 +40,7 @@ def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:
             *("train", "[bold]x=2", "hpc1", "batch", "site-8"),
             *("1", "min", "2", "s", "1", "h", "1", "min", "succeeded"),
         ],
-        ["train", "x=3", "hpc1", "batch", "failed", "(out", "of", "memory):", "it"],
+        ["train", "[31mx=3", "hpc1", "batch", "failed", "(out", "of", "memory):", "it"],
     ]
 
 
@@ -63,3 +63,16 @@ def test_only_the_last_try_of_a_job_is_shown(
 def test_a_directory_without_jobs_is_told(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="no job has been sent"):
         jobs(tmp_path)
+
+
+def test_what_may_still_run_is_always_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / STATE)
+    journal.left_behind(make(journal, "a", "train x=1"), "/old")
+    make(journal, "a", "train x=1")
+    journal.close()
+    jobs(tmp_path)
+    out = capsys.readouterr().out
+    assert out.count("train x=1") == 2
+    assert "left in /old; may still run" in out

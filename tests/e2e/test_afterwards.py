@@ -1,11 +1,11 @@
 """Without Snakemake: what a run that was killed left at the sites is seen, cancelled, removed."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.workflows import WAIT_S, Project, Ran, Running, tells, until
+from snakemake_executor_plugin_mantik.sandbox.faults import Fault
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.command import smk_mantik
+from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
     rule all:
@@ -22,17 +22,6 @@ SNAKEFILE = r"""
         output: "quick.txt"
         shell: "echo quick > {output}"
 """
-
-
-def smk_mantik(project: Project, *arguments: str) -> Ran:
-    """Run the command in the workflow's directory, where nobody sits at a terminal."""
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake_executor_plugin_mantik", *arguments],
-        cwd=project.directory, env=project.environment, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT_S, check=False,
-    )  # fmt: skip
-    assert "Traceback" not in done.stdout, done.stdout
-    return Ran(done.returncode, done.stdout)
 
 
 def lines(project: Project, name: str) -> list[str]:
@@ -79,7 +68,8 @@ def test_cancel(either: Project) -> None:
 
     tells(smk_mantik(either, "cancel", "--all").ok().output, "slow name=b: cancelled")
     assert lines(either, "ended.txt") == ["term a", "term b"]
-    tells(smk_mantik(either, "cancel", "--all").ok().output, "No job is at a site.")
+    # The quick one may have got its turn.
+    assert ": cancelled" not in smk_mantik(either, "cancel", "--all").ok().output
 
     (either.workspace / "go").touch()
     either.run("--nolock", "--rerun-incomplete").ok()
@@ -127,6 +117,49 @@ def test_clean(either: Project) -> None:
     assert "needed" not in cleaned
     assert list(either.workspace.iterdir()) == []
     assert either.read("out/a.txt") == "a\n"
+
+
+def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:
+    running(project).kill()
+    faulty.faults.add(Fault("refuse", path="hpc1", status=503, count=None))
+    for command in (("cancel", "--all"), ("clean", "--yes", "--force")):
+        said = smk_mantik(project, *command)
+        assert said.code == 1, said.output
+        tells(said.output, "site hpc1", "503")
+        assert ": removed." not in said.output
+        assert ": cancelled" not in said.output
+    faulty.faults.clear()
+
+    # It answers, but takes no order to end a job; the job itself is told of one later only.
+    faulty.faults.add(Fault("refuse", "POST", "abort", status=503, count=None))
+    said = smk_mantik(project, "cancel", "slow name=a", "--wait", "2")
+    assert said.code == 1, said.output
+    tells(
+        said.output, "slow name=a: its job", "did not confirm that it was cancelled and may still"
+    )
+    faulty.faults.clear()
+    smk_mantik(project, "cancel", "--all").ok()
+    assert lines(project, "ended.txt") == ["term a", "term b"]
+
+
+def test_journal_that_is_damaged(either: Project) -> None:
+    """What runs is taken up, in the same workspace; what has ended is fetched."""
+    run = running(either)
+    until(lambda: run.output.count(": submitted to ") == 3, "the one that waits for them")
+    run.kill()
+    workspace = either.workspace
+    journal = either.directory / ".snakemake/mantik/journal.sqlite"
+    journal.write_bytes(b"\xff" * 5000 + journal.read_bytes()[5000:])
+    (workspace / "go").touch()
+
+    said = either.run("--nolock", "--rerun-incomplete").ok().output
+
+    tells(said, "The journal was damaged", "3 are looked for there", "journal.sqlite.damaged-1")
+    assert said.count("taken up again at ") == 3
+    assert lines(either, "ran.txt") == ["a", "b"]
+    assert either.read("out/a.txt") == "a\n"
+    assert either.workspace == workspace
+    assert {record.outcome for record in either.tries} == {"succeeded"}
 
 
 @pytest.mark.parametrize("command", ["cancel", "clean", "jobs"])

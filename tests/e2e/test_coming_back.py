@@ -9,6 +9,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
@@ -120,6 +121,18 @@ def test_answers_of_submissions_get_lost(faulty_project: tuple[Project, Sandbox]
     assert runs(project) == ["0", "1", "2", "3", "sum"], said
 
 
+def test_submissions_reach_the_scheduler_twice(faulty_project: tuple[Project, Sandbox]) -> None:
+    project, sandbox = faulty_project
+    sandbox.faults.add(Fault("repeat_job", "POST", SUBMISSIONS, count=None))
+    project.workspace.mkdir(parents=True)
+    go(project)
+
+    said = project.run(plain=True).ok().output
+
+    assert runs(project) == ["0", "1", "2", "3", "sum"], said
+    assert project.read("sum.txt") == "0\n1\n2\n3\n"
+
+
 def test_interrupted(either: Project) -> None:
     # Not at the UNICORE/X here: without a scheduler it kills nothing but the outermost shell.
     prepare(either)
@@ -195,6 +208,31 @@ def test_without_the_profile_the_error_says_what_to_type(project: Project) -> No
     go(project)
     said = project.run(*shlex.split(line)[1:], plain=True).ok().output
     assert said.count("taken up again at ") == 4
+    assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox) -> None:
+    site = sandbox.site("hpc1")
+    assert isinstance(site, UnicoreSite)
+    file = project.directory.parent / "password"
+    file.write_text(old := site.access.password)
+    project.extra |= {"MANTIK_HPC1_PASSWORD": "", "MANTIK_HPC1_PASSWORD_FILE": str(file)}
+    prepare(project)
+    running = project.start(plain=True)
+    until(lambda: started(project, running), "jobs that run")
+    try:
+        site.access.password = "another"
+        site.access.expire_sessions()
+        until(lambda: "has not accepted the credentials for" in running.output, "the pause")
+        tells(
+            running.output, "Check MANTIK_HPC1_USERNAME, MANTIK_HPC1_PASSWORD_FILE",
+            "keyring set mantik:hpc1",
+        )  # fmt: skip
+        go(project)
+        file.write_text("another")
+        running.end().ok()
+    finally:
+        site.access.password = old
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 

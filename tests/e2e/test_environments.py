@@ -33,7 +33,12 @@ SNAKEFILE = """
         default_target: True
         input:
             "modules.txt", "conda-a.txt", "conda-b.txt", "named.txt", "sub/outside.txt",
-            "image.txt", "both.txt", "dash.txt",
+            "image.txt", "both.txt", "dash.txt", "bare.txt",
+
+    rule bare:
+        output: "bare.txt"
+        container: None
+        shell: "echo ${{IMAGE-no image}} > {output}"
 
     rule modules:
         output: "modules.txt"
@@ -134,6 +139,7 @@ def test_each_rule_in_its_own(project: Project, tmp_path: Path) -> None:
         "image.txt": "an image of my own\ninoptions\n",
         "both.txt": "name of a \nshadow\n",
         "dash.txt": "sh 1.0\n",
+        "bare.txt": "no image\n",
         "in.txt": "in",
     }
     assert project.read("sub/outside.txt") == "far\n"
@@ -148,6 +154,7 @@ def test_each_rule_in_its_own(project: Project, tmp_path: Path) -> None:
         ran.output,
         "rule image runs in its own environment, container: images/own.sif, and not in the image of"
         f" the backend config of {project.place.name}.",
+        "rule bare runs in its own environment, container: None, and not in the image of",
     )
     assert not list((project.workspace / ".mantik/shadow").iterdir())
 
@@ -158,7 +165,12 @@ def test_what_is_not_wanted_is_not_used_and_told_once(project: Project, tmp_path
         "Snakefile",
         """
         rule all:
-            input: "a.txt", "b.txt"
+            input: "a.txt", "b.txt", "bare"
+
+        rule bare:
+            output: "bare"
+            container: None
+            shell: "echo $IMAGE > {output}"
 
         rule one:
             output: "{x}.txt"
@@ -172,8 +184,9 @@ def test_what_is_not_wanted_is_not_used_and_told_once(project: Project, tmp_path
 
     ran = project.run().ok()
 
-    assert project.read("a.txt") == "the default image\n"
+    assert project.read("a.txt") == project.read("bare") == "the default image\n"
     for told in (
+        "rule bare has container: None, which is not used: --mantik-software-deployment apptainer",
         "rule one has conda: not-here, which is not used: --mantik-software-deployment conda would",
         "rule one has container: docker://some/image, which is not used:",
         "rule one has envmodules: Nothing/1, which is not used:",
@@ -191,7 +204,7 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
         "Snakefile",
         """
         rule all:
-            input: "conda.txt", "image.txt", "here.txt"
+            input: "conda.txt", "image.txt", "here.txt", "yaml.txt", "name.txt"
 
         rule conda:
             output: "conda.txt"
@@ -207,8 +220,19 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
             output: "here.txt"
             conda: "here"
             shell: "touch {output}"
+
+        rule yaml:
+            output: "yaml.txt"
+            conda: "envs/bad.yaml"
+            shell: "touch {output}"
+
+        rule name:
+            output: "name.txt"
+            container: "ubuntu:22.04"
+            shell: "touch {output}"
         """,
     )
+    project.write("envs/bad.yaml", "dependencies: [a")
     (project.directory / "here").mkdir()
 
     said = project.run("--mantik-software-deployment", "conda", "apptainer").failed()
@@ -219,6 +243,8 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
         "envs/none.yaml, which cannot be read",
         "rule image cannot run: the container image images/none.sif is not there",
         "rule here has the conda environment",
+        "envs/bad.yaml, which is no YAML: while parsing a flow sequence",
+        "rule name cannot run: ubuntu:22.04 is neither a file nor a URL (docker://ubuntu:22.04 is",
     )
     said = project.run("--mantik-software-deployment", "docker").failed()
     tells(said, "no software deployment 'docker'", "conda, apptainer, env-modules")

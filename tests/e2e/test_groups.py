@@ -311,3 +311,38 @@ def test_entry_points_in_groups_are_not_tracked(project: Project) -> None:
     said = project.run("after.txt").ok().output
     tells(said, "not tracked: rule main. Take them out of the group for that.")
     assert not project.exists("mlflow.db")
+
+
+def test_options_for_groups(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule done:
+            input: "late", "fails"
+            output: "done"
+            group: "g"
+            shell: "cat {input} > {output}"
+
+        rule fails:
+            output: "fails"
+            group: "g"
+            shell: "if [ -e go ]; then touch {output}; else touch failed; exit 1; fi"
+
+        rule early:
+            output: temp("early")
+            group: "g"
+            shell:
+                "until [ -e go ] || [ -e failed ]; do sleep 0.1; done; sleep 1; echo 1 > {output}"
+
+        rule late:
+            input: "early"
+            output: "late"
+            group: "g"
+            shell: "cp {input} {output}"
+        """,
+    )
+    said = project.run("--keep-going").failed()
+    tells(said, "late: succeeded", "of 4 members 2 succeeded, 1 failed and 1 did not start")
+    project.write("go")
+    project.run("--notemp").ok()
+    assert project.read("early") == "1\n"

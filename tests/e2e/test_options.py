@@ -116,6 +116,7 @@ def test_what_jobs_ask_for(project: Project) -> None:
         *("--seconds-between-status-checks", "3"),
         *("--latency-wait", "1"),
         *("--shadow-prefix", "shadows", "--container-image", "image"),
+        *("--apptainer-prefix", "images"),
         *(
             "--preemptible-rules",
             "--preemptible-retries",
@@ -128,10 +129,10 @@ def test_what_jobs_ask_for(project: Project) -> None:
     assert [record.name for record in project.tries] == ["of shown 0"] * 3
     for option in (
         *("--seconds-between-status-checks", "--max-status-checks-per-second"),
-        *("--shadow-prefix", "--container-image", "--preemptible-rules"),
+        *("--shadow-prefix", "--container-image", "--preemptible-rules", "--apptainer-prefix"),
     ):
         tells(started.output, f"{option} is not used by the mantik executor: ")
-    assert started.output.count("is not used by") == 5
+    assert started.output.count("is not used by") == 6
 
     failed = project.run("--forceall", "--precommand", "echo not loaded; false", "beside.txt")
     tells(failed.failed(), "not loaded", "exit code 1")
@@ -150,6 +151,10 @@ def test_limits(project: Project) -> None:
     project.run("--until", "many", "--resources", "licence=1").ok()
     spans = times(project)
     assert all(one[1] <= two[0] for one, two in pairwise(spans)), spans
+
+    said = project.run("--until", "second", "--cores", "1").ok().output
+    tells(said, "--cores 1 limits the threads of jobs at sites, too", "second (2)")
+    assert project.read("second.txt") == "first\n1 100\n"
 
 
 def test_failures(project: Project) -> None:

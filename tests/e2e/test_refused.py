@@ -1,6 +1,7 @@
 """What cannot work is refused at once, with what to do, before any job is sent."""
 
 import json
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -82,7 +83,102 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
         "rule ours uses profiles/../.mantik/x: .mantik is the executor's own directory",
     ):
         assert said.count(words) == 1, words
-    tells(said, "localrules: to run them here.")
+    tells(said, "Correct these rules, or name them in localrules: to run them here.")
+
+
+def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: Project) -> None:
+    project.write("s.py", "print(snakemake.output)")
+    project.write(
+        "Snakefile",
+        """
+        import os
+
+        localrules: here
+
+        rule all:
+            input:
+                "command", "parameter", "message", "here", "script", "reads", "looks",
+                "expression", "open"
+
+        rule first:
+            output: "first"
+            shell: "touch {output}"
+
+        rule command:
+            input: "first"
+            output: "command"
+            shell: "awk '{print $1}' {input} > {output}"
+
+        rule parameter:
+            input: "first"
+            output: "parameter"
+            params: words=1
+            shell: "echo {params.word} > {output}"
+
+        rule message:
+            input: "first"
+            output: "message"
+            message: "makes {outptu}"
+            shell: "touch {output}"
+
+        rule here:
+            input: "first"
+            output: "here"
+            shell: "cp {inptu} {output}"
+
+        rule script:
+            input: "first"
+            output: "script"
+            params: function=lambda wildcards: [lambda: 1]
+            resources: tmpdir="/tmp"
+            script: "s.py"
+
+        rule tmpdir:
+            input: "first"
+            output: "tmpdir"
+            params: lambda wildcards, resources: resources.tmpdir
+            script: "s.py"
+
+        # What follows from a file that is still to be made is nobody's mistake.
+        rule reads:
+            input: "first"
+            output: "reads"
+            params: read=lambda wildcards, input: open(input[0]).read().split()
+            shell: "echo {params.read.x} > {output}"
+
+        rule looks:
+            input: "first"
+            output: "looks"
+            params:
+                found=lambda wildcards, input: [name for name in input if os.path.exists(name)]
+            shell: "echo {params.found[0]} > {output}"
+
+        rule expression:
+            input: "first"
+            output: "expression"
+            shell: f"echo {open(input[0]).read() if isinstance(input, list) else ''} > {{output}}"
+
+        rule open:
+            input: "first"
+            output: "open"
+            resources: mem_mb=lambda wildcards, input: input.size_mb, partitoin="batch", licenses=1
+            shell: "echo {resources.mem_mb} > {output}"
+        """,
+    )
+
+    said = project.run("all", "tmpdir").failed()
+
+    tells(said, "nothing was sent, since what these rules run cannot be made:")
+    for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
+                  "rule script", "rule tmpdir"):  # fmt: skip
+        assert said.count(words), words
+    tells(
+        said,
+        "rule open: the resource partitoin means nothing to a site",
+        "(did you mean partition?)",
+    )
+    for rule in ("reads", "looks", "expression"):
+        assert f"rule {rule}" not in said
 
 
 GROUP = """
@@ -289,6 +385,18 @@ def test_immediate_submit(project: Project) -> None:
     said = project.run("--immediate-submit", "--notemp").failed()
 
     tells(said, "--immediate-submit does not go with the mantik executor", "Leave it out")
+
+
+def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
+    project.write("Snakefile", "rule all:\n    input: 'good.txt'\n" + GOOD)
+    project.extra["PATH"] = "/usr/bin:/bin"
+    if shutil.which("conda", path=project.extra["PATH"]):
+        pytest.skip("there is a conda among the system's own programs")
+
+    said = project.run("--use-conda").failed()
+
+    tells(said, "nothing was sent: --software-deployment-method conda is for jobs that run here")
+    tells(said, "--mantik-software-deployment conda is for jobs at sites")
 
 
 def test_nothing_to_do_needs_no_config(project: Project) -> None:

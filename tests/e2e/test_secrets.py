@@ -1,10 +1,24 @@
 """Values of `envvars:` and credentials reach the job and nothing that stays."""
 
+import base64
+import gzip
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.support.workflows import Project
+from tests.support.workflows import Project, until
 
 SECRET = "tell-nobody-4711 'quoted' $HOME `date`"
+
+
+def forms(words: Iterable[str]) -> Iterator[bytes]:
+    """What a word looks like where it is plain, or somewhere in what is base64."""
+    for word in words:
+        plain = word.encode()
+        yield plain
+        for before in range(3):
+            coded = base64.b64encode(b"x" * before + plain)
+            # Without the letters that what stands before and behind has a part in.
+            yield coded[4 if before else 0 : -4]
 
 
 def leaks(*directories: Path, words: tuple[str, ...]) -> list[str]:
@@ -12,13 +26,30 @@ def leaks(*directories: Path, words: tuple[str, ...]) -> list[str]:
     found = []
     for directory in directories:
         for path in directory.rglob("*"):
-            if path.is_file() and not path.is_symlink():
+            if path.is_symlink() or not path.is_file():
+                continue
+            try:
                 content = path.read_bytes()
-                found += [f"{path}: {word}" for word in words if word.encode() in content]
+            except FileNotFoundError:
+                continue
+            if content.startswith(b"\x1f\x8b"):
+                content += gzip.decompress(content)
+            found += [f"{path}: {form!r}" for form in forms(words) if form in content]
     return found
 
 
-def test_secrets_leave_no_trace(both: Project) -> None:
+def shown_of_processes() -> bytes:
+    """The command lines of all processes of this machine."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            lines.append((process / "cmdline").read_bytes())
+        except OSError:
+            continue
+    return b"\n".join(lines)
+
+
+def test_secrets_leave_no_trace(both: Project, tmp_path: Path) -> None:
     both.write(
         "Snakefile",
         r"""
@@ -29,29 +60,50 @@ def test_secrets_leave_no_trace(both: Project) -> None:
 
         rule good:
             output: "good.txt"
-            shell: "printf %s \"$MY_TOKEN\" | sha256sum > {output}; env | grep -c MY_TOKEN"
+            shell:
+                "touch good.started; until [ -e go ]; do sleep 0.05; done;"
+                "printf %s \"$MY_TOKEN\" | sha256sum > {output}; env | grep -c MY_TOKEN"
 
         rule bad:
             output: "bad.txt"
-            shell: "[ -n \"$MY_TOKEN\" ]; kill -9 $PPID $$"
+            shell:
+                "touch bad.started; until [ -e go ]; do sleep 0.05; done;"
+                "[ -n \"$MY_TOKEN\" ]; kill -9 $PPID $$"
         """,
     )
+    elsewhere = tmp_path / "elsewhere"
     both.extra["MY_TOKEN"] = SECRET
+    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+        both.extra[name] = str(elsewhere / name)
+        (elsewhere / name).mkdir(parents=True)
     ours = tuple(
         value
         for name, value in both.place.environment.items()
         if name.endswith(("PASSWORD", "SECRET"))
     )
+    assert ours
+    # The secret of a client, and the header of every token.
+    words = ("tell-nobody", *ours, "eyJhbGciOi")
 
-    said = both.run("--keep-going", "--verbose").output
+    def looked(*sites: Path) -> list[str]:
+        found = leaks(both.directory, elsewhere, *sites, words=words)
+        return [*found, *leaks(both.place.server, words=("tell-nobody",))]
+
+    running = both.start("--keep-going", "--verbose")
+    site = both.workspace
+    until(lambda: all((site / f"{n}.started").exists() for n in ("good", "bad")), "both run")
+    shown = shown_of_processes()
+    while_they_run = looked(site)
+    (site / "go").touch()
+    said = running.end().output
+    (both.directory / "go").touch()
     twin = both.twin()
     twin.run("--until", "good", local=True).ok()
 
     assert both.read("good.txt") == twin.read("good.txt")
     assert len(both.tries) == 2, said
-    assert ours
-    # The secret of a client, and the header of every token.
-    words = ("tell-nobody", *ours, "eyJhbGciOi")
-    assert leaks(both.directory, both.workspace, words=words) == []
-    assert leaks(both.place.server, words=("tell-nobody",)) == []
-    assert not [word for word in words if word in said]
+    assert while_they_run == []
+    assert looked(site) == []
+    assert b"--executor" in shown or b"sleep" in shown
+    assert not [form for form in forms(words) if form in shown]
+    assert not [form for form in forms(words) if form in said.encode()]

@@ -1,14 +1,18 @@
 """Which try of an earlier run is the one that is asked for."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.adopt import choose, kept, named, note, stale, unwanted
+from snakemake_executor_plugin_mantik.engine.request import fingerprint
+from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from tests.support.controller import request
 
 JOB = request(1)
+SAME = "same"
 OPEN = [TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED]
 
 
@@ -29,33 +33,52 @@ def record(
 @pytest.mark.parametrize("state", OPEN)
 def test_the_same_job_is_taken_up(state: TryState) -> None:
     found = record(state)
-    assert choose(JOB, "same", [found]).adopted == found
-    assert choose(replace(JOB, forced=True), "same", [found]).adopted == found
+    assert choose(JOB, SAME, [found]).adopted == found
+    assert choose(replace(JOB, forced=True), SAME, [found]).adopted == found
 
 
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
 @pytest.mark.parametrize(("fingerprint", "site"), [("other", "sim"), ("same", "elsewhere")])
 def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:
     found = record(state, outcome="succeeded", fingerprint=fingerprint, site=site)
-    choice = choose(JOB, "same", [found])
+    choice = choose(JOB, SAME, [found])
     assert choice.adopted is None
     assert choice.unwanted == (found,)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"command": "other"},
+        {"shell": "zsh"},
+        {"parameters": "other"},
+        {"variables": {"A": "1"}},
+        {"secrets": {"A": "1"}},
+        {"outputs": (OutputFile("other"),)},
+        {"benchmark": Benchmark("b", ("x",))},
+        {"own_environment": True},
+    ],
+    ids=str,
+)
+def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
+    other = replace(JOB, **change)
+    assert other.made_of({"a": "1"}, "e", {}) != JOB.made_of({"a": "1"}, "e", {})
+
+
 def test_what_succeeded_is_taken_unless_forced() -> None:
     found = record(TryState.ENDED, outcome="succeeded")
-    assert choose(JOB, "same", [found]).adopted == found
-    assert choose(replace(JOB, forced=True), "same", [found]).unwanted == (found,)
+    assert choose(JOB, SAME, [found]).adopted == found
+    assert choose(replace(JOB, forced=True), SAME, [found]).unwanted == (found,)
 
 
 def test_what_failed_is_run_again() -> None:
     found = record(TryState.ENDED, outcome="failed: something")
-    assert choose(JOB, "same", [found]).unwanted == (found,)
+    assert choose(JOB, SAME, [found]).unwanted == (found,)
 
 
 def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
     tries = [record(TryState.SUBMITTED, n) for n in range(3)]
-    choice = choose(JOB, "same", tries)
+    choice = choose(JOB, SAME, tries)
     assert choice.adopted == tries[2]
     assert choice.unwanted == (tries[0], tries[1])
 
@@ -107,3 +130,18 @@ def test_of_many_changes_some_are_named() -> None:
     found = replace(record(TryState.SUBMITTED), made_of=note(before, {}, ""))
     told = unwanted(JOB, found, dict.fromkeys(before, "b"))
     assert "f0, f1, f2, f3, f4, …" in told
+
+
+def test_of_a_job_that_updates_it_counts_where_it_began() -> None:
+    found = record(TryState.ENDED, fingerprint="same+before", outcome="succeeded")
+    assert choose(JOB, "same+after", [found]).adopted is None
+    assert choose(JOB, "same+after", [found], already=True).adopted == found
+    assert choose(JOB, "other+after", [found], already=True).adopted is None
+
+
+def test_what_it_updates_is_apart_in_what_a_job_is_made_of() -> None:
+    job = replace(JOB, outputs=(OutputFile("model", keep=True, directory=True),))
+    prints = [fingerprint(job.made_of({"a": "1", "model/x": held}, "e", {})) for held in "12"]
+    assert prints[0] != prints[1]
+    assert prints[0].partition("+")[0] == prints[1].partition("+")[0]
+    assert "+" not in fingerprint(JOB.made_of({"a": "1"}, "e", {}))

@@ -54,7 +54,7 @@ def start(world: World, tmp_path: Path) -> Iterator[Start]:
 sites: dict[Path, SimulatedSite] = {}
 
 
-def make(world: World, workdir: Path) -> Engine:
+def make(world: World, workdir: Path, tell: Callable[[str], None] = lambda _: None) -> Engine:
     site = sites[workdir] = SimulatedSite(world)
     planner = SimulatedPlanner(QUICK, None, workdir, world)
     return Engine(
@@ -62,7 +62,7 @@ def make(world: World, workdir: Path) -> Engine:
         journal=Journal(workdir / ".state"),
         workdir=workdir,
         state=workdir / ".state",
-        tell=lambda _: None,
+        tell=tell,
     )
 
 
@@ -286,3 +286,47 @@ def test_close_with_work_in_flight_leaves_the_jobs(start: Start, world: World) -
 
     assert all(outcome.succeeded for outcome in found.values()), found
     assert len(world.runs) == 5
+
+
+def test_what_nobody_asks_for_any_more_is_told(start: Start, world: World, tmp_path: Path) -> None:
+    world.duration = lambda spec: 1000.0
+    engine = start()
+    for number in range(7):
+        engine.submit(request(number))
+    wait_until(lambda: len(world.runs) == 7)
+    engine.close(tidy=False)
+    said: list[str] = []
+    again = make(world, tmp_path, said.append)
+    again.open(["sim"], lambda _: Sources((), 0, ()))
+    again.submit(request(0))
+    wait_until(lambda: "0" in "".join(r.job for r in history(tmp_path / ".state")))
+    again.close()
+
+    [line] = [line for line in said if "did not ask for" in line]
+    assert "job-0" not in line
+    assert "job-1, job-2, job-3, job-4, job-5 and 1 more. See smk-mantik jobs" in line
+
+
+def test_what_is_left_at_another_site_may_still_run(
+    start: Start, world: World, tmp_path: Path
+) -> None:
+    world.duration = lambda spec: 1000.0
+    engine = start()
+    engine.submit(request(1))
+    wait_until(lambda: world.runs)
+    engine.close(tidy=False)
+
+    other = World(at_once, lambda spec: 0.1)
+    said: list[str] = []
+    again = Engine(
+        {"else": (SimulatedSite(other), SimulatedPlanner(QUICK, None, tmp_path, other))},
+        journal=Journal(tmp_path / ".state"), workdir=tmp_path, state=tmp_path / ".state",
+        tell=said.append,
+    )  # fmt: skip
+    again.open(["else"], lambda _: Sources((), 0, ()))
+    assert outcomes(again, replace(request(1), site="else"))[1].succeeded
+    again.close()
+
+    left, _ = history(tmp_path / ".state")
+    assert (left.may_run, left.left_where) == (True, "/ws")
+    assert any(f"smk-mantik cancel {left.id}" in line for line in said)

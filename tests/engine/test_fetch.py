@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import resource
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, 
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.staging.transfers import Landing
 from tests.support import virtualtime
 from tests.support.simulated import Fault, SimulatedSite, World, make_marker, tarred
 from tests.support.trial import Trial
@@ -165,6 +167,20 @@ def test_archive_that_is_none(bench: Bench) -> None:
     with pytest.raises(TransferError, match="damaged"):
         virtualtime.run(fetched())
     assert bench.here() == set()
+
+
+@pytest.mark.parametrize("damage", ["headers of headers", "cut"])
+def test_archive_that_is_a_trap(bench: Bench, damage: str) -> None:
+    landing = Landing(bench.workdir, RECORD.id, ["x"])
+    archive = bench.scratch / "a.tar"
+    if damage == "cut":
+        archive.write_bytes(tarred({"x": b"1" * 5000}, "w")[:2000])
+    else:
+        member = tarfile.TarInfo("long")
+        member.type = tarfile.GNUTYPE_LONGNAME
+        archive.write_bytes(member.tobuf(tarfile.GNU_FORMAT) * 5000)
+    with pytest.raises(TransferError, match="damaged"):
+        landing.unpack(archive, [OutputEntry("x", "f", 5000, 0o644, "", "archive")])
 
 
 def test_archive_that_lacks_a_file(bench: Bench) -> None:

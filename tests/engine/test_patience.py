@@ -6,7 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
-from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteRejected, SiteUnreachable
+from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
 from tests.support import virtualtime
 
 HOUR_S = 3600.0
@@ -94,3 +99,10 @@ def test_note_is_said_once() -> None:
     patience.note("look")
     patience.note("look")
     assert said == ["Site hpc1: look"]
+
+
+def test_refused_credentials_are_told_with_what_to_do() -> None:
+    said = play(Flaky(HOUR_S, lambda: SiteUnauthorized("no", do="Check PASSWORD")))
+    assert "has not accepted the credentials for" in said[0]
+    for words in ("Check PASSWORD.", "keyring set mantik:hpc1 NAME", "jobs there go on"):
+        assert words in said[0]

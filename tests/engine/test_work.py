@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import TryState, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryState, history
 from tests.support.controller import Controller, Killed, request, simulate
 from tests.support.simulated import Fate, Fault, World
 
@@ -80,6 +83,62 @@ def test_taken_up_in_every_state(tmp_path: Path, state: TryState) -> None:
     assert [r.how for r in world.runs] == ["exit 0"]
     assert states(tmp_path) == [TryState.DONE]
     assert (tmp_path / "out/1").exists()
+
+
+UPDATES = replace(request(1), outputs=(OutputFile("out/1", keep=True),))
+
+
+def test_what_was_updated_is_not_updated_again(tmp_path: Path) -> None:
+    """Killed when the new content was here, and before Snakemake could take it."""
+    world = World()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/1").write_text("before")
+    simulate(tmp_path, world, lambda controller: controller.work.run(UPDATES))
+    assert (tmp_path / "out/1").read_text() != "before"
+
+    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
+
+    assert len(world.runs) == 1
+    assert states(tmp_path) == [TryState.DONE]
+
+
+@pytest.mark.parametrize("changed", ["by somebody", None])
+def test_what_somebody_else_has_changed_is_updated_anew(
+    tmp_path: Path, changed: str | None
+) -> None:
+    world = World()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/1").write_text("before")
+    simulate(tmp_path, world, lambda controller: controller.work.run(UPDATES))
+    (tmp_path / "out/1").unlink()
+    if changed is not None:
+        (tmp_path / "out/1").write_text(changed)
+
+    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
+
+    assert len(world.runs) == 2
+
+
+def test_where_an_update_began_tells_one_try_from_another(tmp_path: Path) -> None:
+    world = World(duration=lambda spec: 1000.0)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/1").write_text("before")
+
+    async def play() -> Outcome:
+        await controller.open()
+        return await controller.job(UPDATES)
+
+    controller = Controller(world, tmp_path)
+    controller.site.called = lambda: controller.kill() if world.runs else None
+    with pytest.raises(Killed):
+        controller.run(play())
+    controller.bury()
+    controller.forget()
+    (tmp_path / "out/1").write_text("by somebody")
+
+    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
+
+    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
 
 
 def test_changed_job_is_given_up_before_another_starts(tmp_path: Path) -> None:
@@ -211,6 +270,22 @@ def test_input_that_changes_while_the_job_runs_is_told(tmp_path: Path, other: st
     said = simulate(tmp_path, world, play)
 
     assert ["data/x changed while the job ran" in line for line in said] == [True] * (other != "1")
+
+
+def test_left_behind_and_come_back_to(tmp_path: Path) -> None:
+    """Its site was not among those of a run in between, or had another workspace in it."""
+    world = World(duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+    with closing(Journal(tmp_path / ".state")) as journal:
+        assert len(journal.set_site("sim", "url", "/another")) == 1
+        journal.set_site("sim", "url", "/ws")
+
+    assert run(tmp_path, world).succeeded
+
+    first, second = world.runs
+    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
+    assert (first.ended or 0.0) <= second.begun, "the two never ran at the same time"
+    assert not any(record.may_run for record in history(tmp_path / ".state"))
 
 
 def test_leftover_of_a_claim_is_no_end(tmp_path: Path) -> None:
@@ -382,9 +457,8 @@ def test_submission_waits_and_says_why(tmp_path: Path, fault: Fault) -> None:
         running = asyncio.ensure_future(controller.job(request(2)))
         outcome = await controller.job(request(1))
         await running
-        assert any("has not done what it was asked" in line for line in controller.said) or any(
-            "has not answered" in line for line in controller.said
-        )
+        told = "has not (done what it was asked|answered|accepted the credentials) for"
+        assert any(re.search(told, line) for line in controller.said)
         assert len(controller.said) < 40, "no chatter"
         return outcome
 
@@ -419,6 +493,32 @@ def test_failed_job_stays_failed_whatever_becomes_of_its_log(tmp_path: Path) -> 
     outcome = simulate(tmp_path, world, play)
 
     assert "exit code 3" in outcome.message
+
+
+def test_full_queue_is_waited_for(tmp_path: Path) -> None:
+    """UNICORE takes every job; the scheduler behind it refuses what is one too many."""
+    world = World(lambda spec: Fate(refused=world.now < 5000, full=True))
+
+    async def play(controller: Controller) -> Outcome:
+        outcome = await controller.job(request(1))
+        told = [line for line in controller.said if "no more jobs just now" in line]
+        assert len(told) == 1, "once"
+        assert "AssocMaxSubmitJobLimit" in told[0]
+        assert controller.site.calls["submit"] < 20, "ever more seldom"
+        return outcome
+
+    assert simulate(tmp_path, world, play).succeeded
+    assert len(world.runs) == 1
+    assert [record.state for record in history(tmp_path / ".state")][-1] is TryState.DONE
+
+
+def test_refusal_that_stays_is_told(tmp_path: Path) -> None:
+    """An account out of budget: no waiting helps."""
+    world = World(lambda spec: Fate(refused=True))
+    outcome = simulate(tmp_path, world, lambda controller: controller.job(request(1)))
+    assert not outcome.succeeded
+    assert outcome.reason is Reason.REJECTED
+    assert "Invalid account" in outcome.message
 
 
 def test_full_local_disk_keeps_the_results_at_the_site(tmp_path: Path) -> None:

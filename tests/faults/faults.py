@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from tests.support.proxy import Act, Answer, Exchange, Headers, Request, pass_on
 
 OUTAGE_S = 2.5
-"""How long a site is away, where a fault lasts for a time; longer than a request is repeated for."""
+"""How long a site is away where a fault lasts for a time; longer than requests are repeated for."""
 HOURS_OFF = 7
 
 JSON: Headers = (("content-type", "application/json"),)

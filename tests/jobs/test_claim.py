@@ -1,9 +1,13 @@
 """Of all starts of a try one runs, whatever happens."""
 
+import os
 import shutil
+import signal
+
+import pytest
 
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from tests.support.trial import Trial, wait_until
+from tests.support.trial import Trial, session, wait_until
 
 COUNT = "echo ran >> runs"
 
@@ -104,3 +108,55 @@ def test_a_claim_of_nobody_is_not_taken_for_ones_own(trial: Trial) -> None:
     assert ended.returned == 75
     assert "cannot claim" in ended.output
     assert not (trial.workspace / "runs").exists()
+
+
+@pytest.mark.parametrize("others", [0, 1, 3, 7, 12])
+def test_revocation_that_races_many_starts(trial: Trial, others: int) -> None:
+    """Either nothing runs, or one does and the controller hears of it: it cannot revoke."""
+    calls = trial.start_folder / "calls"
+    trial.program("ln", f'#!/bin/sh\necho x >> {calls}\nexec /bin/ln "$@"\n')
+    spec = trial.spec(COUNT)
+    claim = trial.workspace / spec.paths.claim
+    started = [trial.start(spec) for _ in range(12)]
+    wait_until(lambda: (calls.read_text().count("x") if calls.exists() else 0) >= others)
+    try:
+        claim.mkdir()
+        revoked = True
+    except FileExistsError:
+        revoked = False
+    ended = [trial.end(spec, process) for process in started]
+    runs = trial.workspace / "runs"
+    assert [one.returned for one in ended] == [0] * 12
+    assert claim.is_dir() == revoked
+    assert (runs.read_text() if runs.exists() else "") == ("" if revoked else "ran\n")
+    assert ended[-1].entries[1:] == (() if revoked else (f"{spec.paths.try_id}.0",))
+
+
+def test_late_strays_after_a_successor(trial: Trial) -> None:
+    """One whose first start died without a word, one that was revoked: both start once more."""
+    outputs = (OutputFile("out"),)
+    lost = trial.spec("echo lost > out; sleep 60", outputs=outputs)
+    revoked = trial.spec("echo revoked > out", outputs=outputs)
+    first = trial.start(lost)
+    wait_until((trial.workspace / "out").exists)
+    for member in session(first.pid):
+        os.kill(member, signal.SIGKILL)
+    first.communicate()
+    (trial.workspace / revoked.paths.claim).mkdir()
+
+    successor = trial.spec(
+        "echo mine > out; : > begun; until [ -e go ]; do sleep 0.02; done; cat out > seen",
+        outputs=outputs,
+    )
+    process = trial.start(successor)
+    wait_until((trial.workspace / "begun").exists)
+    during = [trial.run(lost), trial.run(revoked)]
+    trial.write("go")
+    ended = trial.end(successor, process)
+    after = [trial.run(lost), trial.run(revoked)]
+
+    assert [stray.returned for stray in (*during, *after)] == [0] * 4
+    assert [stray.marker for stray in (*during, *after)] == [None] * 4
+    assert ended.sure.exit_code == 0
+    assert (trial.workspace / "seen").read_text() == "mine\n"
+    assert (trial.workspace / "out").read_text() == "mine\n"

@@ -343,3 +343,44 @@ def test_a_limit_on_the_size_of_files_ends_in_a_marker(trial: Trial) -> None:
     ended = trial.end(spec, trial.start(spec, shell=("bash", "-c", script, "bash")))
     assert ended.sure.exit_code != 0
     assert ended.returned == ended.sure.exit_code
+
+
+def group_of_the_user() -> int:
+    """Another group than the user's own, if he has one."""
+    others = range(1, 100) if os.getuid() == 0 else os.getgroups()
+    return next((group for group in others if group != os.getgid()), os.getgid())
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o2700), (True, 0o2750)])
+def test_a_groups_directory_stays_its_own(trial: Trial, shared: bool, mode: int) -> None:
+    """Project directories have setgid, and quotas are counted by the group of each file."""
+    spec = trial.spec(
+        "mkdir d/e; echo 1 > d/e/f; cat x/y/in > small; head -c 70000 /dev/zero > large",
+        inputs=(InputFile("x/y/in", 2),),
+        outputs=(OutputFile("d", directory=True), OutputFile("small"), OutputFile("large")),
+        bundles=("b-1",),
+        inline=packed({"other/file": b"1"}),
+        secrets=("TOKEN",),
+        umask=0o027,
+        shared=shared,
+        limits=replace(QUICK, marker_bytes=1000),
+    )
+    trial.upload("b-1", packed({"x/y/in": b"in", "x/empty": None}))
+    secrets = trial.workspace / spec.paths.secrets
+    secrets.parent.mkdir(parents=True)
+    secrets.write_text("TOKEN=1\n")
+    group = group_of_the_user()
+    for path in (trial.workspace, *trial.workspace.rglob("*")):
+        os.chown(path, -1, group)
+        path.chmod(0o2700 if path.is_dir() else 0o600)
+    before = set(trial.workspace.rglob("*"))
+    assert trial.run(spec).sure.exit_code == 0
+    made = set(trial.workspace.rglob("*")) - before
+    assert len(made) > 12
+    for path in made:
+        status = path.lstat()
+        assert status.st_gid == group, path
+        assert not path.is_dir() or status.st_mode & 0o2000, path
+        assert not status.st_mode & 0o007, path
+    work = trial.workspace / spec.paths.work
+    assert {p.stat().st_mode & 0o7777 for p in work.rglob("*") if p.is_dir()} == {mode}

@@ -98,6 +98,14 @@ def test_a_diamond(place: Place) -> None:
     assert not place.exists("report dir/report")
 
 
+def test_a_member_that_takes_more_than_there_is_runs_alone(place: Place) -> None:
+    group = singles(member("a", "touch a", outputs=("a",)))
+    group = replace(group, teams=[Team((), (101,))])
+    code, said = place.run(group)
+    assert code == 0, said
+    assert place.exists("a"), said
+
+
 def test_limits_keep_members_apart(place: Place) -> None:
     apart = "mkdir here; sleep 0.3; rmdir here"  # fails where another one does the same
     group = replace(
@@ -280,9 +288,10 @@ def test_a_service_that_does_not_come(place: Place) -> None:
 
 
 def test_measured_members(place: Place) -> None:
-    two = ("sleep 1; echo one", "exit 0")
+    two = ("echo one", "exit 0")
+    sampled = 'until [ -s "${TMPDIR:-/tmp}"/mantik.*/"sample.$PPID" ]; do sleep 0.1; done'
     group = singles(
-        member("a", commands=two, measured="bench/a"), member("b", "sleep 1", measured="bench/b")
+        member("a", commands=two, measured="bench/a"), member("b", sampled, measured="bench/b")
     )
     (place.workspace / "bench").mkdir()
     code, said = place.run(group)

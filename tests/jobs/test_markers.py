@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import lzma
 import tarfile
+import tracemalloc
 import uuid
 from dataclasses import replace
 
@@ -138,6 +140,57 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markers, "MARKER_LIMIT", 1 << 20)
     with pytest.raises(MarkerInvalid, match="more than"):
         read(gzip.compress(b"\0" * (2 << 20)))
+
+
+def header(kind: bytes, length: int = 0, pax: dict[str, str] | None = None) -> bytes:
+    """The header of an entry `meta` that is no plain file."""
+    member = tarfile.TarInfo("meta")
+    member.type, member.size, member.pax_headers = kind, length, pax or {}
+    return member.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT)
+
+
+def sparse() -> bytes:
+    """The old form of a file with a hole of 8 GiB, and nothing else."""
+    block = bytearray(header(tarfile.GNUTYPE_SPARSE))
+    block[386:410] = b"00000000000\0" * 2
+    block[483:495] = b"77777777777\0"
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+BOMBS = {
+    "sparse": sparse(),
+    "sparse, new form": header(
+        tarfile.REGTYPE, pax={"GNU.sparse.map": "0,0", "GNU.sparse.size": "99999999999"}
+    ),
+    "sparse without a size": header(tarfile.REGTYPE, pax={"GNU.sparse.map": "x"}),
+    "headers of headers": (header(tarfile.GNUTYPE_LONGNAME, 1) + b"a" + b"\0" * 511) * 5000,
+    "header of a gigabyte": header(tarfile.GNUTYPE_LONGNAME, 1 << 30),
+    "longer than it is": header(tarfile.REGTYPE, pax={"size": "9" * 14}),
+    "packed twice": lzma.compress(header(tarfile.REGTYPE)),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_no_tar_takes_more_than_it_holds(kind: str) -> None:
+    content = gzip.compress(BOMBS[kind] + b"\0" * 1024)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MarkerInvalid):
+            read(content)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["files", "lacking", "missing"])
+def test_lists_are_not_endless(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(markers, "MOST_ENTRIES", 3)
+    lists = {"files": b"", "lacking": b"", "missing": b"", name: b"\0" * 22}
+    meta = META.replace("files=1", "files=0")
+    with pytest.raises(MarkerInvalid, match="too long"):
+        read(made([("meta", meta.encode()), *lists.items(), ("log", b"log")]))
 
 
 def test_a_link_within_a_directory_has_its_target() -> None:

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
-from snakemake_executor_plugin_mantik.jobs.resources import merge, slurm_directives, total_cpus
+from snakemake_executor_plugin_mantik.jobs.resources import (
+    meant,
+    merge,
+    slurm_directives,
+    total_cpus,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 BASE = Resources(
@@ -201,3 +206,22 @@ def test_a_value_that_would_say_more_is_refused(text: str) -> None:
 )
 def test_times(seconds: int, clock: str) -> None:
     assert f"--time={clock}" in slurm_directives(Resources(runtime_s=seconds), "j")
+
+
+@pytest.mark.parametrize(
+    ("name", "likely"),
+    [
+        ("slurm_partitoin", "slurm_partition"),
+        ("Runtime", "runtime"),
+        ("walltime", "runtime"),
+        ("mem_gb", "mem_mb"),
+        ("cpus_per_tasks", "cpus_per_task"),
+        ("gpu", None),
+        ("licenses", None),
+        ("disk_mb", None),
+        ("mem_mib", None),
+        ("download", None),
+    ],
+)
+def test_names_that_are_likely_meant_to_mean_something(name: str, likely: str | None) -> None:
+    assert meant(name) == likely

@@ -6,6 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.deployment import (
+    CondaFile,
+    Image,
+    with_conda,
+    with_container,
+    with_modules,
+)
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Environment,
@@ -113,6 +120,25 @@ def test_a_failing_step_is_named(trial: Trial, step: str, values: dict[str, obje
     assert ended.returned == ended.sure.exit_code > 0
     assert not (trial.workspace / "not-reached").exists()
     assert f"its step '{step}' failed" in ended.log
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        with_modules(["GCC"], "touch not-reached", rule="r"),
+        with_conda("not-there", "touch not-reached", rule="r"),
+        with_conda(CondaFile("e.yaml", "e", "e.yaml"), "touch not-reached", rule="r"),
+        with_container(Image("not there.sif"), "touch not-reached", rule="r"),
+    ],
+)
+def test_a_rules_own_environment_that_fails_is_no_failure_of_its_command(
+    trial: Trial, setup: str
+) -> None:
+    assert "own" in STEPS
+    ended = trial.run(trial.spec(setup))
+    assert ended.sure.failed_step == "own"
+    assert ended.returned == ended.sure.exit_code == 1
+    assert not (trial.workspace / "not-reached").exists()
 
 
 def test_modules_are_loaded_before_the_variables_are_set(trial: Trial) -> None:

@@ -305,6 +305,7 @@ def ready_to_spoil(directory: Path) -> tuple[str, list[TryRecord]]:
             if n == 30:
                 journal.retire_buckets("hpc1")
     with closing(Journal(directory)) as journal:  # which writes the spare anew
+        journal.retire_buckets("hpc1")
         late = journal.new_try(
             site="hpc1", job="late", rule="r", name="r late", fingerprint="f",
             members={"a": "name of a"}, made_of='{"command": "x"}',

@@ -1,12 +1,15 @@
 """What stands in `shell:`, evaluated in each job."""
 
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.rules.command import _declared
+from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
+from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, _declared, on_node
 
 
 def shell(command: str, **_: object) -> None:
@@ -33,3 +36,32 @@ def test_an_expression_that_fails_names_the_rule() -> None:
 
     with pytest.raises(UserError, match=r"rule a: .*shell: cannot be evaluated: IndexError"):
         _declared(job(run), {"output": ["x"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "shell"),
+    [
+        ("printf %s {tmpdir}", "bash"),
+        ("printf %s '{tmpdir}'", "bash"),
+        ("awk 'BEGIN {{ printf \"{tmpdir}\" }}'", "sh"),
+        ("cat <<'EOF'\n{tmpdir}\nEOF", "bash"),
+        ("print('{tmpdir}', end='')", "python3"),
+        ('print("{tmpdir}", end="")', "python3"),
+    ],
+)
+def test_the_nodes_directory_is_in_the_text_wherever_it_stands(
+    text: str, shell: str, tmp_path: Path
+) -> None:
+    command, started = on_node(text.format(tmpdir=NODE_TMPDIR), shell)
+    said = subprocess.run(
+        [started, "-c", command], env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout.strip() == str(tmp_path)
+
+
+def test_the_nodes_directory_in_plain_and_in_long_texts_is_a_variable() -> None:
+    assert on_node(f"ls {NODE_TMPDIR}/x", "bash") == ("ls $TMPDIR/x", "bash")
+    assert on_node("ls 'x'", "zsh") == ("ls 'x'", "zsh")
+    long = "#" * COMMAND_BYTES
+    assert on_node(f"ls '' {NODE_TMPDIR} {long}", "sh") == (f"ls '' $TMPDIR {long}", "sh")

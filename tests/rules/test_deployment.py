@@ -45,7 +45,10 @@ def job(tmp_path: Path) -> SimpleNamespace:
         persistence=SimpleNamespace(conda_env_path="/c", container_img_path="/i"),
         runtime_paths=[],
     )
-    rule = SimpleNamespace(name="r", env_modules=None, workflow=workflow, resources={})
+    rule = SimpleNamespace(
+        name="r", env_modules=None, workflow=workflow, resources={},
+        ruleinfo=SimpleNamespace(container_img=None),
+    )  # fmt: skip
     spec = CondaEnvFileSpec(LocalSourceFile(str(folder / "e.yaml")))
     return SimpleNamespace(
         rule=rule,

@@ -13,7 +13,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
+from snakemake_executor_plugin_mantik.errors import (
+    CredentialError,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.sites.authentication import Issuer as TokenIssuer
 from snakemake_executor_plugin_mantik.sites.credentials import (
     ApiKey,
@@ -417,3 +421,82 @@ class TestFirecrest:
     def test_keys_that_no_header_carries(self) -> None:
         with pytest.raises(CredentialError):
             ApiKey("a\nb")
+
+
+class TestRefused:
+    """What a site refuses is looked for again where it came from."""
+
+    @staticmethod
+    def renewed(credential: Credential) -> None:
+        credential.advise(SiteUnauthorized("no"))
+        credential._next_look = 0.0
+        asyncio.run(credential.renew())
+
+    def test_new_password_in_the_keyring(self) -> None:
+        ring = Ring()
+        environ = {"MANTIK_UNICORE_USERNAME": "me", "MANTIK_UNICORE_PASSWORD": "old"}
+        credential = find_credentials("juwels", "unicore", environ, ring)
+        self.renewed(credential)
+        assert basic(credential) == "me:old"
+        ring.set_password("mantik:juwels", "PASSWORD", "new")
+        asyncio.run(credential.renew())
+        assert basic(credential) == "me:old", "it is not asked for each request"
+        for _ in range(3):
+            self.renewed(credential)
+            assert basic(credential) == "me:new"
+        assert credential.origin == "MANTIK_UNICORE_USERNAME, MANTIK_UNICORE_PASSWORD"
+        ring.set_password("mantik:juwels", "PASSWORD", "newest")
+        asyncio.run(credential.renew())
+        assert basic(credential) == "me:new", "only one that was refused is looked for"
+        self.renewed(credential)
+        assert basic(credential) == "me:newest"
+
+    def test_of_the_keyring_from_the_start(self) -> None:
+        ring = Ring({("mantik:a", "USERNAME"): "me", ("mantik:a", "PASSWORD"): "old"})
+        credential = find_credentials("a", "unicore", {}, ring)
+        self.renewed(credential)
+        assert basic(credential) == "me:old"
+        ring.set_password("mantik:a", "PASSWORD", "new")
+        self.renewed(credential)
+        assert basic(credential) == "me:new"
+
+    def test_new_token_in_its_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "token"
+        file.write_text("old\n")
+        environ = {"MANTIK_ALPS_TOKEN_FILE": str(file)}
+        credential = find_credentials("alps", "firecrest", environ, EMPTY)
+        assert credential.headers() == {"Authorization": "Bearer old"}
+        assert credential.origin == "MANTIK_ALPS_TOKEN_FILE"
+        for half in ("", "no token\x01"):
+            file.write_text(half)
+            self.renewed(credential)
+            assert credential.headers() == {"Authorization": "Bearer old"}
+        file.write_text("new\n")
+        self.renewed(credential)
+        assert credential.headers() == {"Authorization": "Bearer new"}
+
+    def test_file_that_is_not_there(self, tmp_path: Path) -> None:
+        environ = {"MANTIK_ALPS_TOKEN_FILE": str(tmp_path / "none")}
+        with pytest.raises(CredentialError, match="none cannot be read"):
+            find_credentials("alps", "firecrest", environ, EMPTY)
+
+    def test_client_that_its_issuer_refuses(self, issuer: Issuer) -> None:
+        ring = Ring()
+        environ = {
+            "MANTIK_ALPS_CLIENT_ID": "id", "MANTIK_ALPS_CLIENT_SECRET": "wrong",
+            "MANTIK_ALPS_TOKEN_URL": issuer.url,
+        }  # fmt: skip
+        credential = find_credentials("alps", "firecrest", environ, ring)
+        with pytest.raises(CredentialError):
+            asyncio.run(credential.renew())
+        ring.set_password("mantik:alps", "CLIENT_SECRET", "cs")
+        asyncio.run(credential.renew())
+        assert credential.get_auth_header().startswith("Bearer ")
+
+    def test_other_errors_look_for_nothing(self) -> None:
+        ring = Ring({("mantik:a", "PASSWORD"): "new"})
+        environ = {"MANTIK_UNICORE_USERNAME": "me", "MANTIK_UNICORE_PASSWORD": "old"}
+        credential = find_credentials("a", "unicore", environ, ring)
+        credential.advise(SiteUnreachable("no answer"))
+        asyncio.run(credential.renew())
+        assert basic(credential) == "me:old"

@@ -211,18 +211,24 @@ def test_listing_of_more_than_a_server_tells_at_once(unicorex: UnicoreX, workspa
     run(unicore_site(unicorex, workspace), scenario)
 
 
-def test_extends_by_the_servers_clock(unicorex: UnicoreX, workspace: str) -> None:
+@pytest.mark.parametrize("off", [-5 * 3600.0, 5 * 3600.0])
+def test_extends_by_the_servers_clock(
+    unicorex: UnicoreX, workspace: str, monkeypatch: pytest.MonkeyPatch, off: float
+) -> None:
+    clock = time.time
+
     async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
         async def ends() -> float:
             answer = await site._connection.get("x", f"/jobs/{job}", {"fields": "terminationTime"})
             return parse_time(answer["terminationTime"])
 
         job = await site.submit(Submission("tag", "x", "exit 0", Resources()))
-        site._jobs.clock = 7200.0  # as if the server's clock were two hours ahead
+        # Ours is set meanwhile.
+        monkeypatch.setattr(time, "time", lambda: clock() + off)
         await site.extend([job], 10 * 86_400)
-        assert await ends() == pytest.approx(time.time() + 10 * 86_400 + 7200, abs=30)
+        assert await ends() == pytest.approx(clock() + 10 * 86_400, abs=30)
         await site.extend([job], 60)
-        assert await ends() == pytest.approx(time.time() + 10 * 86_400 + 7200, abs=30)
+        assert await ends() == pytest.approx(clock() + 10 * 86_400, abs=30)
 
     run(unicore_site(unicorex, workspace), scenario)
 

@@ -162,6 +162,12 @@ def test_links(local: LocalFiles, work: Path) -> None:
     assert {file.path for file in look(local, "d")} == {"d/sub/x", "d/link", "d/again/x"}
 
 
+def test_a_pipe_as_input_is_refused_and_not_read(local: LocalFiles, work: Path) -> None:
+    os.mkfifo(work / "pipe")
+    with pytest.raises(UserError, match="neither a file nor a directory"):
+        look(local, "pipe")
+
+
 def test_links_that_jobs_made_do_not_lead_to_files_of_this_machine(
     local: LocalFiles, work: Path, tmp_path: Path
 ) -> None:

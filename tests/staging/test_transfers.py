@@ -125,6 +125,28 @@ def test_modes(tmp_path: Path) -> None:
     assert modes == [0o755, 0o400], "no set-uid, and always readable"
 
 
+def test_what_is_on_its_way_is_closed_to_others(tmp_path: Path) -> None:
+    landing = Landing(tmp_path, TRY, ["a", "d"])
+    landing.write(file("a", 0o600), b"a")
+    landing.directory(directory("d/e"))
+    landing.write(file("d/e/f", 0o600), b"f")
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o077 == 0
+    landing.settle([file("a", 0o600), directory("d"), directory("d/e"), file("d/e/f", 0o640)])
+    modes = {str(p.relative_to(tmp_path)): p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
+    assert modes == {"a": 0o600, "d": 0o755, "d/e": 0o755, "d/e/f": 0o640}
+
+
+def test_directories_of_a_group_stay_its_own(tmp_path: Path) -> None:
+    """In a project directory with setgid all files belong to its group, also those made later."""
+    tmp_path.chmod(0o2770)
+    settle(tmp_path, ["d"], [directory("d"), directory("d/e"), file("d/e/f")])
+    for path in (tmp_path / "d", tmp_path / "d/e"):
+        assert path.stat().st_mode & 0o7777 == 0o2755
+    (tmp_path / "d/e/later").mkdir()
+    assert (tmp_path / "d/e/later").stat().st_mode & 0o2000
+
+
 def test_nothing_is_placed_before_all_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     landing = Landing(tmp_path, TRY, ["a"])

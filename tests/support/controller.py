@@ -84,6 +84,8 @@ class Controller:
     async def job(self, asked: JobRequest) -> Outcome:
         """Run a job as Snakemake sees to it: old outputs go first, the outcome is committed."""
         for output in asked.outputs:
+            if output.keep:
+                continue
             (self.workdir / output.path).unlink(missing_ok=True)
         outcome = await self.work.run(asked)
         if outcome.try_id:

@@ -1,6 +1,7 @@
 """A server that passes every request on to another one, as a gateway does."""
 
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,10 @@ class Forwarder:
         forwarded: how many requests it has passed on.
     """
 
-    def __init__(self, target: str, base: str) -> None:
+    def __init__(
+        self, target: str, base: str, change: Callable[[bytes], bytes] = lambda body: body
+    ) -> None:
+        """Prepare a forwarder; `change` makes the answers' bodies what clients get."""
         self.forwarded = 0
         self._client = httpx.Client(timeout=30, trust_env=False)
         forwarder = self
@@ -40,9 +44,10 @@ class Forwarder:
                 for name, value in answer.headers.items():
                     if name not in _OWN_HEADERS:
                         self.send_header(name, value)
-                self.send_header("Content-Length", str(len(answer.content)))
+                content = change(answer.content)
+                self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(answer.content)
+                self.wfile.write(content)
 
             do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
 

@@ -1,26 +1,33 @@
 """An HTTP server that says what it is told: what real servers say too seldom for a test."""
 
+import ssl
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass
 class Say:
-    """An answer; `length` is the Content-Length it claims, None the true one."""
+    """An answer; `length` is the Content-Length it claims, None the true one.
+
+    One with `again_s` says its body again and again, with that pause, until nobody listens.
+    """
 
     status: int = 200
     body: bytes = b"{}"
     headers: dict[str, str] = field(default_factory=dict)
     length: int | None = None
     delay_s: float = 0.0
+    again_s: float | None = None
 
 
 class Parrot:
     """An HTTP server that gives the answers it was told, in order, the last one for ever."""
 
-    def __init__(self, base: str = "") -> None:
+    def __init__(self, base: str = "", tls: ssl.SSLContext | None = None) -> None:
+        """Prepare a server of URLs that begin with `base`, with `tls` one of https."""
         self.answers: list[Say] = [Say()]
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         parrot = self
@@ -35,9 +42,14 @@ class Parrot:
                 for name, value in {"Content-Type": "application/json", **say.headers}.items():
                     self.send_header(name, value)
                 length = len(say.body) if say.length is None else say.length
-                self.send_header("Content-Length", str(length))
+                if say.again_s is None:
+                    self.send_header("Content-Length", str(length))
                 self.end_headers()
-                self.wfile.write(say.body)
+                with suppress(ConnectionError):
+                    self.wfile.write(say.body)
+                    while say.again_s is not None:
+                        time.sleep(say.again_s)
+                        self.wfile.write(say.body)
 
             do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
 
@@ -47,6 +59,13 @@ class Parrot:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         self.url = f"http://127.0.0.1:{self.server.server_port}{base}"
+        if tls is not None:
+            # The handshake belongs to the connection's own thread.
+            self.server.socket = tls.wrap_socket(
+                self.server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self.server.handle_error = lambda *_: None  # type: ignore[method-assign] # refusals
+            self.url = f"https://localhost:{self.server.server_port}{base}"
 
     def stop(self) -> None:
         """End the server."""

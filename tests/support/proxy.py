@@ -14,7 +14,7 @@ import ssl
 import struct
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,7 +199,8 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._port}"
         self._clients: set[_Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._ended = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -235,11 +236,10 @@ class Proxy:
 
     def shut(self, seconds: float) -> None:
         """Refuse all connections for a while, those that are open included; called by an `Act`."""
-        assert self._listener is not None
-        self._listener.close()
+        self._deaf()
         for client in list(self._clients):
             client.reset()
-        self._loop.call_later(seconds, lambda: self._keep(self._listen()))
+        self._loop.call_later(seconds, self._listen)
 
     async def ask(self, request: Request) -> Answer:
         """What the server answers."""
@@ -267,44 +267,59 @@ class Proxy:
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
 
-    def _keep(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = self._loop.create_task(run())
+    def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _start(self) -> None:
         self._upstream = httpx.AsyncClient(
             verify=self._tls, trust_env=False, follow_redirects=False, timeout=PATIENCE_S
         )
-        await self._listen()
+        self._listen()
 
-    async def _listen(self) -> None:
+    def _listen(self) -> None:
+        if self._ended:
+            return
         listening = _socket()
         listening.bind(("127.0.0.1", self._port))
-        self._listener = await asyncio.start_server(self._accept, sock=listening)
+        listening.listen()
+        listening.setblocking(False)
+        self._listening = listening
+        self._loop.add_reader(listening, self._accept, listening)
+
+    def _deaf(self) -> None:
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
     async def _stop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        for client in list(self._clients):
-            client.reset()
+        self._ended = True
+        self._deaf()
         ending = [*self._tasks]
         for task in ending:
             task.cancel()
+        for client in list(self._clients):
+            client.reset()
         await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.sleep(0)  # in which the connections are closed
         await self._upstream.aclose()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._keep(self._serve(_Client(reader, writer)))
+    def _accept(self, listening: socket.socket) -> None:
+        # asyncio's own server loses a connection that comes while it is closed.
+        with suppress(BlockingIOError, ConnectionError):
+            connection, _ = listening.accept()
+            client = _Client(connection)
+            self._clients.add(client)
+            self._keep(self._serve(client))
 
     async def _serve(self, client: "_Client") -> None:
-        self._clients.add(client)
         try:
             # What a client that has given up does not hear is its own affair.
             with suppress(ConnectionError, h11.RemoteProtocolError):
+                await client.open(self._loop)
                 while (request := await client.request()) is not None:
                     kind = self._kind(request)
                     rule = next((rule for rule in self.rules if rule.takes(kind)), None)
@@ -319,13 +334,20 @@ class Proxy:
 class _Client:
     """One connection of a client."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._reader = asyncio.StreamReader()
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._socket)
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
 
     async def request(self) -> Request | None:
         """The next request, None if there is none any more. Clients of today send one by one."""
-        if self._writer.transport.is_closing():
+        if self._writer is None or self._writer.transport.is_closing():
             return None
         parser = h11.Connection(h11.SERVER)
         head: h11.Request | None = None
@@ -346,6 +368,8 @@ class _Client:
                 return None
 
     async def write(self, data: bytes) -> None:
+        if self._writer is None:
+            raise ConnectionResetError
         self._writer.write(data)
         await self._writer.drain()
 
@@ -355,14 +379,19 @@ class _Client:
         self.close()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._socket.close()
 
     def reset(self) -> None:
-        connection = self._writer.get_extra_info("socket")
-        if connection is not None and not self._writer.transport.is_closing():
+        if self._socket.fileno() >= 0:
             now = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
-        self._writer.transport.abort()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+        if self._writer is not None:
+            self._writer.transport.abort()
+        else:
+            self._socket.close()
 
 
 def _socket() -> socket.socket:

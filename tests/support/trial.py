@@ -2,14 +2,18 @@
 
 import io
 import os
+import signal
 import subprocess
 import tarfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, bundle_path, marker_name
@@ -50,6 +54,7 @@ class Trial:
         self.start_folder.mkdir()
         self.bin = folder / "bin"
         self.bin.mkdir()
+        self._started: list[subprocess.Popen[str]] = []
 
     def spec(self, command: str = ":", **values: Any) -> JobSpec:
         """A job; `values` are fields of `JobSpec`."""
@@ -74,7 +79,7 @@ class Trial:
         """Start the script as a scheduler would, in a directory of its own."""
         script = self.start_folder / f"{uuid.uuid4()}.sh"
         script.write_bytes(render(spec).encode("utf-8", "surrogateescape"))
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*shell, "bash", str(script)],
             cwd=self.start_folder,
             env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", **(env or {})},
@@ -84,6 +89,17 @@ class Trial:
             text=True,
             start_new_session=True,
         )
+        self._started.append(process)
+        return process
+
+    def stop(self) -> None:
+        """Kill what still runs of all that was started."""
+        for process in self._started:
+            if process.poll() is None:
+                for member in session(process.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(member, signal.SIGKILL)
+                process.communicate()
 
     def end(self, spec: JobSpec, process: "subprocess.Popen[str]") -> Ended:
         """Wait for a started script, also for all that holds its output open."""
@@ -115,6 +131,24 @@ class Trial:
         place = self.workspace / bundle_path(bundle)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    """A workspace; a test that fails leaves no process behind."""
+    made = Trial(tmp_path)
+    yield made
+    made.stop()
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session: all that a start of a script has made."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError):
+            if os.getsid(int(process.name)) == leader:
+                found.append(int(process.name))
+    return found
 
 
 def packed(files: Mapping[str, bytes | None], links: Mapping[str, str] | None = None) -> bytes:

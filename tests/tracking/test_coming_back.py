@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.command import smk_mantik
 from tests.support.gate import Gate
 from tests.support.workflows import Project, until
 from tests.tracking.conftest import Tracked
@@ -47,6 +48,21 @@ def test_controller_killed(tracked: Tracked) -> None:
     run = tracked.run()
     assert run.info.status == "FINISHED"
     assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]
+
+
+def test_cancelled_after_the_controller_was_killed(tracked: Tracked) -> None:
+    project = tracked.project
+    prepare(project)
+    first = project.start("--nolock", "--rerun-incomplete")
+    until(lambda: logged(project), "the job")
+    until(lambda: tracked.run().info.status == "RUNNING", "the run")
+    first.kill()
+
+    said = smk_mantik(project, "cancel", "--all").ok().output
+
+    run = tracked.run()
+    assert run.info.status == "KILLED", said
+    assert tracked.history(run, "m") == [(0, 1.0)], said
 
 
 def test_interrupted(tracked: Tracked) -> None:

@@ -118,7 +118,16 @@ def _unfit(order: dict[str, Any], found: dict[str, str]) -> None:
     )
     wanted = order["snakemake"]
     needed = f"{wanted} or a newer {wanted.split('.')[0]}.x is needed"
-    sys.stderr.write(f"{LACK} {needed}; {seen}. {order['do']}\n")
+    _lack(f"{needed}; {seen}. {order['do']}")
+
+
+def _lack(what: str) -> None:
+    """End, and let the job's marker say that it failed before its command."""
+    sys.stderr.write(f"{LACK} {what}\n")
+    # A container need not have the directory that it lies in.
+    place = os.environ.get("MANTIK_STATE", os.devnull)
+    with contextlib.suppress(OSError), open(place, "a") as state:
+        state.write("step=own\n")
     sys.exit(UNFIT)
 
 
@@ -159,8 +168,7 @@ def _require(package: str, order: dict[str, Any]) -> None:
 
     if find_spec(package) is None:
         needed = f"its Python, {sys.executable}, has no {package}, which the workflow uses"
-        sys.stderr.write(f"{LACK} {needed}. {order['do']}\n")
-        sys.exit(UNFIT)
+        _lack(f"{needed}. {order['do']}")
 
 
 def _fill(cache: str, entries: dict[str, str]) -> None:

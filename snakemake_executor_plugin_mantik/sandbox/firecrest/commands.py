@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from snakemake_executor_plugin_mantik.private import change_mode
 from snakemake_executor_plugin_mantik.sandbox.files import group_name, owner_name
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import CommandError, as_quoted
 
@@ -237,7 +238,7 @@ def chmod(path: str, mode: str) -> dict[str, Any]:
     if not mode or set(mode) - set("01234567"):
         raise CommandError(1, f"chmod: invalid mode: '{mode}'")
     with _errors("chmod", f"cannot access '{path}'"):
-        Path(path).chmod(int(mode, 8))
+        change_mode(Path(path), int(mode, 8))
     return _entry_of(path)
 
 

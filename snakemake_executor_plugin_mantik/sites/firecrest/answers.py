@@ -24,8 +24,10 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.sites.addresses import distrust
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
+    STRANGE,
     Meaning,
     Pattern,
     error,
@@ -33,6 +35,7 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     told,
 )
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
+from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 
 TOO_LARGE: Final = 413
 """A file or an output is larger than the server's `max_ops_file_size`."""
@@ -56,9 +59,7 @@ ERROR_TEXTS: Final = (
         r"Job has finished",
         Meaning.MISSING,
     ),
-    # Slurm's limits on how many jobs are submitted; other limits stay exceeded.
-    Pattern(r"\b(QOS|Assoc)\w*Submit\w*Limit", Meaning.LATER),
-    Pattern(r"would exceed \S+ (per-\S+ )?limit of jobs", Meaning.LATER),
+    Pattern(TOO_MANY_JOBS.pattern, Meaning.LATER),
     Pattern(
         r"accounting/QOS policy limit exceeded|\b(QOS|Assoc)(Max|Min|Grp)\w*Limit",
         Meaning.NO,
@@ -135,7 +136,7 @@ _OF_PYFIRECREST: Final[
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
     # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
-    ((KeyError, TypeError, ValueError), lambda site: nonsense("a request", site)),
+    (STRANGE, lambda site: nonsense("a request", site)),
 )
 
 
@@ -150,9 +151,7 @@ def nonsense(path: str, site: str) -> SiteUnreachable:
 
 def _no_answer(error: Exception, where: str) -> SiteUnreachable:
     reason = " ".join(str(error).split()) or type(error).__name__
-    do = "Check ApiUrl and the network"
-    if "CERTIFICATE_VERIFY_FAILED" in reason:
-        do = "Name the certificate of the site's authority with CAFile"
+    do = distrust(error)[1] or "Check ApiUrl and the network"
     request = getattr(error, "_request", None)  # httpx raises where there is none
     path = f" to {request.method} {request.url.path}" if isinstance(request, httpx.Request) else ""
     return SiteUnreachable(f"no answer{path}: {reason}", where=where, do=do)
@@ -190,7 +189,7 @@ def body_of(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
         answer = json.loads(response.content)
-    except (ValueError, httpx.StreamError):
+    except STRANGE:
         return {}
     return answer if isinstance(answer, dict) else {}
 

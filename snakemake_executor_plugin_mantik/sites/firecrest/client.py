@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 import httpx
 from firecrest.v2 import AsyncFirecrest
 
+from snakemake_executor_plugin_mantik.sites import http
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import body_of
 
 kind: ContextVar[str] = ContextVar("kind", default="other")
@@ -24,14 +25,17 @@ class Authorization(Protocol):
         ...
 
 
-class Session(httpx.AsyncClient):
+class Session(http.Client):
     """The HTTP client below pyfirecrest's."""
 
     def build_request(self, *arguments: Any, **named: Any) -> httpx.Request:
         """Like `httpx.AsyncClient.build_request`.
 
-        pyfirecrest completes uploads with a text as `data`, which HTTPX warns of.
+        pyfirecrest completes uploads with a text as `data`, which HTTPX warns of, and lets parts
+        of an upload take for ever.
         """
+        if named.get("timeout", self.timeout) is None:
+            del named["timeout"]
         if isinstance(named.get("data"), str):
             named["content"] = named.pop("data")
         return super().build_request(*arguments, **named)

@@ -69,6 +69,8 @@ class Connection:
         context = tls(ca_file, site)
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
         self._session = Session(
+            look=self._look,
+            silence_s=timeout_s,
             verify=context,
             proxy=proxy,
             trust_env=not is_loopback(self.base),
@@ -79,7 +81,7 @@ class Connection:
                 max_keepalive_connections=concurrent_requests,
                 keepalive_expiry=IDLE_S,
             ),
-            event_hooks={"request": [self._count], "response": [self._look]},
+            event_hooks={"request": [self._count]},
         )
         self.client = Client(self.base, self, tls=context, timeout=timeout, session=self._session)
 
@@ -153,11 +155,9 @@ class Connection:
     async def _count(self, _request: httpx.Request) -> None:
         self.requests[kind.get()] += 1
 
-    async def _look(self, response: httpx.Response) -> None:
-        if response.status_code == 500:
-            await response.aread()
-            if shaken(response):
-                self._quiet_until = time.monotonic() + SETTLE_S
+    def _look(self, response: httpx.Response) -> None:
+        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and shaken(response):
+            self._quiet_until = time.monotonic() + SETTLE_S
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -13,6 +13,8 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
     TIMED_OUT,
@@ -53,17 +55,20 @@ class Files:
         # Files come as base64 through a buffer of the size that files may have on their way up.
         self._down_bytes = system.direct_bytes * 3 // 4 - 3
 
-    async def make_workspace(self) -> None:
-        """Make the workspace's directory, closed to others, unless it is there."""
+    async def make_workspace(self, *, shared: bool) -> None:
+        """Make the workspace's directory unless it is there, open to its group if `shared`.
+
+        In one that the user made only what is ours is closed to others.
+        """
         known = await self._stat(JOBS)
         new = known is None and await self._stat(".") is None
         answer = await self._mkdir(JOBS)
-        if new:
-            await self._protect(".", "700")
+        if known is None:
+            await self._protect("." if new else OURS, "750" if shared else "700")
         known = known or await self._stat(JOBS)
         try:
             self._zone = zone_of(str(answer["lastModified"]), int(known["mtime"]) if known else 0)
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise nonsense("mkdir", self._connection.site) from error
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
@@ -174,7 +179,7 @@ class Files:
             raise
         try:
             entries = [self._entry(found) for found in answer]
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise nonsense("ls", self._connection.site) from error
         if any("/" in entry.name for entry in entries):
             raise SiteNotFound(f"{path} is no directory", where=self._where)
@@ -194,7 +199,7 @@ class Files:
         try:
             directory = stat.S_ISDIR(int(found["mode"]))
             size, modified = int(found["size"]), float(found["mtime"])
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise nonsense("stat", self._connection.site) from error
         return Entry(path.rsplit("/", 1)[-1], 0 if directory else size, directory, modified)
 

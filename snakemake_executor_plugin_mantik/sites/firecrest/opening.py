@@ -17,6 +17,9 @@ OURS: Final = "mantik"
 """Directory in a file system that holds the workspaces that we make."""
 MAX_OPS_BYTES: Final = 5 << 20
 """Largest file that goes directly, where a server does not say (its own default)."""
+LEAST_BYTES: Final = 4 << 10
+DIRECT_BYTES: Final = 32 << 20
+"""What a server says of that is believed between these: such files are in memory as a whole."""
 
 LISTS_BY_TIME: Final = (2, 6)
 """First version whose lists of jobs can be limited to a span of time (its CHANGELOG)."""
@@ -148,7 +151,9 @@ def parse_system(description: Mapping[str, Any], version: str, site: str) -> Sys
             for found in (systems if isinstance(systems, list) else [])
             if isinstance(found, Mapping) and str(found.get("path", "")).startswith("/")
         ),
-        direct_bytes=largest if isinstance(largest, int) and largest > 0 else MAX_OPS_BYTES,
+        direct_bytes=min(max(largest, LEAST_BYTES), DIRECT_BYTES)
+        if isinstance(largest, int)
+        else MAX_OPS_BYTES,
         transfer=str(_pick(transfer, "serviceType", "service_type") or ""),
         directives=tuple(map(str, directives)) if isinstance(directives, list) else (),
         unhealthy=tuple(_unhealthy(_pick(description, "servicesHealth", "services_health"))),

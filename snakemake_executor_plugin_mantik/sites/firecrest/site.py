@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import (
@@ -40,6 +40,8 @@ class Settings(Protocol):
     def workspace(self) -> str | None: ...  # noqa: D102
     @property
     def storage(self) -> str | None: ...  # noqa: D102
+    @property
+    def sharing(self) -> Literal["private", "group"]: ...  # noqa: D102
     @property
     def ca_file(self) -> str | None: ...  # noqa: D102
     @property
@@ -154,7 +156,7 @@ class FirecrestSite:
         account = self._account or user.account or None
         transfers = Transfers(self._connection, system, paths, self._jobs, account)
         files = Files(self._connection, system, paths, transfers)
-        await files.make_workspace()
+        await files.make_workspace(shared=self._settings.sharing == "group")
         self._opened = _Opened(system, user, paths, files)
         return SiteFacts(workspace, system.server, user.name, queues)
 

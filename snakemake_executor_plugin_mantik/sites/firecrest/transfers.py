@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry, Phase
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
@@ -323,18 +324,21 @@ class Transfers:
     def _job_of(self, told: Any) -> str:
         try:
             return str(told["transferJob"]["jobId"])
-        except (KeyError, TypeError) as error:
+        except STRANGE as error:
             raise nonsense("a transfer", self._connection.site) from error
 
     def _check_urls(self, told: Any) -> list[str]:
         """The URLs of a transfer; whoever reads one has the file, so they must be confidential."""
-        directives = told.get("transferDirectives") or {}
-        found: list[str] = []
-        for name in ("partsUploadUrls", "parts_upload_urls"):
-            found += directives.get(name) or []
-        for name in ("completeUploadUrl", "complete_upload_url", "downloadUrl", "download_url"):
-            found += [directives[name]] if directives.get(name) else []
-        if not all(is_confidential(url) for url in found):
+        found: list[Any] = []
+        try:
+            directives = told.get("transferDirectives") or {}
+            for name in ("partsUploadUrls", "parts_upload_urls"):
+                found += directives.get(name) or []
+            for name in ("completeUploadUrl", "complete_upload_url", "downloadUrl", "download_url"):
+                found += [directives[name]] if directives.get(name) else []
+        except (*STRANGE, AttributeError) as error:
+            raise nonsense("a transfer", self._connection.site) from error
+        if not all(isinstance(url, str) and is_confidential(url) for url in found):
             raise SiteRejected("the site's object store has no https:// address", where=self._where)
         return found
 

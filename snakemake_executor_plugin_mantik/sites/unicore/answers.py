@@ -86,7 +86,8 @@ def error_of(response: httpx.Response, site: str) -> SiteError | None:
     if response.status_code < 300:
         return None
     if response.status_code < 400:
-        target = response.headers.get("Location", "elsewhere")
+        # What is behind the question mark may be a secret of a login.
+        target = response.headers.get("Location", "elsewhere").partition("?")[0]
         return error(
             Meaning.UNKNOWN, response, site, f"a redirect to {target}", "Check UnicoreApiUrl"
         )

@@ -22,9 +22,11 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.addresses import checked_url, distrust, tls
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
 from snakemake_executor_plugin_mantik.sites.authentication import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.http import Client
 from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
@@ -64,12 +66,15 @@ class Connection:
         self._site = site
         self._timeout_s = timeout_s
         self._credential = credential
+        self._clock: float | None = None
         # Uploads and downloads have places of their own: they must not keep small requests waiting.
         self._places = {
             "small": asyncio.Semaphore(concurrent_requests),
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
-        self._client = httpx.AsyncClient(
+        self._client = Client(
+            look=self._check,
+            silence_s=timeout_s,
             verify=tls(ca_file, site),
             proxy=proxy,
             trust_env=not is_loopback(self.base),
@@ -79,7 +84,7 @@ class Connection:
                 max_keepalive_connections=concurrent_requests,
                 keepalive_expiry=IDLE_S,
             ),
-            event_hooks={"request": [self._count], "response": [self._check]},
+            event_hooks={"request": [self._count]},
         )
         self._transport = Transport(
             credential,
@@ -128,7 +133,7 @@ class Connection:
     async def download(
         self, path: str, offset: int
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """The answer that brings a file's bytes from `offset` on, and these, to be read in the context.
+        """The answer that brings a file's bytes from `offset` on, and these, for the context.
 
         The request is repeated when that may help; reading the answer is not.
         """
@@ -157,7 +162,7 @@ class Connection:
         """
         try:
             answer = response.json()
-        except ValueError:
+        except STRANGE:
             answer = None
         if not isinstance(answer, dict):
             raise self.nonsense(response.request.url.path)
@@ -191,14 +196,21 @@ class Connection:
                         response: httpx.Response = await self._transport.run_method(
                             send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
                         )
-                except SiteUnauthorized as error:
-                    if again or error.status != httpx.codes.UNAUTHORIZED:
-                        raise
-                    if not self._credential.refused(sent):
+                except SiteUnauthorized:
+                    if again or not self.another_token(sent):
                         raise
                     again = True
                 else:
                     return response
+
+    def another_token(self, refused: Mapping[str, str] | None = None) -> bool:
+        """Whether another token can be had than the one that was refused, by default the newest.
+
+        UNICORE says 403 of a token that has expired by its own clock, or does not know the user.
+        """
+        refused = self._credential.headers() if refused is None else refused
+        by_clock = self._clock is not None and self._credential.set_clock(self._clock)
+        return self._credential.refused(refused) or by_clock
 
     async def _send_streaming(
         self, *, url: str, headers: dict[str, str], **arguments: Any
@@ -213,9 +225,8 @@ class Connection:
     async def _count(self, request: httpx.Request) -> None:
         self.requests[request.extensions.get("kind", "other")] += 1
 
-    async def _check(self, response: httpx.Response) -> None:
-        if response.status_code >= 300:
-            await response.aread()
+    def _check(self, response: httpx.Response) -> None:
+        self._clock = server_time(response)
         if error := error_of(response, self._site):
             raise error
 
@@ -232,9 +243,7 @@ class Connection:
             raise refused_by_issuer(error) from error
         except httpx.HTTPError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            do = "Check UnicoreApiUrl and the network"
-            if "CERTIFICATE_VERIFY_FAILED" in reason:
-                do = "Name the certificate of the site's authority with CAFile"
+            do = distrust(error)[1] or "Check UnicoreApiUrl and the network"
             what = f"no answer from {self.base}{path}: {reason}"
             raise SiteUnreachable(what, where=where, do=do) from error
         except TimeoutError as error:

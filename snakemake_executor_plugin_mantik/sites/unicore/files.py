@@ -10,6 +10,8 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
@@ -17,11 +19,14 @@ from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 
 LISTING_LIMIT: Final = 10_000
 """Entries that a server gives in one answer (its SMS_LS_LIMIT)."""
+MOST_ENTRIES: Final = 1_000_000
+"""Entries of a directory that are asked for at most, page by page."""
 CHUNK_BYTES: Final = 1 << 20
 """Size of the pieces that local files are read in."""
 
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"
+_SHARED_DIRECTORY: Final = "rwxr-x---"
 _OCTETS: Final = {"Content-Type": "application/octet-stream"}
 
 
@@ -61,11 +66,16 @@ class Files:
                 f"{path} could not be closed to others: {said}", where=f"site {self._site}"
             )
 
-    async def make_workspace(self) -> None:
-        """Make the workspace's directory, closed to others, unless it is there."""
-        if await self.stat(".") is None:
-            await self.make_directory(".")
-            await self._protect(".", _PRIVATE_DIRECTORY)
+    async def make_workspace(self, *, shared: bool) -> None:
+        """Make the workspace's directory unless it is there, open to its group if `shared`.
+
+        In one that the user made only what is ours is closed to others.
+        """
+        for path in (".", OURS):
+            if await self.stat(path) is None:
+                await self.make_directory(path)
+                await self._protect(path, _SHARED_DIRECTORY if shared else _PRIVATE_DIRECTORY)
+                return
 
     async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
         """See `Site.get`.
@@ -103,6 +113,12 @@ class Files:
             entries.update(page)
             if len(page) < LISTING_LIMIT or len(entries) == known:
                 return entries
+            if len(entries) > MOST_ENTRIES:
+                raise SiteRejected(
+                    f"{path} has more than {MOST_ENTRIES} entries",
+                    where=f"site {self._site}",
+                    do="Spread them over several directories",
+                )
 
     async def _page(self, path: str, offset: int) -> dict[str, Entry]:
         url = self._paths.url(path)
@@ -129,7 +145,7 @@ class Files:
             directory = bool(found["isDirectory"])
             size = 0 if directory else int(found["size"])
             return Entry(name, size, directory, parse_time(found["lastAccessed"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except STRANGE as error:
             raise self._connection.nonsense(name) from error
 
     async def make_directory(self, path: str) -> None:

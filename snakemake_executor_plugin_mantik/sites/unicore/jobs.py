@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -14,8 +15,10 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
+from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
@@ -25,6 +28,10 @@ PAGE: Final = 200
 STDERR_BYTES: Final = 16_384
 """How much of a job's standard error is read to explain its end."""
 
+MOST_FOUND: Final = 10_000
+"""Jobs with one tag that are asked for at most, page by page; a try has three or so."""
+
+_ID: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9-]+")
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -37,8 +44,6 @@ class Jobs:
         self._connection = connection
         self._site = site
         self._pace = Pace(1 / submissions_per_second)
-        self.clock = 0.0
-        """Seconds to add to this machine's clock for the server's."""
 
     async def submit(self, description: dict[str, Any]) -> str:
         """Send a job description: one request, never repeated."""
@@ -47,7 +52,7 @@ class Jobs:
         await self._pace.wait()
         response = await self._connection.once("submit", "POST", "/jobs", json=description)
         job_id = response.headers.get("Location", "").rstrip("/").rsplit("/", 1)[-1]
-        if response.status_code != 201 or not job_id:
+        if response.status_code != 201 or not _ID.fullmatch(job_id):
             raise self._connection.nonsense("/jobs")
         return str(job_id)
 
@@ -62,8 +67,8 @@ class Jobs:
             if not isinstance(urls, list):
                 raise self._connection.nonsense("/jobs")
             found += [str(url).rstrip("/").rsplit("/", 1)[-1] for url in urls]
-            if len(urls) < PAGE:
-                return list(dict.fromkeys(found))
+            if len(urls) < PAGE or len(found) > MOST_FOUND:
+                return [job_id for job_id in dict.fromkeys(found) if _ID.fullmatch(job_id)]
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         """See `Site.states`; UNICORE has no bulk status: a small request for each job."""
@@ -101,7 +106,8 @@ class Jobs:
         log = answer.get("log")
         said = states.rejection(log if isinstance(log, list) else [])
         if said and not state.scheduler_id:
-            return _replace(state, Reason.REJECTED, said)
+            refused = _replace(state, Reason.REJECTED, said)
+            return replace(refused, later=TOO_MANY_JOBS.search(said) is not None)
         if state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
             return state
         details = await self._details(job_id)
@@ -145,11 +151,16 @@ class Jobs:
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
         """See `Site.extend`; a time that the server has set later than that is left alone."""
-        until = time.time() + self.clock + seconds
-        await self._each(ids, lambda job: self._extend(job, until))
+        await self._each(ids, lambda job: self._extend(job, seconds))
 
-    async def _extend(self, job_id: str, until: float) -> None:
-        answer = await self._connection.get("extend", _url(job_id), {"fields": "terminationTime"})
+    async def _extend(self, job_id: str, seconds: float) -> None:
+        told = await self._connection.ask(
+            "extend", "GET", _url(job_id), params={"fields": "terminationTime"}
+        )
+        answer = self._connection.json_of(told)
+        # The server's clock at this moment: it may differ from ours, and either may be set.
+        now = server_time(told)
+        until = (time.time() if now is None else now) + seconds
         try:
             if parse_time(str(answer.get("terminationTime"))) >= until:
                 return

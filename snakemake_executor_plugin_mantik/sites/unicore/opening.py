@@ -3,7 +3,6 @@
 import asyncio
 import posixpath
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection, not_authorized
 from snakemake_executor_plugin_mantik.sites.unicore.paths import place
@@ -33,12 +33,10 @@ class Base:
     Attributes:
         server: product and version.
         user: login name at the site, empty if the server does not say.
-        clock: seconds to add to this machine's clock for the server's.
     """
 
     server: str
     user: str
-    clock: float
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,25 @@ async def read_base(connection: Connection, site: str) -> Base:
             as `anonymous`, with an empty list of jobs.
     """
     answer = await connection.get("base", "")
+    if _role(answer) == "anonymous" and connection.another_token():
+        answer = await connection.get("base", "")
     try:
         client, server = answer["client"], answer["server"]
         role = client["role"]["selected"]
-        clock = parse_time(server["currentTime"]) - time.time()
         user = client.get("xlogin", {}).get("UID", "")
         version = server["version"]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (*STRANGE, AttributeError) as error:
         raise connection.nonsense("the base URL") from error
     if role == "anonymous":
         raise not_authorized(site, "the site does not know the user, who is anonymous there")
-    return Base(f"UNICORE/X {version}", str(user), clock)
+    return Base(f"UNICORE/X {version}", str(user))
+
+
+def _role(answer: Mapping[str, Any]) -> str:
+    try:
+        return str(answer["client"]["role"]["selected"])
+    except STRANGE:
+        return ""
 
 
 async def read_queues(connection: Connection) -> Queues:

@@ -47,6 +47,8 @@ class Settings(Protocol):
     @property
     def storage(self) -> str | None: ...  # noqa: D102
     @property
+    def sharing(self) -> Literal["private", "group"]: ...  # noqa: D102
+    @property
     def ca_file(self) -> str | None: ...  # noqa: D102
     @property
     def proxy(self) -> str | None: ...  # noqa: D102
@@ -121,9 +123,8 @@ class UnicoreSite:
         return self._opened_files
 
     async def open(self) -> SiteFacts:
-        """See `Site.open`. Six requests with the storage's name, some more without."""
+        """See `Site.open`. Seven requests with the storage's name, some more without."""
         base = await read_base(self._connection, self.name)
-        self._jobs.clock = base.clock
         self._server = base.server
         self._queues, (storage, root, workspace) = await asyncio.gather(
             read_queues(self._connection),
@@ -138,7 +139,7 @@ class UnicoreSite:
         self._storage = storage
         paths = StoragePaths(self.name, storage, root)
         self._opened_files = Files(self._connection, paths, self.name)
-        await self._opened_files.make_workspace()
+        await self._opened_files.make_workspace(shared=self._settings.sharing == "group")
         return SiteFacts(workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT)
 
     async def describe(self) -> SiteDetails:

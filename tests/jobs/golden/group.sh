@@ -4,6 +4,9 @@
 #
 # Members that hand each other data by pipes, or that use a service, are a team: they start together.
 
+# A member that fails before its command is a member that fails.
+unset MANTIK_STATE
+
 # For each member, by its number: its name, that as sed writes it, its team, whether it is a service.
 _m_name=('split s=1' 'left s=1' serve ask all)
 _m_prefix=('[split s=1] ' '[left s=1] ' '[serve] ' '[ask] ' '[all] ')

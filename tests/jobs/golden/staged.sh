@@ -191,7 +191,7 @@ _m_payload() {
   trap _m_finish EXIT
   trap 'exit $(( $? ? $? : 143 ))' TERM
   trap : USR1 USR2
-  exec {_m_state}> "$_m_work/marker/state" || exit 1
+  exec {_m_state}>> "$_m_work/marker/state" || exit 1
   _m_step workspace
   cd -- "$_m_workspace" || _m_fail "there is no workspace $_m_workspace"
   _m_step secrets
@@ -209,6 +209,8 @@ _m_payload() {
   # Whatever comes, the end of the command itself is what counts.
   set +eu
   trap : TERM
+  # What a command brings along, as a rule's own environment, tells here that it failed.
+  export MANTIK_STATE=$_m_home/$_m_work/marker/state
   cd -- "$_m_workspace" && _m_command {_m_state}>&-
   _m_command_code=$?
   exit "$_m_command_code"

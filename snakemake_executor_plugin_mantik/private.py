@@ -1,0 +1,45 @@
+"""What we make on this machine is closed to others, unless the user shares it with a group."""
+
+import os
+import stat
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+
+@cache
+def umask() -> int:
+    """The file mode mask of this process. It can only be read by setting it: once is enough."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def make_private(directory: Path, *, shared: bool = False) -> None:
+    """Make a directory of ours, and its parents as they are usually made.
+
+    One that is there keeps its mode, but that `shared` opens it to its group.
+
+    Args:
+        directory: closed to others, and so all that is in it.
+        shared: whether its group may do there what our file mode mask lets it.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if shared:
+        change_mode(directory, directory.stat().st_mode | 0o070 & ~umask())
+
+
+def change_mode(path: Path, mode: int) -> None:
+    """Give a file or directory the permissions `mode`.
+
+    A directory stays one whose files belong to its group (setgid): project directories are shared
+    that way, and quotas are counted by it.
+    """
+    kept = path.stat().st_mode & stat.S_ISGID if path.is_dir() else 0
+    path.chmod(mode & 0o777 | kept)
+
+
+def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
+    """Open a file to write to; a new one is closed to others."""
+    return open(path, mode, opener=lambda file, flags: os.open(file, flags, 0o600))

@@ -1,0 +1,201 @@
+"""The proxy itself: what a client meets is what it was told to do."""
+
+import ipaddress
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.faults import faults
+from tests.support.proxy import Act, Answer, Proxy, Request, Rule
+
+
+class Server:
+    """Counts what it is asked; a context manager, with TLS if it has a certificate."""
+
+    def __init__(self, certificate: Path | None = None) -> None:
+        self.asked: list[tuple[str, str, bytes]] = []
+        asked = self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                asked.append((self.command, self.path, body))
+                text = f'{{"self": "{base}{self.path}"}}'.encode()
+                self.send_response(201)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Location", f"{base}/made")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = answer  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self._server.timeout = 10
+        if certificate is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "https" if certificate is not None else "http"
+        base = self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> "Server":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def method(request: Request) -> str:
+    return request.method
+
+
+@contextmanager
+def between(
+    act: Act | None = None, *, times: int | None = 1, skip: int = 0
+) -> Iterator[tuple[Server, Proxy, httpx.Client]]:
+    """A server, a proxy that lets POST fail, and a client of the proxy."""
+    with (
+        Server() as server,
+        Proxy(server.url, method) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=0.5, trust_env=False) as client,
+    ):
+        if act is not None:
+            proxy.add(Rule("act", {"POST"}, act, times, skip))
+        yield server, proxy, client
+
+
+def test_passes_on_and_stands_for_the_server() -> None:
+    with between() as (server, proxy, client):
+        answer = client.post("/a%20b?c=d", content=b"body" * 100_000)
+        assert client.get("/").status_code == 201
+        assert answer.status_code == 201
+        assert answer.json() == {"self": f"{proxy.url}/a%20b?c=d"}
+        assert answer.headers["Location"] == f"{proxy.url}/made"
+        assert server.asked[0] == ("POST", "/a%20b?c=d", b"body" * 100_000)
+        assert proxy.counted() == {"POST": 1, "GET": 1}
+
+
+@pytest.mark.parametrize(
+    ("act", "acted", "error"),
+    [
+        (faults.reset, False, httpx.ReadError),
+        (faults.lost, True, httpx.ReadError),
+        (faults.hang, False, httpx.ReadTimeout),
+        (faults.hang_after, True, httpx.ReadTimeout),
+        (faults.cut, True, httpx.RemoteProtocolError),
+    ],
+)
+def test_breaks(act: Act, acted: bool, error: type[Exception]) -> None:
+    with between(act, skip=1) as (server, proxy, client):
+        assert client.post("/passes").status_code == 201
+        with pytest.raises(error):
+            client.post("/fails")
+        assert client.post("/passes").status_code == 201
+        assert ("POST", "/fails", b"") in server.asked or not acted
+        assert len(server.asked) == (3 if acted else 2)
+        assert [seen.rule for seen in proxy.seen] == ["", "act", ""]
+
+
+def test_refuses_connections_for_a_while_and_keeps_its_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "OUTAGE_S", 0.3)
+    with between(faults.refused) as (server, _, client):
+        with pytest.raises(httpx.TransportError):
+            client.post("/")
+        refused = 0
+        while True:
+            try:
+                assert client.get("/").status_code == 201
+            except httpx.ConnectError:
+                refused += 1
+            else:
+                break
+        assert refused
+        assert len(server.asked) == 1
+
+
+def test_drips() -> None:
+    with between(faults.drip) as (_, _, client):
+        assert client.post("/").json(), "each piece comes in time"
+
+
+def test_healed() -> None:
+    with between(faults.reset, times=None) as (_, proxy, client):
+        with pytest.raises(httpx.ReadError):
+            client.post("/")
+        proxy.heal()
+        assert client.post("/").status_code == 201
+
+
+def test_answers_for_the_server() -> None:
+    async def act(exchange: object) -> None:
+        await faults._said(Answer(418, (("x", "y"),), b"tea"), after=False)(exchange)  # type: ignore[arg-type]
+
+    with between(act) as (server, _, client):
+        answer = client.post("/")
+        assert (answer.status_code, answer.headers["x"], answer.text) == (418, "y", "tea")
+        assert not server.asked
+
+
+def test_clock() -> None:
+    told = b'{"at": "2026-11-21T20:00:00+0000", "mtime": 1795293224, "size": 1795293224001}'
+    moved = b'{"at": "2026-11-22T03:00:00+0000", "mtime": 1795318424, "size": 1795293224001}'
+    assert faults.shifted(told, 7) == moved
+    assert faults.shifted(moved, -7) == told
+
+
+def test_server_with_tls(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path / "server.pem")
+    with Server(certificate) as server, Proxy(server.url, method, ca_file=certificate) as proxy:
+        answer = httpx.get(f"{proxy.url}/x", trust_env=False)
+        assert answer.json() == {"self": f"{proxy.url}/x"}
+
+
+def self_signed(file: Path) -> Path:
+    """A key and a certificate for 127.0.0.1, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.Encoding.PEM
+    private = key.private_bytes(
+        form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file.write_bytes(private + made.public_bytes(form))
+    return file

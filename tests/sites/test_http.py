@@ -1,0 +1,110 @@
+"""No answer takes more memory or time than it is worth."""
+
+import asyncio
+import gzip
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.errors import SiteUnreachable
+from snakemake_executor_plugin_mantik.sites import http, repeating
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer, ClientCredentials
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.parrot import Parrot, Say
+
+MIB = 1 << 20
+BOMB = gzip.compress(b" " * (256 * MIB), 9)
+TOO_MUCH = {
+    "long": Say(body=b" " * (3 * MIB)),
+    "long error": Say(500, body=b" " * (3 * MIB)),
+    "endless": Say(body=b" " * 65536, again_s=0.0),
+    "bomb": Say(body=BOMB, headers={"Content-Encoding": "gzip"}),
+    "bomb in an error": Say(403, body=BOMB, headers={"Content-Encoding": "GZIP"}),
+    "bomb of bombs": Say(body=gzip.compress(BOMB), headers={"Content-Encoding": "gzip, gzip"}),
+    "unknown": Say(body=b"x", headers={"Content-Encoding": "\x1b[31mzstd"}),
+    "drip": Say(body=b" ", again_s=0.05),
+    "damaged": Say(body=zlib.compress(b"{}")[:5], headers={"Content-Encoding": "deflate"}),
+    "half a character": Say(body=b'{"a\\uD800": 1}'),
+    "deep": Say(body=b"[" * 100_000),
+}
+
+
+@pytest.fixture
+def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
+    monkeypatch.setattr(repeating, "REPEAT_ATTEMPTS", 1)
+    monkeypatch.setattr(http, "ANSWER_BYTES", 2 * MIB)
+    monkeypatch.setattr(http, "ANSWER_PATIENCE", 0.01)
+    parrot = Parrot("/rest/core")
+    parrot.thread.start()
+    yield parrot
+    parrot.stop()
+
+
+def site_of(kind: str, parrot: Parrot) -> Site:
+    settings = SiteSettings()
+    if kind == "unicore":
+        return UnicoreSite("p", parrot.url, Bearer("t"), workspace_name="ws", settings=settings)
+    return FirecrestSite(
+        "p", parrot.url, "daint", Bearer("t"), workspace_name="ws", settings=settings
+    )
+
+
+@pytest.mark.parametrize("trouble", TOO_MUCH)
+@pytest.mark.parametrize("kind", ["unicore", "firecrest"])
+def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
+    parrot.answers = [TOO_MUCH[trouble]]
+
+    async def opened() -> None:
+        site = site_of(kind, parrot)
+        try:
+            await site.open()
+        finally:
+            await site.close()
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(SiteUnreachable) as caught:
+            asyncio.run(opened())
+        assert tracemalloc.get_traced_memory()[1] < 192 * MIB
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("trouble", TOO_MUCH)
+def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    parrot.answers = [TOO_MUCH[trouble]]
+    monkeypatch.setattr(http, "ANSWER_PATIENCE", 0.03)
+    with pytest.raises(SiteUnreachable):
+        asyncio.run(ClientCredentials(parrot.url, "id", "secret").renew())
+
+
+def asked(parrot: Parrot) -> httpx.Response:
+    async def get() -> httpx.Response:
+        async with http.Client(look=lambda _: None, silence_s=30, trust_env=False) as client:
+            return await client.get(parrot.url)
+
+    return asyncio.run(get())
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "identity", ""])
+def test_what_is_packed_once_is_unpacked(parrot: Parrot, coding: str) -> None:
+    body = b'{"a": 1}'
+    packed = {"gzip": gzip.compress(body), "deflate": zlib.compress(body)}.get(coding, body)
+    parrot.answers = [Say(body=packed, headers={"Content-Encoding": coding})]
+
+    answer = asked(parrot)
+    assert answer.json() == {"a": 1}
+    assert answer.request.url == parrot.url
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+def test_escapes_that_make_sense(parrot: Parrot) -> None:
+    parrot.answers = [Say(body=b'{"pair": "\\uD83D\\uDE00", "none": "\\\\ud800"}')]
+    assert asked(parrot).json() == {"pair": "\U0001f600", "none": "\\ud800"}

@@ -1,0 +1,117 @@
+"""No credential is in an error, its traceback or a log, whatever a server does with it."""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.sites import repeating
+from snakemake_executor_plugin_mantik.sites.authentication import Issuer
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import closed_port
+from tests.support.parrot import Parrot, Say
+
+MARK = "marked-4711"
+KINDS = {
+    "unicore": [
+        {"USERNAME": "ada", "PASSWORD": f"{MARK}-p"},
+        {"TOKEN": f"{MARK}-t"},
+        {"TOKEN": f"{MARK}-t\n{MARK}-u"},
+        {"TOKEN_URL": "URL", "CLIENT_ID": "id", "REFRESH_TOKEN": f"{MARK}-r",
+         "CLIENT_SECRET": f"{MARK}-c"},
+        {"USERNAME": "ada", "SSH_KEY": "KEY", "SSH_KEY_PASSWORD": f"{MARK}-k"},
+    ],
+    "firecrest": [
+        {"TOKEN_URL": "URL", "CLIENT_ID": "id", "CLIENT_SECRET": f"{MARK}-c"},
+        {"API_KEY": f"{MARK}-a"},
+        {"API_KEY": f"{MARK}-a\r\nx: y"},
+        {"TOKEN": f"{MARK}-t"},
+    ],
+}  # fmt: skip
+ECHO = {"Content-Type": "application/json", "auth-token": f"{MARK}-t", "Date": "x"}
+TROUBLE = {
+    "away": None,
+    "refused": Say(401, b"{}", ECHO),
+    "forbidden": Say(403, b"", ECHO),
+    "error": Say(500, b"{}", ECHO),
+    "nonsense": Say(200, b"[]", ECHO),
+    "page": Say(200, b"<html>", ECHO | {"Content-Type": "text/html"}),
+    "elsewhere": Say(302, b"", ECHO | {"Location": "https://portal.example.org/?code=marked"}),
+    "cut": Say(200, b"{", ECHO, length=10),
+    "token": Say(200, b'{"access_token": "marked-4711-x", "expires_in": 600}', ECHO),
+}
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private key whose passphrase is another one than what is told."""
+    key = tmp_path_factory.mktemp("keys") / "id"
+    key.write_bytes(
+        ed25519.Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"another"),
+        )
+    )
+    return key
+
+
+@pytest.fixture
+def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
+    monkeypatch.setattr(repeating, "REPEAT_ATTEMPTS", 1)
+    parrot = Parrot("/rest/core")
+    parrot.thread.start()
+    yield parrot
+    parrot.stop()
+
+
+def site_of(api: str, url: str, variables: dict[str, str], key: Path) -> Site:
+    environ = {
+        f"MANTIK_{api.upper()}_{name}": value.replace("URL", url).replace("KEY", str(key))
+        for name, value in variables.items()
+    }
+    credential = find_credentials("s", api, environ, None, issuer=Issuer())
+    if api == "unicore":
+        return UnicoreSite("s", url, credential, workspace_name="w", settings=SiteSettings())
+    return FirecrestSite("s", url, "m", credential, workspace_name="w", settings=SiteSettings())
+
+
+@pytest.mark.parametrize("trouble", TROUBLE)
+@pytest.mark.parametrize(
+    "kind", [f"{api} {number}" for api, kinds in KINDS.items() for number in range(len(kinds))]
+)
+def test_nothing_is_told(
+    parrot: Parrot, caplog: pytest.LogCaptureFixture, key: Path,
+    kind: str, trouble: str,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
+    api, number = kind.split()
+    url, say = parrot.url, TROUBLE[trouble]
+    if say is None:
+        url = f"http://127.0.0.1:{closed_port()}/rest/core"
+    else:
+        parrot.answers = [say]
+
+    async def act() -> None:
+        site = site_of(api, url, KINDS[api][int(number)], key)
+        try:
+            await site.open()
+        finally:
+            await site.close()
+
+    with pytest.raises(MantikError) as caught:
+        asyncio.run(act())
+    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    told += caplog.text
+    assert MARK not in told
+    assert "marked" not in told

@@ -1,0 +1,75 @@
+"""What is made at a site is closed to others, and a group's only where the config says so."""
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.credentials import Password
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import firecrest_site
+
+
+def site_of(box: Sandbox, name: str, **settings: Any) -> Site:
+    if name == "hpc2":
+        return firecrest_site(box, f"ws-{uuid.uuid4()}", **settings)
+    return UnicoreSite(
+        "sandbox", box.url("hpc1"), Password(*box.credentials("hpc1")),
+        workspace_name=f"ws-{uuid.uuid4()}", settings=SiteSettings.model_validate(settings),
+    )  # fmt: skip
+
+
+def opened(site: Site) -> Path:
+    """The workspace, after a file was put into it and a directory made."""
+
+    async def act() -> str:
+        try:
+            facts = await site.open()
+            await site.make_directory(".mantik/tries/1")
+            await site.put(".mantik/work/1/secrets", b"x", private=True)
+            return facts.workspace
+        finally:
+            await site.close()
+
+    return Path(asyncio.run(act()))
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+@pytest.mark.parametrize(("sharing", "bits"), [("private", 0o700), ("group", 0o750)])
+@pytest.mark.parametrize("name", ["hpc1", "hpc2"])
+def test_a_workspace(sandbox: Sandbox, name: str, sharing: str, bits: int) -> None:
+    first = opened(site_of(sandbox, name))
+    project = first.parent
+    before = mode(project)
+    project.chmod(before | 0o2000)  # as centres make project directories
+    try:
+        workspace = opened(site_of(sandbox, name, Sharing=sharing))
+    finally:
+        project.chmod(before)
+    assert mode(first) == 0o700
+    assert mode(workspace) == bits | 0o2000
+    assert mode(workspace / ".mantik/work/1/secrets") == 0o600
+
+
+@pytest.mark.parametrize(("sharing", "bits"), [("private", 0o700), ("group", 0o750)])
+@pytest.mark.parametrize("name", ["hpc1", "hpc2"])
+def test_in_a_directory_of_the_user(sandbox: Sandbox, name: str, sharing: str, bits: int) -> None:
+    own = opened(site_of(sandbox, name)).parent / f"own-{uuid.uuid4()}"
+    own.mkdir()
+    own.chmod(0o755)
+    site = site_of(sandbox, name, Sharing=sharing, Workspace=str(own))
+    assert opened(site) == own
+    assert mode(own) == 0o755, "it is his"
+    assert mode(own / ".mantik") == bits
+    os.chmod(own / ".mantik", 0o711)
+    opened(site_of(sandbox, name, Workspace=str(own)))
+    assert mode(own / ".mantik") == 0o711, "and what he changed stays"

@@ -1,0 +1,151 @@
+"""Answers of real shape with strange contents: whatever a server says, there is an error for it.
+
+A forwarder between the client and the sandbox changes some values of the JSON that comes back.
+"""
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.errors import MantikError, printable
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sites import repeating
+from snakemake_executor_plugin_mantik.sites.base import Entry, Site, Submission
+from snakemake_executor_plugin_mantik.sites.credentials import Password
+from snakemake_executor_plugin_mantik.sites.firecrest import transfers
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import firecrest_site
+from tests.support.forwarder import Forwarder
+
+STRANGE: list[Any] = [
+    None, True, -1, 10**30, float("inf"), float("nan"), 0.5, "", "..", ".", "../../etc/passwd", "/",
+    "\x1b[2J\x1b]0;owned\x07", "a\0b", "\ud800", "a\nb", "9" * 5000, "0001-01-01T00:00:00+0000",
+    "9999-12-31T23:59:59", [], {}, [[]], [None], {"a": {}}, {"../x": {}}, [{"name": 7}],
+]  # fmt: skip
+"""What takes the place of values."""
+
+
+def nodes(tree: Any) -> list[tuple[Any, Any]]:
+    """Each place in a JSON value, as its container and key."""
+    found = []
+    for key, value in (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    ):
+        found += [(tree, key), *nodes(value)]
+    return found
+
+
+def changer(seed: int, when: Callable[[], bool]) -> Callable[[bytes], bytes]:
+    """Changes about every other answer, in one place or two, from `when` on."""
+    dice = random.Random(seed)
+
+    def change(body: bytes) -> bytes:
+        try:
+            tree = json.loads(body)
+        except ValueError:
+            return body
+        places = nodes(tree)
+        if not places or not when() or dice.random() < 0.5:
+            return body
+        for container, key in dice.sample(places, min(len(places), dice.randint(1, 2))):
+            container[key] = dice.choice(STRANGE)
+        return json.dumps(tree).encode()
+
+    return change
+
+
+async def everything(site: Site) -> list[Entry]:
+    """Ask an open site for all it can do; errors of sites are answers, too."""
+    seen: list[Entry] = []
+    said: list[str] = []
+    tag = str(uuid.uuid4())
+    ids = ["17"]
+
+    async def read(path: str, offset: int = 0) -> None:
+        size = 0
+        async for part in site.get(path, offset=offset):
+            size += len(part)
+        assert size < 1 << 20
+
+    async def submit() -> None:
+        ids.append(await site.submit(Submission(tag, "job", "exit 0", Resources())))
+
+    async def find() -> None:
+        ids.extend(await site.find(tag))
+
+    async def look(path: str) -> None:
+        seen.extend((await site.list(path)).values())
+
+    for act in (
+        site.describe,
+        lambda: site.put("d/f", b"content", private=True),
+        lambda: site.make_directory("d/e"),
+        lambda: look("d"),
+        lambda: site.stat("d/f"),
+        lambda: read("d/f"),
+        lambda: read("d/f", 3),
+        submit,
+        find,
+        lambda: site.states(ids),
+        lambda: site.explain(ids[-1]),
+        lambda: site.extend(ids, 100_000.0),
+        lambda: site.cancel(ids),
+        lambda: site.forget(ids),
+        lambda: site.remove("d"),
+    ):
+        try:
+            await act()
+        except MantikError as error:
+            said.append(str(error))
+    assert [printable(text) for text in said] == said
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["hpc1", "hpc2"])
+def test_no_answer_surprises_us(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
+) -> None:
+    monkeypatch.setattr(repeating, "REPEAT_FIRST_S", 0.001)
+    monkeypatch.setattr(repeating, "REPEAT_LONGEST_S", 0.01)
+    monkeypatch.setattr(repeating, "REPEAT_ATTEMPTS", 2)
+    monkeypatch.setattr(transfers, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(transfers, "UNSEEN_S", 0.2)
+
+    opened = seed % 5 == 0
+
+    async def scenario(url: str) -> list[Entry]:
+        nonlocal opened
+        site: Site
+        if name == "hpc1":
+            credential = Password(*sandbox.credentials("hpc1"))
+            site = UnicoreSite(
+                "strange", url, credential, workspace_name="ws", settings=SiteSettings()
+            )
+        else:
+            site = firecrest_site(sandbox, "ws", url=url)
+        try:
+            async with asyncio.timeout(60):
+                try:
+                    await site.open()
+                except MantikError:
+                    return []
+                opened = True
+                return await everything(site)
+        finally:
+            await site.close()
+
+    with Forwarder(sandbox.url(name), "/base", changer(seed, lambda: opened)) as between:
+        for entry in asyncio.run(scenario(f"{between.url}")):
+            assert isinstance(entry.size, int)

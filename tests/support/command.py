@@ -1,0 +1,29 @@
+"""Runs the command `smk-mantik` in this process, which saves its imports."""
+
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.cli import main
+from tests.support.workflows import Project, Ran
+
+
+def smk_mantik(project: Project, *arguments: str) -> Ran:
+    """Run the command in the workflow's directory, where nobody sits at a terminal."""
+    said, code = StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as nobody:
+        patch.chdir(project.directory)
+        for name, value in {**project.place.environment, **project.extra}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["smk-mantik", *arguments])
+        patch.setattr(sys, "stdin", nobody)
+        with redirect_stdout(said), redirect_stderr(said):
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 0
+    return Ran(code, said.getvalue())

@@ -64,7 +64,9 @@ def rclone(directory: Path) -> Iterator[S3]:
         s3 = S3(f"http://127.0.0.1:{probe.getsockname()[1]}")
     with (directory / "rclone.log").open("wb") as log:
         server = subprocess.Popen(
-            [RCLONE, "serve", "s3", "--config", directory / "none", "--addr", s3.url[7:],
+            # With this process it ends, even if it is killed.
+            ["setpriv", "--pdeathsig", "KILL", RCLONE, "serve", "s3",
+             "--config", directory / "none", "--addr", s3.url[7:],
              "--auth-key", f"{s3.access_key},{s3.secret_key}", directory / "buckets"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip

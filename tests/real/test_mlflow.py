@@ -56,7 +56,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server = subprocess.Popen([program, *arguments], stdin=subprocess.DEVNULL, stdout=log,
                                   stderr=log)  # fmt: skip
     try:
-        wait_for(lambda: mariadb.answers(port), 60)
+        wait_for(lambda: mariadb.answers(port), mariadb.INSTALL_S)
         yield f"mysql+pymysql://mlflow:a-password@127.0.0.1:{port}/runs"
     finally:
         server.terminate()

@@ -18,7 +18,7 @@ SOFTWARE = "S3"
 """What the marks `software` call a real S3 server."""
 RCLONE = Path(__file__).parents[2] / ".cache" / "real" / "rclone" / "bin" / "rclone"
 """As tests/real/install brings it."""
-START_S = 60.0
+START_S = 180.0
 """How long the server may take until it answers, seconds."""
 
 
@@ -64,7 +64,9 @@ def rclone(directory: Path) -> Iterator[S3]:
         s3 = S3(f"http://127.0.0.1:{probe.getsockname()[1]}")
     with (directory / "rclone.log").open("wb") as log:
         server = subprocess.Popen(
-            [RCLONE, "serve", "s3", "--config", directory / "none", "--addr", s3.url[7:],
+            # With this process it ends, even if it is killed.
+            ["setpriv", "--pdeathsig", "KILL", RCLONE, "serve", "s3",
+             "--config", directory / "none", "--addr", s3.url[7:],
              "--auth-key", f"{s3.access_key},{s3.secret_key}", directory / "buckets"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip

@@ -49,6 +49,21 @@ def files() -> Table:
     return table
 
 
+def adoption() -> Table:
+    """A table of what coming back to many jobs costs."""
+    table = Table("site", "jobs", "seconds", "requests", "CPU", "peak memory",
+                  title="Coming back to jobs that run or ended meanwhile")  # fmt: skip
+    for title, name in (("UNICORE", "hpc1"), ("firecREST", "hpc2")):
+        for jobs, what in ((10_000, "running"), (100_000, "running"), (1_000, "ended")):
+            with tempfile.TemporaryDirectory() as directory:
+                f = sandboxed(Path(directory), "benchmarks.adoption", str(jobs), name, what)
+            table.add_row(
+                title, f"{jobs} {what}", f"{f['seconds']:.1f}", f"{f['requests']:.0f}",
+                f"{f['cpu']:.1f} s", f"{f['peak_mib']:.0f} MiB",
+            )  # fmt: skip
+    return table
+
+
 def main() -> None:
     """Print the tables."""
     console = Console()
@@ -64,6 +79,7 @@ def main() -> None:
             )  # fmt: skip
     console.print(table)
     console.print(files())
+    console.print(adoption())
     with tempfile.TemporaryDirectory() as directory:
         f = sandboxed(Path(directory), "benchmarks.endtoend")
     console.print(

@@ -82,6 +82,10 @@ class Engine:
         self._asked: set[str] = set()
         self._ending = False
         self._outcomes: deque[Outcome] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread that the loop runs in."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mantik-engine", daemon=True)
         self._thread.start()
@@ -335,7 +339,7 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
-        enders = {work.ender for work in self._work.values()}
+        enders = dict.fromkeys(work.ender for work in self._work.values())
         if tidy:
             self._tell_unasked()
             await asyncio.gather(*(ender.tidy() for ender in enders))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
@@ -39,6 +40,14 @@ CONFIRM_LONGEST_S = 15.0
 """Seconds between two looks at a job that was told to end, at first and in the end."""
 TIDY_WAIT_S = 30.0
 """Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
+
+
+@dataclass
+class _LastSign:
+    """The last sign of life of a job that was asked to end: when, and how large its claim was."""
+
+    at: float
+    bytes: int = -1
 
 
 class Ender:
@@ -196,14 +205,16 @@ class Ender:
         Raises:
             SiteRejected: the site does not let us make certain that it never runs.
         """
-        self._watcher.forget(record.id)
-        revoked = await self._patience.found(lambda: claims.revoke(self._site, record))
+        runs = self._watcher.forget(record.id)
+        # A claim that was seen and is no longer there was purged: its job goes on.
+        revoked = await self._patience.found(lambda: claims.revoke(self._site, record)) and not runs
         clock = asyncio.get_running_loop().time
         begun = told = asked = clock()
+        life = _LastSign(begun)
         ids = list(record.site_jobs) or await self._find(record)
         await self._ask_to_end(ids)
         while not revoked:
-            over, code = await self._is_over(record, ids, clock() - begun)
+            over, code = await self._is_over(record, ids, begun, life)
             if over:
                 return code
             passed = clock() - begun
@@ -235,20 +246,24 @@ class Ender:
                 await self._patience(lambda: self._site.cancel(ids))
 
     async def _is_over(
-        self, record: TryRecord, ids: Sequence[str], passed: float
+        self, record: TryRecord, ids: Sequence[str], begun: float, life: "_LastSign"
     ) -> tuple[bool, int | None]:
         """Whether a try that has started has ended, and the exit code that its marker tells.
 
-        Without a marker the scheduler's word on the job that holds the claim counts. `passed` is
-        the time since it was asked to end. A site that knows nothing of it is believed as late as
-        the watcher would.
+        Without a marker the scheduler's word on the job that holds the claim counts. `begun` is
+        when it was asked to end. A site that knows nothing of it is believed as late as the watcher
+        would: not while its heartbeats tell that it goes on.
         """
+        now = asyncio.get_running_loop().time()
         try:
             with suppress(SiteNotFound):
-                for name in await self._site.list(record.paths.tries):
+                entries = await self._site.list(record.paths.tries)
+                for name in entries:
                     if (marker := marker_name(name)) is not None and marker[0] == record.id:
                         return True, marker[1]
-            if passed <= self._grace_s:
+                if (claim := entries.get(record.id)) is not None and claim.size != life.bytes:
+                    life.at, life.bytes = now, claim.size
+            if now - begun <= self._grace_s:
                 return False, None
             states = await self._site.states(ids) if ids else {}
             holder = await claims.owner(self._site, record)
@@ -256,7 +271,7 @@ class Ender:
             return False, None
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
         if phases <= {Phase.UNKNOWN}:
-            return passed > LOST_S, None
+            return now - life.at > LOST_S, None
         return phases == {Phase.ENDED}, None
 
     async def tidy(self) -> None:

@@ -31,6 +31,8 @@ LOST_S = 1800.0
 
 Only seconds in which the site let us look count: after an outage everything seems silent.
 """
+LOST_LOOKS = 5
+"""Looks that must have found no heartbeat by then: a site may well deny a directory once."""
 
 
 class Watching(Protocol):
@@ -68,7 +70,8 @@ class Examiner:
         self._clock = clock
 
     def _overdue(self, watched: Watched, now: float) -> bool:
-        if now < watched.next_check:
+        # With many buckets the look at one may be older than the try.
+        if now < watched.next_check or not watched.looked:
             return False
         return not watched.claimed or watched.silent > MISSED_BEATS * self._settings.heartbeat_s
 
@@ -150,7 +153,8 @@ class Examiner:
             watched.denied_since = now
         limit, passed = watched.wait_s, watched.waited
         if watched.claimed:
-            limit, passed = LOST_S, watched.silent
+            limit = max(LOST_S, LOST_LOOKS * self._settings.poll_max_s)
+            passed = watched.silent
         left = limit - min(passed, now - watched.denied_since)
         patient = left > 0
         if Phase.ENDED in phases and (Phase.UNKNOWN not in phases or not patient):

@@ -106,8 +106,7 @@ class Fetcher:
             SiteError: the site does not give it.
         """
         assert end.exit_code is not None
-        path = record.paths.marker(end.exit_code)
-        wait = FIRST_WAIT_S
+        path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
         while True:
             try:
                 content = await self._patience.found(lambda: read(self._site, path))
@@ -115,10 +114,10 @@ class Fetcher:
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
             except (MarkerInvalid, SiteRejected):
-                if wait > LONGEST_MISSING_WAIT_S:
+                if waited >= self._patience.missing_s:
                     raise
             await asyncio.sleep(wait)
-            wait *= 2
+            waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
 
     async def outputs(
         self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]

@@ -14,6 +14,8 @@ EXTEND_AGAIN_S = 7 * 86400.0
 """Jobs that last get a longer life at the site: its default may be a day, then it cancels them.
 
 Those whose ids are not known yet are looked for each time."""
+EXTEND_AT_ONCE = 500
+"""Tries that one cycle extends at most: the next look at all of them waits for it."""
 EXTEND_REFUSED_S = 3600.0
 """Seconds after which a site that refused that, or did not tell all ids, is asked again."""
 
@@ -33,7 +35,7 @@ class Extender:
     async def extend(self, tries: Iterable[Watched]) -> None:
         """Extend the life of those of `tries` for which it is time."""
         now = self._clock()
-        due = [w for w in tries if now >= w.next_extension]
+        due = [w for w in tries if now >= w.next_extension][:EXTEND_AT_ONCE]
         if not due:
             return
         for watched in due:

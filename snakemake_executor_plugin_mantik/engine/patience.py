@@ -25,7 +25,9 @@ LONGEST_WAIT_S = 60.0
 LONGEST_BUSY_S = 900.0
 """Seconds to stay away at most when a site asks for it (Retry-After)."""
 LONGEST_MISSING_WAIT_S = 16.0
-"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds."""
+"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds, and so on."""
+MISSING_S = 31.0
+"""Seconds for which it is, at least."""
 FIRST_TOLD_S = 5.0
 """Seconds of silence before the log mentions it; told again each time that has doubled."""
 REFUSED_TOLD_S = 60.0
@@ -45,6 +47,7 @@ class Patience:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
+        missing_s: float = MISSING_S,
         proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
         """Make a patience.
@@ -53,9 +56,11 @@ class Patience:
             site: the site's name.
             tell: writes a line to the user's log.
             clock: seconds that only grow.
+            missing_s: how long the site's file system may take to show what is new.
             proof: asks the site for what it cannot deny unless it denies everything.
         """
         self._site = site
+        self.missing_s = max(missing_s, MISSING_S)
         self._proof = proof
         self._tell = tell
         self._clock = clock
@@ -96,7 +101,7 @@ class Patience:
         Raises:
             SiteNotFound: the site has said so several times, and does not deny everything.
         """
-        wait = FIRST_WAIT_S
+        wait, waited = FIRST_WAIT_S, 0.0
         proven = False
         while True:
             try:
@@ -104,12 +109,12 @@ class Patience:
             except SiteNotFound as error:
                 if proven:
                     raise
-                if at_once or wait > LONGEST_MISSING_WAIT_S:
+                if at_once or waited >= self.missing_s:
                     # It may have come to itself in between: it is asked once more.
                     proven = await self.believed(error)
             if not proven:
-                await asyncio.sleep(min(wait, LONGEST_WAIT_S))
-                wait *= 2
+                await asyncio.sleep(wait)
+                waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
 
     async def believed(self, error: SiteNotFound) -> bool:
         """Whether a site that denies something does not just deny everything."""

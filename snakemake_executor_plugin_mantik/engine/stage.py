@@ -266,10 +266,12 @@ class Stager:
 
         Centres purge scratch; a name that the file API cannot carry is not worth trusting.
         """
-        directories = {_directory(file.path) for file in files} & self._old.keys()
-        for directory in directories - self._comparisons.keys():
-            task = asyncio.create_task(self._compare(directory, self._old[directory]))
-            self._comparisons[directory] = task
+        named = dict.fromkeys(_directory(file.path) for file in files)
+        directories = [directory for directory in named if directory in self._old]
+        for directory in directories:
+            if directory not in self._comparisons:
+                task = asyncio.create_task(self._compare(directory, self._old[directory]))
+                self._comparisons[directory] = task
         await asyncio.gather(*(self._comparisons[directory] for directory in directories))
 
     async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:

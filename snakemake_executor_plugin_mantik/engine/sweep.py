@@ -33,12 +33,12 @@ class Sweeper:
         self._ledger = ledger
         self._patience = patience
         self._workdir = workdir
-        self._used: set[str] = set()
+        self._used: dict[str, None] = {}
         self._sweeping = asyncio.Lock()
 
     def used(self, paths: Iterable[str]) -> None:
         """A job that has ended read or made these: Snakemake may remove some of them next."""
-        self._used.update(paths)
+        self._used.update(dict.fromkeys(paths))
 
     async def follow(self) -> None:
         """Remove what went of the `used` paths; returns when no other call is removing either."""
@@ -82,7 +82,7 @@ class Sweeper:
             for parent in PurePosixPath(path).parents
             if not self._here(f"{parent}/").exists()
         }
-        for directory in sorted(left, key=len, reverse=True):
+        for directory in sorted(left, key=lambda path: (-len(path), path)):
             with suppress(SiteNotFound):
                 if not await self._site.list(directory):
                     await self._site.remove(directory)

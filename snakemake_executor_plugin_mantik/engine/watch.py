@@ -7,6 +7,7 @@ ends a try.
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -57,6 +58,7 @@ class Watcher:
         self._patience = patience
         self._clock = clock
         self._watched: dict[str, Watched] = {}
+        self._in_bucket: defaultdict[int, dict[str, Watched]] = defaultdict(dict)
         self._changed = clock()
         self._wake = asyncio.Event()
         self._mistakes = 0
@@ -78,18 +80,30 @@ class Watcher:
         now = self._clock()
         future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), LONGEST_WAIT_S)
-        self._watched[record.id] = Watched(
+        watched = Watched(
             record, future, list(ids), runtime_s, sent, wait, denied_since=now, seen=now,
             next_check=now + FIRST_CHECK_S, next_extension=now + EXTEND_AFTER_S,
         )  # fmt: skip
+        self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
         self.hurry()
         return future
 
-    def forget(self, try_id: str) -> None:
-        """Watch a try no longer."""
+    def forget(self, try_id: str) -> bool:
+        """Watch a try no longer; whether it has been seen to run."""
+        watched = self._drop(try_id)
+        if watched is None:
+            return False
+        watched.future.cancel()
+        return watched.claimed
+
+    def _drop(self, try_id: str) -> Watched | None:
         watched = self._watched.pop(try_id, None)
         if watched is not None:
-            watched.future.cancel()
+            of_bucket = self._in_bucket[watched.record.bucket]
+            of_bucket.pop(try_id, None)
+            if not of_bucket:
+                del self._in_bucket[watched.record.bucket]
+        return watched
 
     def hurry(self) -> None:
         """Something happened: look soon."""
@@ -140,6 +154,7 @@ class Watcher:
             if not watched.future.done():
                 watched.future.set_exception(error)
         self._watched.clear()
+        self._in_bucket.clear()
 
     async def cycle(self) -> None:
         """One look: list the open buckets, then ask about what is overdue.
@@ -175,11 +190,11 @@ class Watcher:
             if not entry.directory and (marker := marker_name(entry.name)) is not None:
                 ends[marker[0]] = marker[1]
         now = self._clock()
-        for watched in [w for w in self._watched.values() if w.record.bucket == bucket]:
+        for watched in list(self._in_bucket[bucket].values()):
             # What lies between two looks that are further apart was an outage.
             passed = min(now - watched.seen, 2.0 * self._settings.poll_max_s)
             watched.seen, watched.waited = now, watched.waited + passed
-            watched.silent += passed
+            watched.looked, watched.silent = True, watched.silent + passed
             claim = entries.get(watched.record.id)
             if watched.record.id in ends:
                 self.end(watched, End(EndKind.MARKER, ends[watched.record.id], claimed=True))
@@ -203,7 +218,7 @@ class Watcher:
 
     def end(self, watched: Watched, end: End) -> None:
         """A try has ended: whoever waits for it hears of it."""
-        self._watched.pop(watched.record.id, None)
+        self._drop(watched.record.id)
         self._changed = self._clock()
         if not watched.future.done():
             watched.future.set_result(replace(end, ids=tuple(watched.ids)))

@@ -56,7 +56,8 @@ class Watched:
         denied_since: since when the scheduler has known nothing of it.
         waited: since it was submitted.
         silent: since it showed a sign of life.
-        seen: when it was last looked for.
+        seen: when it was last looked for, or began to be watched.
+        looked: whether it was looked for since then.
         owner: who holds the claim, once that was asked.
         revoked: whether we have revoked it.
         ended_since: since when the scheduler says that it ended.
@@ -75,6 +76,7 @@ class Watched:
     next_extension: float
     waited: float = 0.0
     silent: float = 0.0
+    looked: bool = False
     claimed: bool = False
     claim_bytes: int = -1
     owner: claims.Owner | None = None

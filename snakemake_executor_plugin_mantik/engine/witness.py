@@ -14,6 +14,9 @@ KILLED: Final = 128 + 9
 """The exit code that a shell gives for a command that KILL ended; the kernel's, for want of memory,
 among others."""
 
+ASKED: Final = frozenset({128 + 1, 128 + 2, 128 + 15})
+"""The exit codes of a script that HUP, INT or TERM asked to end."""
+
 _TELLING: Final = (
     Reason.TIME_LIMIT,
     Reason.OUT_OF_MEMORY,
@@ -39,9 +42,11 @@ class Witness:
             ids: the site's ids of it.
             over: whether its time was over.
         """
+        # A marker without room for more than its name cannot tell the signal.
+        nameless = marker.bare and marker.started is None and marker.exit_code in ASKED
         if marker.signal and over:
             return Reason.TIME_LIMIT
-        if marker.signal:
+        if marker.signal or nameless:
             return await self._said(ids) or Reason.CANCELLED
         if marker.failed_step:
             return Reason.SET_UP

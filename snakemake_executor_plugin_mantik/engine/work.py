@@ -103,7 +103,11 @@ class SiteWork:
         self.sources: dict[str, str] = {}
         clock = asyncio.get_running_loop().time
         patience = self._patience = Patience(
-            site.name, tell, clock, proof=lambda: site.make_directory(TRIES)
+            site.name,
+            tell,
+            clock,
+            missing_s=settings.marker_grace_s,
+            proof=lambda: site.make_directory(TRIES),
         )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self.watcher = Watcher(
@@ -289,6 +293,8 @@ class SiteWork:
             if end.kind is not EndKind.VANISHED:
                 return end
             self._tell(f"{request.name}: no trace of it at {request.site}, submitted again.")
+            # Perhaps it left none because the directory for claims was purged.
+            self._submitter.purged()
             submit = True
 
     def _runtime_s(self, request: JobRequest) -> int | None:

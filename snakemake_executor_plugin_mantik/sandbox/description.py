@@ -71,7 +71,7 @@ class Description:
     stdout: str = "stdout"
     stderr: str = "stderr"
     bss_file: str = ""
-    umask: str = "0077"
+    umask: str = "0027"
     project: str = ""
     ignore_exit_code: bool = False
     resources: Mapping[str, str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def parse_description(json: Mapping[str, Any]) -> Description:
         stdout=_optional_string(json, "Stdout", "stdout"),
         stderr=_optional_string(json, "Stderr", "stderr"),
         bss_file=_optional_string(json, "BSS file", ""),
-        umask=_optional_string(json, "Umask", _optional_string(json, "umask", "0077")),
+        umask=_optional_string(json, "Umask", _optional_string(json, "umask", "0027")),
         project=_optional_string(json, "Project", resources.get("Project", "")),
         ignore_exit_code=_boolean(json.get("IgnoreNonZeroExitCode", False)),
         resources=resources,

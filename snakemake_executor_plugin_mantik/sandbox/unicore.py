@@ -272,7 +272,7 @@ class UnicoreSite:
         urls = {
             "self": url, "jobs": f"{url}/jobs", "parent": f"{self.url}/factories/{_FACTORY}"
         }  # fmt: skip
-        more = {"numberOfJobs": len(self.jobs), "umask": "0077", "resourceStatus": "READY"}
+        more = {"numberOfJobs": len(self.jobs), "umask": "0027", "resourceStatus": "READY"}
         return shown(request, self._cluster() | more | {"_links": links(urls)})
 
     # --- storages ------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class UnicoreSite:
             "filesystemDescription": "Remote TSI",
             "freeSpace": free,
             "usableSpace": usable,
-            "umask": "077",
+            "umask": "027",
             "metadataSupported": False,
             "protocols": ["BFT"],
             "owner": self.access.dn,

@@ -100,6 +100,8 @@ class LocalFiles:
             (local or local_path(path, self._workdir), path, self._ledger.links(path))
             for path, local in wanted
         ]
+        if not roots:
+            return []  # a thread is not worth it
         found = await asyncio.to_thread(_walk_all, roots)
         checksums = await self._checksums(found)
         return [

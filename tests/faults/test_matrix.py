@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cell import JOBS, Cell, Count, make_cell
+from tests.faults.cell import JOBS, RUN_S, Cell, Count, make_cell
 from tests.faults.faults import FAULTS, HOURS_OFF, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Rule
@@ -58,7 +58,7 @@ def test_fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Pro
         rules = cell.meet(fault, "watch")
         running = cell.start()
         # One API asks for each job, the other for all of them at once.
-        until(lambda: rules[0].taken and (rules[1].taken or rules[2].taken), "looks at jobs")
+        until(lambda: rules[0].taken and (rules[1].taken or rules[2].taken), "looks at jobs", RUN_S)
         cell.open_gate()
         ran = cell.end(running)
         prove(cell, ran, cell.count(ran))
@@ -70,6 +70,7 @@ def busy(cell: Cell) -> Running:
     until(
         lambda: running.output.count(": submitted to ") == 3 and cell.noted("begin").total() >= 2,
         "jobs that run",
+        RUN_S,
     )
     return running
 

@@ -8,7 +8,6 @@ The node pretends to have more than the machine has, GPUs included, as the sandb
 import os
 import pwd
 import secrets
-import shutil
 import socket
 import subprocess
 import time
@@ -19,12 +18,14 @@ from pathlib import Path
 from string import Template
 from typing import Self
 
+from tests.real import mariadb
+from tests.real.mariadb import found
+
 DATA = Path(__file__).parent / "slurmconf"
 PROGRAMS = (
-    "munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "srun", "mariadbd", "mariadb-install-db",
-    "setpriv",
+    "munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "srun", *mariadb.PROGRAMS, "setpriv",
 )  # fmt: skip
-START_S = 60.0
+START_S = 180.0
 """How long a daemon may take until it answers, seconds."""
 STOP_S = 10.0
 """How long a daemon may take to end before it is killed, seconds."""
@@ -39,11 +40,6 @@ GPUS = 4
 def lacking() -> list[str]:
     """The programs that are not installed."""
     return [program for program in PROGRAMS if found(program) is None]
-
-
-def found(program: str) -> str | None:
-    """Where a program is; daemons are not on everybody's search path."""
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 @dataclass
@@ -108,12 +104,13 @@ class Slurm:
     # --- its daemons ---------------------------------------------------------------------------
 
     def _start(self) -> None:
-        for name in ("state", "spool", "munge", "mysql"):
+        for name in ("state", "spool", "munge"):
             (self.directory / name).mkdir(mode=0o700)
         ports = dict(zip(("CTLD", "NODED", "DBD", "SQL"), free_ports(4), strict=True))
-        self._configure(ports)
+        password = secrets.token_hex(8)
+        self._configure(ports, password)
         self._start_munge()
-        self._start_database(ports["SQL"])
+        self._start_database(ports["SQL"], password)
         self._daemon("slurmdbd", "-D")
         self._answers("sacctmgr", "--noheader", "show", "cluster")
         for command in (
@@ -130,12 +127,12 @@ class Slurm:
         self._daemon("slurmd", "-D", "-N", self.node)
         _until(lambda: "idle" in self.run("sinfo", "--noheader", "--format=%T", check=False))
 
-    def _configure(self, ports: Mapping[str, int]) -> None:
+    def _configure(self, ports: Mapping[str, int], password: str) -> None:
         values = {
             "DIRECTORY": str(self.directory),
             "NODE": self.node,
             "USER": _user(),
-            "PASSWORD": secrets.token_hex(8),
+            "PASSWORD": password,
             "GPUS": str(GPUS),
             **{name: str(port) for name, port in ports.items()},
         }
@@ -157,37 +154,9 @@ class Slurm:
         )  # fmt: skip
         _until((munge / "socket").exists)
 
-    def _start_database(self, port: int) -> None:
-        data = self.directory / "mysql"
-        common = ["--no-defaults", f"--datadir={data}", f"--user={_user()}"]
-        subprocess.run(
-            ["mariadb-install-db", *common, "--auth-root-authentication-method=normal",
-             "--skip-test-db"],
-            check=True, capture_output=True, timeout=START_S,
-        )  # fmt: skip
-        setup = self.directory / "setup.sql"
-        password = dict(
-            line.split("=", 1)
-            for line in (self.directory / "slurmdbd.conf").read_text().splitlines()
-            if "=" in line
-        )["StoragePass"]
-        setup.write_text(
-            f"CREATE USER 'slurm'@'%' IDENTIFIED BY '{password}';\n"
-            "GRANT ALL ON slurm.* TO 'slurm'@'%';\n"
-        )
-        self._daemon(
-            "mariadbd", *common, f"--socket={self.directory / 'sql'}", "--bind-address=127.0.0.1",
-            f"--port={port}", f"--pid-file={self.directory / 'sql.pid'}", f"--init-file={setup}",
-            "--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M",
-            "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0",
-        )  # fmt: skip
-
-        def answers() -> bool:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                return True
-            return False
-
-        _until(answers)
+    def _start_database(self, port: int, password: str) -> None:
+        self._daemon("mariadbd", *mariadb.prepare(self.directory, port, "slurm", password, "slurm"))
+        _until(lambda: mariadb.answers(port))
 
     def _daemon(self, name: str, *arguments: str) -> None:
         program = found(name)

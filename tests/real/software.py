@@ -4,6 +4,7 @@
 that uses a fixture of `FIXTURES` is marked by that.
 """
 
+import importlib.metadata
 import shutil
 import subprocess
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from tests.real import apptainer
-from tests.support import unicorex
+from tests.support import s3, unicorex
 
 FIXTURES = {
     "unicorex": unicorex.SOFTWARE,
@@ -23,6 +24,14 @@ FIXTURES = {
 """Fixtures that stand for a real server."""
 
 
+GROUPS = {
+    **dict.fromkeys(("Slurm", "Apptainer", "environment modules", "Python venv"), "Slurm"),
+    "MLflow": "MLflow",
+    "S3": "S3",
+}
+"""What runs in one worker, because each worker would start a server of its own."""
+
+
 def _says(*command: str) -> Callable[[], str]:
     """Asks a program for its version."""
 
@@ -30,13 +39,15 @@ def _says(*command: str) -> Callable[[], str]:
         if shutil.which(command[0]) is None:
             return ""
         asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        return " ".join(asked.stdout.split())
+        return " ".join(asked.stdout.split("\n- ")[0].split())
 
     return ask
 
 
 SOFTWARE: dict[str, Callable[[], str]] = {
     unicorex.SOFTWARE: unicorex.version,
+    s3.SOFTWARE: _says(str(s3.RCLONE), "version"),
+    "MLflow": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
     "Slurm": _says("dpkg-query", "--show", "slurm-wlm"),
     "Apptainer": _says(str(apptainer.PROGRAM), "--version"),
     "environment modules": _says("dpkg-query", "--show", "environment-modules"),
@@ -46,10 +57,13 @@ SOFTWARE: dict[str, Callable[[], str]] = {
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what uses a real server."""
+    """Mark what uses a real server, and keep together what shares one."""
     for fixture in getattr(item, "fixturenames", ()):
         if (name := FIXTURES.get(fixture)) is not None:
             item.add_marker(pytest.mark.software(name))
+    for mark in item.iter_markers("software"):
+        if (group := GROUPS.get(mark.args[0])) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(wrapper=True)

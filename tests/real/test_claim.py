@@ -8,7 +8,8 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
-from tests.real.slurm import Slurm, found
+from tests.real.mariadb import found
+from tests.real.slurm import Slurm
 from tests.support.places import PATIENT
 from tests.support.workflows import UNTRACKED, Project, place_in
 

@@ -1,16 +1,21 @@
 """A real UNICORE/X where it hurts: killed, forgetful, with many jobs and odd names."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import unicorex_place
 from tests.support.unicorex import OWN_SLOTS, SOFTWARE, OwnUnicoreX, UnicoreX
-from tests.support.workflows import UNTRACKED, Project, until
+from tests.support.workflows import UNTRACKED, Project, Running, until
 
-pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(500)]
+
+LONG_S = 400.0
+"""How long what is much may take, seconds."""
 
 Make = Callable[[UnicoreX], Project]
 
@@ -70,5 +75,119 @@ class TestKilled:
 
         said = running.end().ok().output
 
-        ran = Counter(seen.read_text().split())
-        assert ran == Counter(map(str, range(self.JOBS))), said
+        assert each_once(seen, self.JOBS), said
+
+
+def each_once(seen: Path, jobs: int) -> bool:
+    return Counter(seen.read_text().split()) == Counter(map(str, range(jobs)))
+
+
+def test_many_jobs(at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
+    """500 at a time, more than a page of the server's lists."""
+    project, seen = at(unicorex), tmp_path / "seen"
+    project.write("Snakefile", COUNTED.format(jobs=500, seen=seen, wait=":"))
+    config = ("--mantik-backend-config", str(project.config))
+
+    running = project.start("--executor", "mantik", "--jobs", "500", *config, plain=True)
+    said = running.end(LONG_S).ok().output
+
+    assert each_once(seen, 500), said
+    made = {path.stem: path.read_text() for path in (project.directory / "out").iterdir()}
+    assert made == {str(n): f"{n}\n" for n in range(500)}
+    left = [job for each in project.tries for job in each.site_jobs if unicorex.status(job)]
+    assert left == [], "records of jobs that have ended go"
+
+
+def expire(server: UnicoreX, job: str) -> None:
+    """Let a job's life end now, record and directory; the server looks for such jobs seldom."""
+    soon = datetime.now(UTC) + timedelta(seconds=2)
+    wanted = {"terminationTime": f"{soon:%Y-%m-%dT%H:%M:%S+0000}"}
+    assert server.ask(f"jobs/{job}", method="PUT", json=wanted).json() == {"terminationTime": "OK"}
+    until(lambda: not server.status(job), "the end of its life", LONG_S)
+
+
+class TestForgotten:
+    """The server forgets a job before its workflow does."""
+
+    def start(self, project: Project, seen: Path, go: Path) -> Running:
+        wait = f"until [ -e {go} ]; do sleep 0.2; done"
+        project.write("Snakefile", COUNTED.format(jobs=1, seen=seen, wait=wait))
+        running = project.start()
+        until(lambda: running.output.count(": submitted to ") and seen.exists(), "a job that runs")
+        return running
+
+    def test_removed_while_it_runs(self, at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
+        project, seen, go = at(unicorex), tmp_path / "seen", tmp_path / "go"
+        running = self.start(project, seen, go)
+        ((job,),) = (each.site_jobs for each in project.tries)
+        assert unicorex.ask(f"jobs/{job}", method="DELETE").status_code == 204
+        assert not unicorex.status(job)
+        go.touch()
+
+        # This server lets what it started run on: the marker counts, not the lack of a record.
+        running.end().ok()
+
+        assert each_once(seen, 1)
+
+    def test_expired_while_nobody_looks(self, at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
+        project, seen, go = at(unicorex), tmp_path / "seen", tmp_path / "go"
+        self.start(project, seen, go).kill()
+        ((job,),) = (each.site_jobs for each in project.tries)
+        go.touch()
+        until(lambda: unicorex.status(job) == "SUCCESSFUL", "the job's end")
+        expire(unicorex, job)
+
+        project.run("--nolock", "--rerun-incomplete").ok()
+
+        assert each_once(seen, 1)
+        assert project.read("out/0.txt") == "0\n"
+
+
+ODD = ["a b", "it's", 'q"q', "#h", "per%41cent", "ü", "back\\slash", "tab\there", "$HOME", "-dash",
+       "a;b", "[1]*?", "new\nline", "x" * 200]  # fmt: skip
+
+
+def test_odd_names(at: Make, unicorex: UnicoreX) -> None:
+    """In and out, small ones and some too large for a marker; not all can be in a REST path."""
+    project = at(unicorex)
+    content = {name: os.urandom(100) for name in ODD}
+    large = {name: os.urandom(300_000) for name in ODD[:7]}
+    for name, data in content.items():
+        project.write(f"in/{name}/{name}")
+        (project.directory / "in" / name / name).write_bytes(data)
+    for name, data in large.items():
+        project.write(f"large/{name}")
+        (project.directory / "large" / name).write_bytes(data)
+    project.write(
+        "Snakefile",
+        f"""
+        SMALL, LARGE = {ODD!r}, {ODD[:7]!r}
+        rule all:
+            input: [f"out/{{name}}" for name in SMALL], [f"out.large/{{name}}" for name in LARGE]
+        """
+        + "".join(
+            f"""
+        rule small_{number}:
+            input: {f"in/{name}/{name}"!r}
+            output: {f"out/{name}"!r}
+            shell: "cat {{input:q}} > {{output:q}}"
+        """
+            for number, name in enumerate(ODD)
+        )
+        + "".join(
+            f"""
+        rule large_{number}:
+            input: {f"large/{name}"!r}
+            output: {f"out.large/{name}"!r}
+            shell: "cat {{input:q}} > {{output:q}}"
+        """
+            for number, name in enumerate(ODD[:7])
+        ),
+    )
+
+    project.run().ok()
+
+    for name, data in content.items():
+        assert (project.directory / "out" / name).read_bytes() == data
+    for name, data in large.items():
+        assert (project.directory / "out.large" / name).read_bytes() == data

@@ -1,7 +1,13 @@
-"""What a real UNICORE server does, quirk by quirk, seen over plain HTTP."""
+"""What a real UNICORE server does, quirk by quirk, seen over plain HTTP: a sandbox and a real one.
 
+`with_scheduler` marks what only a server with a scheduler and an arm on the login node does; the
+real one of the tests has neither, and other sessions and files than this test's.
+"""
+
+import ssl
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,16 +18,42 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
 from tests.support.sandbox import RestClient, raw_job, wait_for
+from tests.support.unicorex import SOFTWARE, UnicoreX
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 DOWNLOAD = {"Accept": "application/octet-stream"}
 SESSION = "X-UNICORE-SecuritySession"
 
 
+with_scheduler = pytest.mark.parametrize("rest", ["sandbox"], indirect=True)
+
+
+class RealClient(RestClient):
+    """The same for a real server."""
+
+    def __init__(self, server: UnicoreX) -> None:
+        self.url = server.url
+        self.http = server.client()
+
+
+@pytest.fixture(params=["sandbox", pytest.param("unicorex", marks=pytest.mark.software(SOFTWARE))])
+def rest(request: pytest.FixtureRequest) -> Iterator[RestClient]:
+    server = request.getfixturevalue(request.param)
+    client = RealClient(server) if isinstance(server, UnicoreX) else RestClient(server)
+    with client.http:
+        yield client
+
+
 @pytest.fixture
-def files(rest: RestClient) -> str:
+def storage(rest: RestClient) -> str:
+    """URL of a storage."""
+    return f"{rest.url}/storages/{'WORK' if isinstance(rest, RealClient) else 'HOME'}"
+
+
+@pytest.fixture
+def files(rest: RestClient, storage: str) -> str:
     """URL of a directory of this test's own."""
-    url = f"{rest.url}/storages/HOME/files/{uuid.uuid4()}"
+    url = f"{storage}/files/{uuid.uuid4()}"
     assert rest.http.post(url).status_code == 201
     return url
 
@@ -29,6 +61,7 @@ def files(rest: RestClient) -> str:
 # --- jobs ----------------------------------------------------------------------------------------
 
 
+@with_scheduler
 def test_raw_jobs_get_what_their_lines_say(rest: RestClient) -> None:
     description = raw_job(
         "echo $SLURM_CPUS_PER_TASK $SLURM_JOB_PARTITION; pwd; umask",
@@ -46,9 +79,10 @@ def test_raw_jobs_get_what_their_lines_say(rest: RestClient) -> None:
     assert (details["Account"], details["Comment"]) == ("acc", "hello")
     assert details["TresPerNode"] == "gres:gpu:2"
     assert rest.text(url, "stdout").startswith("4 devel\n")
-    assert rest.text(url, "stdout").endswith("0077\n")
+    assert rest.text(url, "stdout").endswith("0027\n")
 
 
+@with_scheduler
 def test_other_jobs_get_what_the_server_makes_of_them(rest: RestClient) -> None:
     asked = {"Nodes": 2, "CPUsPerNode": 4, "Runtime": "90s", "MemoryPerNode": "5G",
              "GPUsPerNode": 1}  # fmt: skip
@@ -92,16 +126,41 @@ def test_arguments_are_not_quoted(rest: RestClient) -> None:
         ({"Executable": "x", "Imports": [{"From": "inline://", "To": "a"}]}, "Expected authority"),
         ({"Executable": "true", "User precommand": "false"}, "Pre-command(s) failed"),
         ({"Executable": "true", "User postcommand": "false"}, "Post-command(s) failed"),
-        ({"Executable": "x", "Job type": "RAW", "BSS file": "no"}, "not look like a batch script"),
-        (raw_job("true", "--partition=zz"), "invalid partition specified: zz"),
     ],
 )
 def test_descriptions_are_accepted_first_and_fail_later(
     rest: RestClient, description: dict[str, Any], words: str
 ) -> None:
+    fails_later(rest, description, words)
+
+
+@with_scheduler
+@pytest.mark.parametrize(
+    ("description", "words"),
+    [
+        ({"Executable": "x", "Job type": "RAW", "BSS file": "no"}, "not look like a batch script"),
+        (raw_job("true", "--partition=zz"), "invalid partition specified: zz"),
+    ],
+)
+def test_raw_jobs_fail_later_too(rest: RestClient, description: dict[str, Any], words: str) -> None:
+    fails_later(rest, description, words)
+
+
+def fails_later(rest: RestClient, description: dict[str, Any], words: str) -> None:
     job = rest.ended(rest.submit(description))
     assert job["status"] == "FAILED"
     assert words in job["statusMessage"]
+
+
+def test_umask(rest: RestClient, storage: str) -> None:
+    asked = {"": "0027", "077": "0077"}
+    for mask, used in asked.items():
+        url = rest.submit(raw_job("umask", **({"Umask": mask} if mask else {})))
+        rest.ended(url)
+        assert rest.text(url, "stdout") == f"{used}\n"
+    (site, *_) = rest.http.get(f"{rest.url}/sites").json()["sites"]
+    assert rest.http.get(site).json()["umask"] == "0027"
+    assert rest.http.get(storage).json()["umask"] == "027"
 
 
 def test_nothing_to_execute_is_a_success(rest: RestClient) -> None:
@@ -156,6 +215,7 @@ def test_postcommands_are_skipped_when_the_job_fails(rest: RestClient) -> None:
         rest.text(url, "after")
 
 
+@with_scheduler
 def test_a_killed_job_is_shown_late_and_without_an_exit_code(rest: RestClient) -> None:
     url = rest.submit(raw_job("sleep 300", "--time=0:01"))
     wait_for(lambda: rest.http.get(f"{url}/details").json().get("JobState") == "TIMEOUT")
@@ -168,6 +228,7 @@ def test_a_killed_job_is_shown_late_and_without_an_exit_code(rest: RestClient) -
     assert details == {"Reason": "TimeLimit", "ExitCode": "0:15"}
 
 
+@with_scheduler
 @pytest.mark.parametrize(
     ("end", "state", "reason"),
     [("cancel_job", "CANCELLED", "None"), ("fail_node", "NODE_FAIL", "NodeDown")],
@@ -193,6 +254,7 @@ def test_a_payload_that_is_killed_has_an_exit_code(rest: RestClient) -> None:
     assert job["exitCode"] == "137"
 
 
+@with_scheduler
 def test_delete_ends_the_job_and_removes_its_directory(rest: RestClient, sandbox: Sandbox) -> None:
     url = rest.submit(raw_job("touch started; sleep 300"))
     directory = Path(
@@ -222,6 +284,7 @@ def test_lists_are_pages_of_urls(rest: RestClient) -> None:
     assert rest.http.get(f"{rest.url}/jobs?tags=page%2Dtest&tags=other").json()["jobs"]
 
 
+@with_scheduler
 def test_the_target_system(rest: RestClient) -> None:
     url = rest.http.get(f"{rest.url}/sites").json()["sites"][0]
     site = rest.http.get(url).json()
@@ -241,6 +304,10 @@ def test_what_is_not_there_is_an_empty_404(rest: RestClient) -> None:
     for path in ("nope", "jobs/nope", "jobs/nope/details", "storages/nope", "storages/x/files/y"):
         answer = rest.http.get(f"{rest.url}/{path}")
         assert (answer.status_code, answer.content) == (404, b"")
+
+
+@with_scheduler
+def test_what_is_no_server(rest: RestClient) -> None:
     assert "No service was found" in rest.http.get(rest.url.replace("hpc1", "other")).text
 
 
@@ -270,6 +337,7 @@ def test_the_status_follows_the_scheduler_slowly(tmp_path: Path) -> None:
 # --- who asks -------------------------------------------------------------------------------------
 
 
+@with_scheduler
 def test_sessions(rest: RestClient, sandbox: Sandbox) -> None:
     url = rest.url
     first = rest.http.get(url).headers[SESSION]
@@ -289,24 +357,37 @@ def test_sessions(rest: RestClient, sandbox: Sandbox) -> None:
     assert (answer.status_code, answer.content) == (432, b"")
 
 
-def test_wrong_credentials(rest: RestClient) -> None:
-    answer = httpx.get(f"{rest.url}/jobs", auth=("mantik", "wrong"))
+@pytest.fixture
+def stranger(rest: RestClient, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A client without credentials."""
+    ca_file: Any = True
+    if isinstance(rest, RealClient):
+        ca_file = ssl.create_default_context(cafile=request.getfixturevalue("unicorex").ca_file)
+    headers = {"Accept": "application/json"}
+    with httpx.Client(verify=ca_file, headers=headers, trust_env=False) as client:
+        yield client
+
+
+def test_wrong_credentials(rest: RestClient, stranger: httpx.Client) -> None:
+    answer = stranger.get(f"{rest.url}/jobs", auth=("mantik", "wrong"))
     assert (answer.status_code, answer.content) == (403, b"")
-    assert httpx.get(rest.url, headers={"Authorization": "Basic !"}).status_code == 403
-    assert httpx.get(rest.url, headers={"Authorization": "Bearer x"}).status_code == 403
+    assert stranger.get(rest.url, headers={"Authorization": "Basic !"}).status_code == 403
+    assert stranger.get(rest.url, headers={"Authorization": "Bearer x"}).status_code == 403
 
 
-def test_no_credentials_see_an_empty_list(rest: RestClient) -> None:
+def test_no_credentials_see_an_empty_list(
+    rest: RestClient, stranger: httpx.Client, storage: str
+) -> None:
     rest.submit({})
-    answer = httpx.get(f"{rest.url}/jobs")
+    answer = stranger.get(f"{rest.url}/jobs")
     assert (answer.status_code, answer.json()["jobs"]) == (200, [])
-    assert httpx.post(f"{rest.url}/jobs", json={}).status_code == 403
-    assert httpx.get(f"{rest.url}/storages/HOME").status_code == 403
+    assert stranger.post(f"{rest.url}/jobs", json={}).status_code == 403
+    assert stranger.get(storage).status_code == 403
 
 
-def test_the_servers_token_is_a_credential(rest: RestClient) -> None:
+def test_the_servers_token_is_a_credential(rest: RestClient, stranger: httpx.Client) -> None:
     token = rest.http.get(f"{rest.url}/token", headers={"Accept": "text/plain"}).text
-    answer = httpx.get(rest.url, headers={"Authorization": f"Bearer {token}"})
+    answer = stranger.get(rest.url, headers={"Authorization": f"Bearer {token}"})
     assert answer.json()["client"]["role"]["selected"] == "user"
 
 
@@ -333,6 +414,7 @@ def test_names_that_are_refused(rest: RestClient, files: str, name: str) -> None
         assert (answer.status_code, answer.content) == (400, b"")
 
 
+@with_scheduler
 def test_names_that_are_trouble(rest: RestClient, files: str) -> None:
     quoted = f"{files}/it%27s"
     assert rest.http.put(quoted, content=b"x", headers=OCTETS).status_code == 204
@@ -341,15 +423,15 @@ def test_names_that_are_trouble(rest: RestClient, files: str) -> None:
     assert rest.http.put(f"{files}/%24HOME", content=b"x", headers=OCTETS).status_code == 500
 
 
-def test_no_way_out_of_a_storage(rest: RestClient) -> None:
-    url = httpx.URL(rest.url).copy_with(raw_path=b"/hpc1/rest/core/storages/HOME/files/%2e%2e/x")
-    answer = rest.http.put(url, content=b"x", headers=OCTETS)
-    assert (
-        answer.status_code in (400, 404)
-        or "x" in rest.http.get(f"{rest.url}/storages/HOME/files").text
+def test_no_way_out_of_a_storage(rest: RestClient, storage: str) -> None:
+    path = httpx.URL(storage).raw_path + b"/files/%2e%2e/x"
+    answer = rest.http.put(
+        httpx.URL(storage).copy_with(raw_path=path), content=b"x", headers=OCTETS
     )
+    assert answer.status_code in (400, 404) or "x" in rest.http.get(f"{storage}/files").text
 
 
+@with_scheduler
 def test_what_the_content_type_means(rest: RestClient, files: str) -> None:
     url = f"{files}/f"
     rest.http.put(url, content=b"x", headers={"Content-Type": "text/plain"})
@@ -373,6 +455,11 @@ def test_directories_and_files_exclude_each_other(rest: RestClient, files: str) 
     assert (answer.status_code, "is not a directory" in answer.text) == (500, True)
     assert rest.http.get(f"{files}/d", headers=DOWNLOAD).status_code == 406
     assert rest.http.delete(f"{files}/d").status_code == 204
+    assert rest.http.get(f"{files}/d").status_code == 404
+
+
+@with_scheduler
+def test_what_is_gone_can_be_removed(rest: RestClient, files: str) -> None:
     assert rest.http.delete(f"{files}/d").status_code == 204
 
 
@@ -396,6 +483,7 @@ def test_ranges(
         assert answer.content == content
 
 
+@with_scheduler
 def test_listings_are_cut_at_ten_thousand(rest: RestClient, sandbox: Sandbox, files: str) -> None:
     directory = sandbox.directory / "hpc1" / "home" / files.rpartition("/")[2]
     for number in range(10_050):

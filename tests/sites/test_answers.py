@@ -51,6 +51,20 @@ QUOTES = [
 ]  # fmt: skip
 
 
+def test_server_that_has_just_started() -> None:
+    """It answers 401 to submissions, though nothing is wrong with the credentials."""
+    error = error_of(
+        said(
+            "Could not submit job: eu.unicore.security.AuthorisationException: There are no "
+            "accessible targetsystem factories for: Name: CN=demo Xlogin: uid: [root]",
+            401,
+        ),
+        "juwels",
+    )
+    assert type(error) is SiteBusy
+    assert "just started" in str(error)
+
+
 @pytest.mark.parametrize(("text", "kind"), QUOTES)
 def test_texts_of_500(text: str, kind: type[SiteError]) -> None:
     error = error_of(said(text), "juwels")

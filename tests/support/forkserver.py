@@ -12,6 +12,7 @@ fork has ended.
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -48,6 +49,9 @@ _FROZEN_AT_START = ("PYTHON", "LD_", "OPENBLAS", "LANG", "LC_", "TZ")
 """Beginnings of variables that a process reads only when it starts."""
 
 _NUMBER = struct.Struct("=i")
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that a process gets when its parent ends."""
 
 
 class Fork:
@@ -196,6 +200,9 @@ def _become(descriptors: list[int]) -> None:
     from snakemake.workflow import Workflow
 
     os.setsid()
+    if sys.platform == "linux":
+        # A test run that is killed leaves no Snakemake behind, which would wait for its site.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
         os.close(descriptor)

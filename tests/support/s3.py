@@ -1,10 +1,25 @@
 """A local S3 server for tests of storage."""
 
+import socket
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from tests.support.needs import require
+from tests.support.sandbox import wait_for
+
+SOFTWARE = "S3"
+"""What the marks `software` call a real S3 server."""
+RCLONE = Path(__file__).parents[2] / ".cache" / "real" / "rclone" / "bin" / "rclone"
+"""As tests/real/install brings it."""
+START_S = 180.0
+"""How long the server may take until it answers, seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +54,47 @@ class S3:
         }
 
 
-@pytest.fixture(scope="session")
-def s3() -> Iterator[S3]:
-    """A running S3 server."""
+@contextmanager
+def rclone(directory: Path) -> Iterator[S3]:
+    """`rclone serve s3` of a directory: buckets are directories, keys are checked."""
+    require([] if RCLONE.exists() else ["rclone"], SOFTWARE)
+    (directory / "buckets").mkdir(parents=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        s3 = S3(f"http://127.0.0.1:{probe.getsockname()[1]}")
+    with (directory / "rclone.log").open("wb") as log:
+        server = subprocess.Popen(
+            # With this process it ends, even if it is killed.
+            ["setpriv", "--pdeathsig", "KILL", RCLONE, "serve", "s3",
+             "--config", directory / "none", "--addr", s3.url[7:],
+             "--auth-key", f"{s3.access_key},{s3.secret_key}", directory / "buckets"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        wait_for(lambda: _answers(s3), START_S)
+        yield s3
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _answers(s3: S3) -> bool:
+    try:
+        return httpx.get(s3.url, timeout=5).is_client_error  # nobody's request is refused
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(
+    scope="session", params=["moto", pytest.param("rclone", marks=pytest.mark.software(SOFTWARE))]
+)
+def s3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A running S3 server: moto's, and a real one."""
     pytest.importorskip("snakemake_storage_plugin_s3")
+    if request.param == "rclone":
+        with rclone(tmp_path_factory.mktemp("s3")) as served:
+            yield served
+        return
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -1,11 +1,11 @@
 """A real UNICORE/X server on loopback, for tests: users, roles, queues, two storages.
 
-It runs in embedded mode: jobs are processes of the server's own user, started at once. Its jars
+It runs in embedded mode: jobs are processes of the server's own user, started at once as far as
+there is room. Whoever aborts one is told that it ended, but it runs on. Its jars
 come through Maven into `.cache/unicorex` of the checkout, once. All pytest workers share one server
 (2 s to start, 220 MB). Without Java or Maven the tests are skipped, in CI they fail.
 """
 
-import base64
 import fcntl
 import hashlib
 import json
@@ -15,14 +15,15 @@ import socket
 import ssl
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from string import Template
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.real import apptainer
@@ -42,7 +43,7 @@ KEY_USER = "keyuser"
 
 FETCH_S = 300.0
 """How long Maven may take to bring the jars, seconds."""
-START_S = 60.0
+START_S = 180.0
 """How long the server may take until it answers, seconds."""
 
 OWN_SLOTS = 3
@@ -78,6 +79,24 @@ class UnicoreX:
     @property
     def key_file(self) -> Path:
         return self.directory / "id_key"
+
+    def client(self) -> httpx.Client:
+        """A client with the user's credentials."""
+        return httpx.Client(
+            verify=ssl.create_default_context(cafile=str(self.ca_file)),
+            auth=(USER.encode(), PASSWORD.encode()), timeout=30, trust_env=False,
+            headers={"Accept": "application/json"},
+        )  # fmt: skip
+
+    def ask(self, path: str, method: str = "GET", **more: Any) -> httpx.Response:
+        """The answer to a request of the user's; `more` as for httpx."""
+        with self.client() as client:
+            return client.request(method, f"{self.url}/{path}", **more)
+
+    def status(self, job: str) -> str:
+        """What the server says of a job; empty if it knows none such."""
+        answer = self.ask(f"jobs/{job}", params={"fields": "status"})
+        return str(answer.json()["status"]) if answer.status_code == httpx.codes.OK else ""
 
 
 @dataclass(frozen=True)
@@ -210,7 +229,7 @@ def _write_configuration(server: UnicoreX, slots: int) -> None:
     directory = server.directory
     for name in ("scratch", "work", "jobs", "data"):
         (directory / name).mkdir()
-    for name in ("idb.json", "log4j.xml", "shell"):
+    for name in ("idb.json", "log4j.xml"):
         shutil.copy(DATA / name, directory)
     (directory / "main.config").write_text(
         Template((DATA / "main.config").read_text()).substitute(
@@ -249,16 +268,10 @@ def _make_certificate(directory: Path) -> None:
 
 def _wait_until_it_answers(server: UnicoreX, process: "subprocess.Popen[bytes]") -> None:
     """Wait until a server takes jobs; it answers some seconds before it knows where to run them."""
-    context = ssl.create_default_context(cafile=str(server.ca_file))
-    credentials = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-    request = urllib.request.Request(
-        f"{server.url}/factories",
-        headers={"Authorization": f"Basic {credentials}", "Accept": "application/json"},
-    )
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(request, context=context, timeout=5) as said:
-            if json.load(said)["factories"]:
+        with suppress(httpx.TransportError, ValueError, KeyError):
+            if server.ask("factories").json()["factories"]:
                 return
         time.sleep(0.1)
     log = (server.directory / "console.log").read_text(errors="replace")

@@ -226,9 +226,9 @@ class Running:
         self.process.send_signal(signal.SIGINT)
         return self.end()
 
-    def end(self) -> Ran:
-        """Wait for its end."""
-        return Ran(self.process.wait(WAIT_S), self.output)
+    def end(self, deadline: float = WAIT_S) -> Ran:
+        """Wait for its end, `deadline` seconds at most."""
+        return Ran(self.process.wait(deadline), self.output)
 
 
 def mortal() -> tuple[str, ...]:

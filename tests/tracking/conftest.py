@@ -20,7 +20,7 @@ from tests.support.gate import Gate
 from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project, place_in
 
-START_S = 60.0
+START_S = 180.0
 PASSWORD = "s3cret-of-the-tracking-server"
 """Never leaves this machine; the server here does not ask for it."""
 
@@ -30,10 +30,19 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 @dataclass
 class TrackingServer:
-    """A real `mlflow server` with a SQLite store."""
+    """A real `mlflow server` that serves artifacts too.
+
+    Attributes:
+        database: the URL of its SQL database; empty: a SQLite file.
+        artifacts: the place that it keeps artifacts in; empty: a directory.
+        environment: variables of its own.
+    """
 
     directory: Path
     port: int
+    database: str = ""
+    artifacts: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     @property
@@ -44,13 +53,15 @@ class TrackingServer:
         command = [
             *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--workers", "1"),
-            *("--backend-store-uri", f"sqlite:///{self.directory}/mlflow.db"),
-            *("--artifacts-destination", str(self.directory / "artifacts")),
+            *("--backend-store-uri", self.database or f"sqlite:///{self.directory}/db"),
+            *("--artifacts-destination", self.artifacts or str(self.directory / "artifacts")),
         ]
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=self.directory, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                env={
+                    **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **self.environment,
+                },
             )  # fmt: skip
         end = time.monotonic() + START_S
         while True:

@@ -28,6 +28,14 @@ ERROR_TEXTS = (
     Pattern(r"TSIUnavailableException|TSI (is )?(currently )?unavailable", Meaning.UNKNOWN),
     # A server that was just restarted answers so to submissions some of which it has carried out.
     Pattern(r"ResourceUnknownException", Meaning.UNKNOWN),
+    # With 401, and no word about credentials: a server that has just started knows for some seconds
+    # of no system to run jobs on, and one never does for users who may not use any.
+    Pattern(
+        r"no accessible targetsystem factories",
+        Meaning.LATER,
+        "A server that has just started says so for a while; if it goes on, ask the site whether "
+        "your account may submit jobs",
+    ),
     # container.services.maxInstancesPerUser: nothing was made.
     Pattern(r"Limit of <?\d+>? instances", Meaning.LATER),
     Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.LATER),

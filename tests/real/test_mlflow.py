@@ -1,0 +1,125 @@
+"""MLflow's tracking server on a real database, with artifacts in a real S3 storage of its own.
+
+What is tested of tracking anyway, with another server; and what it holds in the end, as seen where
+it keeps it.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real import mariadb
+from tests.real.slurm import free_ports
+from tests.support.needs import require
+from tests.support.s3 import S3, rclone
+from tests.support.sandbox import wait_for
+from tests.tracking.conftest import Tracked, TrackingServer, sandbox, tracked
+from tests.tracking.rules import HEAD, rule
+from tests.tracking.test_coming_back import test_controller_killed, test_worker_killed
+from tests.tracking.test_life import (
+    test_no_credential_is_at_the_site,
+    test_what_a_job_logs,
+    test_without_mlflow_here,
+)
+
+__all__ = [
+    "sandbox", "test_controller_killed", "test_no_credential_is_at_the_site",
+    "test_what_a_job_logs", "test_without_mlflow_here", "test_worker_killed", "tracked",
+]  # fmt: skip
+
+pytestmark = [pytest.mark.software("MLflow"), pytest.mark.timeout(240)]
+
+BUCKET = "artifacts"
+
+
+@pytest.fixture(scope="session")
+def artifact_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A storage for the tracking server alone."""
+    with rclone(tmp_path_factory.mktemp("artifact-store")) as s3:
+        s3.client().create_bucket(Bucket=BUCKET)
+        yield s3
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an empty database on a server of its own."""
+    require([name for name in mariadb.PROGRAMS if mariadb.found(name) is None], "MLflow")
+    directory = tmp_path_factory.mktemp("database")
+    (port,) = free_ports(1)
+    arguments = mariadb.prepare(directory, port, "mlflow", "a-password", "runs")
+    program = mariadb.found("mariadbd")
+    assert program is not None
+    with (directory / "log").open("wb") as log:
+        server = subprocess.Popen([program, *arguments], stdin=subprocess.DEVNULL, stdout=log,
+                                  stderr=log)  # fmt: skip
+    try:
+        wait_for(lambda: mariadb.answers(port), mariadb.INSTALL_S)
+        yield f"mysql+pymysql://mlflow:a-password@127.0.0.1:{port}/runs"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture(scope="session")
+def tracking_server(
+    database: str, artifact_store: S3, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TrackingServer]:
+    (port,) = free_ports(1)
+    server = TrackingServer(
+        tmp_path_factory.mktemp("mlflow"), port, database, f"s3://{BUCKET}/of/mlflow",
+        {
+            "MLFLOW_S3_ENDPOINT_URL": artifact_store.url,
+            "AWS_ACCESS_KEY_ID": artifact_store.access_key,
+            "AWS_SECRET_ACCESS_KEY": artifact_store.secret_key,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        },
+    )  # fmt: skip
+    server.start()
+    yield server
+    server.stop()
+
+
+CODE = """
+import mlflow
+import sklearn.linear_model
+model = sklearn.linear_model.LinearRegression().fit([[0], [1]], [0, 2])
+with mlflow.start_run():
+    mlflow.log_metric("loss", 0.5)
+    mlflow.sklearn.log_model(model, name="line")
+    with open("large.bin", "wb") as file:
+        file.write(b"x" * (6 << 20))
+    mlflow.log_artifact("large.bin", "deep/er")
+"""
+
+
+def test_what_lies_where(
+    tracked: Tracked, artifact_store: S3, database: str, tmp_path: Path
+) -> None:
+    """Rows in the database, objects in the storage, a model that is registered and loaded again."""
+    import mlflow
+    import sqlalchemy
+
+    tracked.project.write("code.py", CODE)
+    tracked.project.write("Snakefile", HEAD + rule(f"{sys.executable} code.py", arguments={}))
+
+    said = tracked.project.run().ok().output
+
+    run = tracked.runs()["train"]
+    assert run.data.metrics["loss"] == 0.5, said
+    with sqlalchemy.create_engine(database).connect() as connection:
+        rows = connection.execute(
+            sqlalchemy.text("SELECT value FROM metrics WHERE run_uuid = :run"),
+            {"run": run.info.run_id},
+        ).all()
+    assert [row.value for row in rows] == [0.5]
+    stored = artifact_store.client().list_objects_v2(Bucket=BUCKET)["Contents"]
+    sizes = {each["Key"].rpartition("/")[2]: each["Size"] for each in stored}
+    assert sizes["large.bin"] == 6 << 20
+    (model,) = tracked.client.search_logged_models([run.info.experiment_id])
+    mlflow.set_tracking_uri(tracked.uri)
+    registered = mlflow.register_model(f"models:/{model.model_id}", "line")
+    loaded = mlflow.sklearn.load_model(f"models:/line/{registered.version}")
+    assert loaded.predict([[2]]) == pytest.approx([4])

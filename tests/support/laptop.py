@@ -1,0 +1,155 @@
+"""The near end of a simulated site: processes of the real engine, in virtual time, that may die.
+
+What dies, dies for good: after `Session.die` nothing of it acts any more, neither at a site nor on
+the journal nor on files.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.staging.sources import Sources
+from tests.support.simulated import SimulatedPlanner, SimulatedSite
+from tests.support.virtualtime import VirtualLoop
+from tests.support.world import World
+
+WRITES = frozenset({"pack_to", "write", "write_bytes", "unpack", "settle", "_begin"})
+"""What the engine has threads do that writes files."""
+
+
+class Died(Exception):  # noqa: N818 - reads as what it says
+    """The process was killed."""
+
+
+class InPlace(Engine):
+    """The engine, in the loop that it is given instead of a thread of its own."""
+
+    def __init__(self, loop: VirtualLoop, *args: Any, **kwargs: Any) -> None:
+        self._given = loop
+        super().__init__(*args, **kwargs)
+
+    def _begin(self) -> None:
+        self._loop = self._given
+
+    async def opened(self, sources: Sources, *names: str) -> None:
+        """See `Engine.open`."""
+        self._source_choice = lambda _: sources
+        await self._open_all(names)
+
+    async def job(self, request: JobRequest) -> Outcome:
+        """The outcome of a job."""
+        self._start(request)
+        await asyncio.wait([self._jobs[request.number]])
+        [outcome] = [o for o in self._outcomes if o.number == request.number]
+        self._outcomes.remove(outcome)
+        return outcome
+
+    async def committed(self, outcome: Outcome, *, taken: bool = True) -> None:
+        """See `Engine.commit`."""
+        await self._commit(outcome, taken)
+
+    async def cancelled(self, wait_s: float) -> list[TryRecord]:
+        """See `Engine.cancel`."""
+        return await self._cancel(wait_s)
+
+    async def closed(self, *, tidy: bool) -> None:
+        """See `Engine.close`."""
+        await self._close(tidy)
+
+
+class Session:
+    """One process of the engine.
+
+    Attributes:
+        sites: the process's access to each of the worlds.
+        said: what it wrote to the log.
+        full: whether there is no room here for files.
+    """
+
+    def __init__(self, worlds: Mapping[str, World], workdir: Path, config: BackendConfig) -> None:
+        """Start a process at the worlds' time."""
+        self.loop = VirtualLoop(max(world.now for world in worlds.values()))
+        self.loop.around = self._around
+        self.sites = {name: SimulatedSite(world, name) for name, world in worlds.items()}
+        self.said: list[str] = []
+        self.full: Callable[[], bool] = lambda: False
+        self._left: float = float("inf")
+        self._dead = False
+        self.journal = Journal(workdir / ".state")
+        self._write = self.journal._database.write
+        self.journal._database.write = self._written  # type: ignore[method-assign]
+        sites: dict[str, tuple[Site, Planner]] = {}
+        for name, site in self.sites.items():
+            site.called = self.point
+            sites[name] = (site, SimulatedPlanner(config, None, workdir, worlds[name]))
+        self.engine = InPlace(
+            self.loop, sites, journal=self.journal, workdir=workdir, state=workdir / ".state",
+            tell=self.said.append,
+        )  # fmt: skip
+
+    def die_at(self, point: int) -> None:
+        """Die at the given one of the points from now on: see `point`."""
+        self._left = point
+
+    def point(self) -> None:
+        """A moment between two things that are seen from outside, at which the process may die."""
+        self._left -= 1
+        if self._left == 0:
+            self.die()
+        if self._dead:
+            raise asyncio.CancelledError
+
+    def die(self) -> None:
+        """Die as by kill -9."""
+        self._dead = True
+        self.loop.stop()
+
+    def _around(self, work: object) -> None:
+        self.point()
+        if getattr(work, "__name__", "") in WRITES and self.full():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    @contextmanager
+    def _written(self) -> Iterator[Any]:
+        self.point()
+        with self._write() as db:
+            yield db
+        self.point()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` and end.
+
+        Raises:
+            Died: before that.
+        """
+        task = self.loop.create_task(work)
+        task.add_done_callback(lambda _: None if self._dead else self.loop.stop())
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            died, self._dead = self._dead, True
+            left = asyncio.all_tasks(self.loop)
+            for one in left:
+                one.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            asyncio.set_event_loop(None)
+            self.loop.close()
+            self.journal.close()
+        if died:
+            raise Died
+        task.result()
+
+
+def no_sources() -> Sources:
+    """A workflow without sources."""
+    return Sources((), 0, ())

@@ -1,0 +1,239 @@
+"""Random schedules: what a seed lets happen to a workflow, its sites, its user and this machine.
+
+Each kind of misfortune draws from a stream of its own, so that it can be left out without changing
+the others: `fewest` finds the kinds that a failure takes.
+"""
+
+import random
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, partial
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from tests.support.simulated import Fault
+from tests.support.world import Fate, Habits, World
+
+HOUR_S, DAY_S = 3600.0, 86400.0
+
+KINDS: Final = (
+    "answers",  # single requests fail, or act and lose their answer, or act late
+    "outages",  # a site is away for a while, or refuses the credentials
+    "strays",  # one submission is started several times, some of them late
+    "lost",  # a submission is acknowledged and never started, or the site denies it
+    "killed",  # jobs end by memory, node, time, an outsider's cancellation, a refusal
+    "restarts",  # a site forgets jobs
+    "purges",  # a centre removes the files of the workspace
+    "full",  # no room at the site
+    "full here",  # no room on this machine
+    "late",  # files, states and ends are seen late, or half
+    "slow",  # queues and jobs of hours and days
+    "clock",  # the site's clock is hours off
+    "deaths",  # kill -9 here
+    "interrupts",  # Ctrl-C, once or twice
+    "detaches",  # a hang-up
+    "changes",  # the user changes a command, an input, a source or a job's site between two runs
+    "unwanted",  # Snakemake does not take the outputs
+)
+
+REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts"})
+"""What makes several starts of one try. Nobody removes the claims then: what is changed each minute
+is not old, and without them there is no promise (see docs/architecture.md)."""
+
+_KILLS = (
+    (Reason.OUT_OF_MEMORY, False), (Reason.NODE_FAILURE, False), (Reason.TIME_LIMIT, True),
+    (Reason.TIME_LIMIT, False), (Reason.CANCELLED, True), (Reason.CANCELLED, False),
+    (Reason.PREEMPTED, True),
+)  # fmt: skip
+
+
+@cache
+def config(poll_min_s: int, poll_max_s: int, unknown_wait_s: int, grace_s: int) -> BackendConfig:
+    """A site's config, with small limits so that small files travel in all ways."""
+    site = {
+        "PollMin": f"{poll_min_s}s", "PollMax": f"{poll_max_s}s",
+        "UnknownWait": f"{unknown_wait_s}s", "MarkerGrace": f"{grace_s}s",
+        "InlineLimit": "1K", "MaxJobs": 4,
+    }  # fmt: skip
+    return BackendConfig.model_validate(
+        {"UnicoreApiUrl": "https://sim.example", "Resources": {"Queue": "batch"}, "Site": site}
+    )
+
+
+class Schedule:
+    """All chance of one seed.
+
+    Attributes:
+        names: the sites.
+        sessions: how often the run may be ended from here on before everything is well.
+        healed: whether everything is well from now on.
+    """
+
+    def __init__(self, seed: int, without: Collection[str] = ()) -> None:
+        self.seed = seed
+        self.healed = False
+        self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
+        self._names = random.Random(seed)
+        plan = self.stream("plan")
+        some = [kind for kind in KINDS if plan.random() < plan.choice((0.2, 0.5))]
+        self.kinds = frozenset(some) - frozenset(without)
+        self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
+        self.slow = "slow" in self.kinds
+        grace = plan.choice((10, 30, 120))
+        # Few looks: they are what most of the time goes into.
+        self.config = config(
+            plan.choice((2, 30, 60)),
+            600 if self.slow else plan.choice((60, 300)),
+            plan.choice((30, 120, 600)),
+            grace,
+        )
+        self.habits = self._habits(grace)
+        rate = self.stream("answers").choice((0.02, 0.1, 0.3))
+        self._rate = rate if "answers" in self.kinds else 0.0
+        self._outages = list(self._windows("outages"))
+        self._full = list(self._windows("full"))
+        self._full_here = list(self._windows("full here"))
+
+    def stream(self, kind: str) -> random.Random:
+        """The chance of one kind of misfortune, or of the `plan`."""
+        return self._streams[kind]
+
+    def uuid(self) -> uuid.UUID:
+        """Random names that are the same each time."""
+        return uuid.UUID(int=self._names.getrandbits(128), version=4)
+
+    def has(self, kind: str, chance: float = 1.0) -> bool:
+        """Whether a misfortune of a kind happens now."""
+        return kind in self.kinds and not self.healed and self.stream(kind).random() < chance
+
+    def _habits(self, grace: float) -> Habits:
+        late, clock = self.stream("late"), self.stream("clock")
+        if "late" not in self.kinds:
+            return Habits(clock=clock.choice((-5, 9)) * HOUR_S if "clock" in self.kinds else 0.0)
+        return Habits(
+            late=late.choice((0.0, 2.0, 0.8 * grace)),
+            half=late.random() < 0.5,
+            lag=late.choice((0.0, 134.0)),
+            gap=late.choice((0.0, 4.0)),
+            remembers=late.choice((300.0, DAY_S)),
+            clock=clock.choice((-5, 9)) * HOUR_S if "clock" in self.kinds else 0.0,
+        )
+
+    def _windows(self, kind: str) -> Iterator[tuple[float, float, str]]:
+        """From when to when something is out of order, and how."""
+        if kind not in self.kinds:
+            return
+        chance, now = self.stream(kind), 0.0
+        for _ in range(chance.randint(1, 3)):
+            now += 10 ** chance.uniform(0, 3.5)
+            end = now + 10 ** chance.uniform(0.5, 4)
+            yield now, end, chance.choice(("unreachable", "unreachable", "unauthorized", "hang"))
+            now = end
+
+    @staticmethod
+    def _within(windows: list[tuple[float, float, str]], now: float) -> str:
+        return next((what for begin, end, what in windows if begin <= now < end), "")
+
+    # At a site
+
+    def world(self, name: str) -> World:
+        """A site as this schedule has it."""
+        world = World(self.fate, self.duration, place=self.place, habits=self.habits, name=name)
+        for kind, act in (
+            ("purges", partial(world.purge, claims=not self.kinds & REPEATING)),
+            ("restarts", lambda: world.restart(lambda: self.stream("restarts").random() < 0.4)),
+        ):
+            if kind in self.kinds:
+                for _ in range(self.stream(kind).randint(1, 3)):
+                    self._plan(world, 10 ** self.stream(kind).uniform(0.5, 4), act)
+        for begin, end, _ in self._full:
+            self._plan(world, begin, lambda: setattr(world, "full", True))
+            world.after(end, lambda: setattr(world, "full", False))
+        return world
+
+    def _plan(self, world: World, when: float, act: Callable[[], Any]) -> None:
+        world.after(when, lambda: None if self.healed else act())
+
+    def heal(self, *worlds: World) -> None:
+        """From now on everything is well."""
+        self.healed = True
+        for world in worlds:
+            world.full = False
+
+    def fate(self, spec: JobSpec) -> Fate:
+        """What becomes of a submission."""
+        plan = self.stream("plan")
+        delay = plan.choice((0.5, 3.0, 30.0, 400.0, *((DAY_S,) if self.slow else ())))
+        fate = Fate(starts=(delay,))
+        if self.has("killed", 0.3):
+            chance = self.stream("killed")
+            reason, warned = chance.choice(_KILLS)
+            after = chance.uniform(0, 150)
+            requeued = reason is Reason.NODE_FAILURE and chance.random() < 0.5
+            fate = Fate((delay,), False, after, reason, warned, requeued)
+            if chance.random() < 0.2:
+                fate = Fate(refused=True)
+        if self.has("strays", 0.4):
+            chance = self.stream("strays")
+            more = [delay + 10 ** chance.uniform(0, 5) for _ in range(chance.randint(1, 2))]
+            fate = Fate((delay, *more), False, fate.killed_after, fate.reason, fate.warned)
+        if self.has("lost", 0.3):
+            never = self.stream("lost").random() < 0.5
+            fate = Fate(starts=() if never else fate.starts, denied=True)
+        return fate
+
+    def duration(self, spec: JobSpec) -> float:
+        """How long a command takes."""
+        return self.stream("plan").choice((1.0, 100.0, 130.0, 3000.0, *((DAY_S,) * self.slow)))
+
+    def place(self, path: str) -> str:
+        """How an output travels."""
+        return self.stream("plan").choice(("marker", "archive", "alone"))
+
+    def fault(self, method: str, now: float) -> Fault:
+        """What a request meets."""
+        if self.healed:
+            return ""
+        if what := self._within(self._outages, now):
+            return what  # type: ignore[return-value]
+        chance = self.stream("answers")
+        if chance.random() >= self._rate:
+            return ""
+        kinds: list[Fault] = ["unreachable", "lost", "lost", "busy", "unauthorized", "hang"]
+        if method in ("states", "find", "submit", "list"):
+            kinds.append("not found")
+        if method == "find":
+            kinds.append("empty")
+        if method == "submit":
+            kinds.append("late")
+        return chance.choice(kinds)
+
+    # Here
+
+    def full_here(self, now: float) -> bool:
+        """Whether there is no room on this machine."""
+        return not self.healed and bool(self._within(self._full_here, now))
+
+    def end(self) -> tuple[str, float]:
+        """How a run is ended from here, and when: at a point (see `Session.point`) or a time."""
+        if self.has("deaths", 0.6):
+            return "dies", 10 ** self.stream("deaths").uniform(0.5, 3)
+        for kind, how in (("interrupts", "cancels"), ("detaches", "detaches")):
+            if self.has(kind, 0.5):
+                return how, 10 ** self.stream(kind).uniform(0, 4 + self.slow)
+        return "", 0.0
+
+    def pause(self) -> float:
+        """Seconds until somebody starts it again."""
+        return self.stream("plan").choice((0.0, 10.0, 600.0, 20000.0))
+
+
+def fewest(seed: int, fails: Callable[[Schedule], bool]) -> tuple[str, ...]:
+    """The kinds of misfortune without one of which the seed's failure does not come."""
+    left_out: tuple[str, ...] = ()
+    for kind in KINDS:
+        if fails(Schedule(seed, (*left_out, kind))):
+            left_out = (*left_out, kind)
+    return tuple(sorted(Schedule(seed, left_out).kinds))

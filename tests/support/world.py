@@ -1,0 +1,521 @@
+"""What is there when a controller dies: a simulated site's files, its jobs, and what they ran.
+
+Time is virtual; a world goes on by itself. A job does what `script.sh.j2` does: claim, bundles,
+inputs, payload with heartbeats, marker.
+"""
+
+import hashlib
+import heapq
+import io
+import itertools
+import math
+import tarfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, TRIES, bundle_done, bundle_path
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
+
+LIFETIME_S = 86400.0
+"""Seconds that the site keeps a job unless it is extended; then it ends it."""
+
+
+@dataclass
+class Fate:
+    """What becomes of one submission.
+
+    Attributes:
+        starts: seconds after which the scheduler starts it, once for each.
+        denied: whether the site says that it knows no such job.
+        killed_after: seconds of running after which it is killed.
+        reason: what the scheduler then says.
+        warned: whether it is asked to end before it is killed, and so can write its marker.
+        requeued: whether the scheduler starts it again under the same id after it was killed.
+        refused: whether the scheduler refuses it, so that it ends without a start.
+        full: whether it does so because there are too many jobs.
+    """
+
+    starts: tuple[float, ...] = (3.0,)
+    denied: bool = False
+    killed_after: float | None = None
+    reason: Reason = Reason.OUT_OF_MEMORY
+    warned: bool = False
+    requeued: bool = False
+    refused: bool = False
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a site is like all the time. Seconds.
+
+    Attributes:
+        late: after how long a file that a job wrote is seen through the API.
+        half: whether it is seen half first.
+        lag: how much later than it happens the scheduler tells that a job was killed.
+        gap: how long a job that ended is missing from what the scheduler tells.
+        remembers: how long the scheduler tells of a job that ended.
+        clock: how far its clock is off.
+    """
+
+    late: float = 0.0
+    half: bool = False
+    lag: float = 0.0
+    gap: float = 0.0
+    remembers: float = math.inf
+    clock: float = 0.0
+
+
+@dataclass
+class PayloadRun:
+    """One run of a job's command, of what it `found` when it began, and what it `made`."""
+
+    job: str
+    try_id: str
+    begun: float
+    site: str = ""
+    found: bytes = b""
+    ended: float | None = None
+    how: str = ""
+    made: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class _Start:
+    number: int
+    phase: Phase = Phase.WAITING
+    reason: Reason | None = None
+    run: PayloadRun | None = None
+    ended: float = 0.0
+    told_after: float = 0.0
+
+
+@dataclass
+class _Job:
+    id: str
+    tag: str
+    spec: JobSpec
+    fate: Fate
+    expires: float
+    starts: list[_Start] = field(default_factory=list)
+    log: bytes = b""
+
+
+class World:
+    """A site and its jobs, whoever looks at it.
+
+    Attributes:
+        files: what lies there, by path; None for a directory.
+        runs: what ran.
+        excuses: by try, why it may truly be said to have failed.
+        full: whether there is no room for more files.
+    """
+
+    def __init__(
+        self,
+        fate: Callable[[JobSpec], Fate] = lambda spec: Fate(),
+        duration: Callable[[JobSpec], float] = lambda spec: 100.0,
+        code: Callable[[JobSpec], int] = lambda spec: 0,
+        *,
+        place: Callable[[str], str] = lambda path: "marker",
+        habits: Habits = Habits(),
+        name: str = "sim",
+    ) -> None:
+        """Make a world.
+
+        Args:
+            fate: what becomes of each submission.
+            duration: how long a command takes, in seconds.
+            code: a command's exit code.
+            place: how an output travels: `marker`, `archive` or `alone`.
+            habits: what it is like all the time.
+            name: to tell it from another one.
+        """
+        self.fate, self.duration, self.code, self.place = fate, duration, code, place
+        self.habits, self.name = habits, name
+        self.full = False
+        self.excuses: dict[str, set[Reason]] = defaultdict(set)
+        self._fresh: dict[str, float] = {}
+        self.files: dict[str, bytes | None] = {}
+        self.jobs: dict[str, _Job] = {}
+        self.runs: list[PayloadRun] = []
+        self.specs: dict[str, JobSpec] = {}
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._numbers = itertools.count(1000)
+
+    def advance(self, now: float) -> None:
+        """Let everything happen that happens until `now`."""
+        while self._events and self._events[0][0] <= now:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        self.now = max(self.now, now)
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        """Let something happen later."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), event))
+
+    def purge(self, *, claims: bool = True) -> None:
+        """The centre's broom: all files go, those of running jobs too; or all but the `claims`."""
+        kept = {} if claims else {p: c for p, c in self.files.items() if _is_of_tries(p)}
+        self.files = kept
+        for job in self.jobs.values():
+            self.excuse(job, Reason.OUTPUTS, Reason.SET_UP, Reason.EXIT_CODE, Reason.UNKNOWN)
+
+    def excuse(self, job: "_Job", *reasons: Reason) -> None:
+        """Something happens to a job that may truly make it fail for one of these reasons."""
+        self.excuses[job.spec.paths.try_id].update(reasons)
+
+    # Files
+
+    def make_directory(self, path: str) -> None:
+        """A directory and its parents."""
+        parts = path.split("/")
+        for i in range(len(parts)):
+            at = "/".join(parts[: i + 1])
+            if isinstance(self.files.setdefault(at, None), bytes):
+                self._fresh.pop(at, None)  # who is told that a name exists has thereby seen it
+                raise SiteRejected(f"{path}: file exists!", where="site sim")
+
+    def write(self, path: str, content: bytes) -> None:
+        """A file, its parents made."""
+        if "/" in path:
+            self.make_directory(path.rpartition("/")[0])
+        self.files[path] = content
+
+    def written(self, path: str, content: bytes) -> None:
+        """A job writes a file: whoever is not on its node may see that later."""
+        self.write(path, content)
+        if self.habits.late:
+            self._fresh[path] = self.now + self.habits.late
+
+    def seen(self, path: str) -> bytes | None:
+        """What the API sees at a path: a file's content, None for a directory.
+
+        Raises:
+            SiteNotFound: nothing is there, or nothing yet.
+        """
+        if path not in self.files:
+            raise SiteNotFound(f"there is no file {path}", where="site sim")
+        content = self.files[path]
+        if content is None or self._fresh.get(path, 0.0) <= self.now:
+            return content
+        if self.habits.half and self._fresh[path] - self.now < self.habits.late / 2:
+            return content[: len(content) // 2]
+        raise SiteNotFound(f"there is no file {path} yet", where="site sim")
+
+    def put(self, path: str, content: bytes) -> None:
+        """A file comes through the API; where there is no room, its name alone does.
+
+        Raises:
+            SiteRejected: there is no room.
+        """
+        self.write(path, b"" if self.full else content)
+        if self.full:
+            raise SiteRejected(f"{path}: no space left on device", where="site sim")
+
+    def remove(self, path: str) -> None:
+        """A file, or a directory with all below it."""
+        for at in [p for p in self.files if p == path or p.startswith(f"{path}/")]:
+            del self.files[at]
+
+    def below(self, path: str) -> dict[str, Entry]:
+        """A directory's entries."""
+        if path and self.files.get(path, b"") is not None:
+            raise SiteNotFound(f"there is no directory {path}", where="site sim")
+        found = {}
+        prefix = f"{path}/" if path else ""
+        for at, content in self.files.items():
+            if not at.startswith(prefix):
+                continue
+            name = at[len(prefix) :]
+            if not name or "/" in name:
+                continue
+            if at in self._fresh:
+                try:
+                    content = self.seen(at)  # noqa: PLW2901
+                except SiteNotFound:
+                    continue
+            found[name] = Entry(name, len(content or b""), content is None, self._clock(self.now))
+        return found
+
+    def _clock(self, now: float) -> float:
+        return now + self.habits.clock
+
+    # Jobs
+
+    def submit(self, submission: Submission) -> str:
+        """Take over a job; its fate is decided now."""
+        spec = self.specs[submission.tag]
+        job_id = f"id-{next(self._numbers)}"
+        fate = self.fate(spec)
+        job = _Job(job_id, submission.tag, spec, fate, self.now + LIFETIME_S)
+        self.jobs[job_id] = job
+        if fate.refused:
+            self.excuse(job, Reason.REJECTED)
+        for delay in () if fate.refused else fate.starts:
+            start = _Start(next(self._numbers))
+            job.starts.append(start)
+            self.after(delay, partial(self._start, job, start))
+        self.after(LIFETIME_S, partial(self._expire, job))
+        return job_id
+
+    def _expire(self, job: _Job) -> None:
+        if job.id in self.jobs and self.now < job.expires:
+            self.after(job.expires - self.now, partial(self._expire, job))
+        else:
+            self.forget(job.id)
+
+    def forget(self, job_id: str) -> None:
+        """End a job and lose all record of it."""
+        job = self.jobs.get(job_id)
+        if job is None or job.fate.denied:
+            return
+        del self.jobs[job_id]
+        for start in job.starts:
+            self._kill(job, start, Reason.CANCELLED)
+
+    def cancel(self, job_id: str) -> None:
+        """Ask a job to end: one that runs says so with its last breath."""
+        job = self.jobs.get(job_id)
+        if job is None or job.fate.denied:
+            return
+        for start in job.starts:
+            if start.phase is Phase.WAITING:
+                self._kill(job, start, Reason.CANCELLED)
+            else:
+                self._warn(job, start, Reason.CANCELLED)
+
+    def _warn(self, job: _Job, start: _Start, reason: Reason) -> None:
+        if start.run is not None and start.phase is Phase.RUNNING:
+            self.excuse(job, reason)
+            self.after(1.0, partial(self._finish, job, start, reason))
+
+    def _kill(self, job: _Job, start: _Start, reason: Reason) -> None:
+        if start.phase is Phase.ENDED:
+            return
+        self.excuse(job, reason, Reason.UNKNOWN)
+        self._end(start, reason, told_after=self.habits.lag)
+        if start.run is not None and start.run.ended is None:
+            start.run.ended, start.run.how = self.now, "killed"
+        if job.fate.requeued:
+            start.phase = Phase.WAITING
+            self.after(120.0, partial(self._start, job, start))
+
+    def _end(self, start: _Start, reason: Reason, told_after: float = 0.0) -> None:
+        start.phase, start.reason = Phase.ENDED, reason
+        start.ended, start.told_after = self.now, told_after
+
+    def restart(self, kept: Callable[[], bool]) -> None:
+        """The server is started again and has forgotten the jobs that are not `kept`.
+
+        The scheduler goes on with them; what it had not been given yet never starts.
+        """
+        for job in self.jobs.values():
+            if not kept():
+                job.fate = replace(job.fate, denied=True)
+                for start in job.starts:
+                    if start.phase is Phase.WAITING and not kept():
+                        self._end(start, Reason.CANCELLED)
+
+    def state(self, job_id: str) -> JobState:
+        """What the site says: of several starts it knows the last one only."""
+        job = self.jobs.get(job_id)
+        if job is None or job.fate.denied:
+            return JobState(Phase.UNKNOWN)
+        if job.fate.refused:
+            full = job.fate.full
+            said = "AssocMaxSubmitJobLimit" if full else "Invalid account"
+            return JobState(Phase.ENDED, Reason.REJECTED, said, later=full)
+        if not job.starts:
+            return JobState(Phase.UNKNOWN)
+        start = job.starts[-1]
+        number = "" if start.phase is Phase.WAITING else str(start.number)
+        if start.phase is Phase.ENDED:
+            told = self.now - start.ended - start.told_after
+            if told < 0:
+                return JobState(Phase.RUNNING, scheduler_id=number)
+            if told < self.habits.gap or told > self.habits.remembers:
+                return JobState(Phase.UNKNOWN)
+        return JobState(start.phase, start.reason, scheduler_id=number)
+
+    # What the script does
+
+    def _start(self, job: _Job, start: _Start) -> None:
+        if start.phase is Phase.ENDED:
+            return
+        paths = job.spec.paths
+        directory_there = self.files.get(paths.tries, b"") is None
+        if not directory_there or paths.claim in self.files:
+            self._end(start, Reason.SUCCESS)
+            return
+        if self.full:
+            self.excuse(job, Reason.EXIT_CODE, Reason.UNKNOWN)
+            self.written(paths.claim, b"")
+            self._end(start, Reason.EXIT_CODE)
+            return
+        start.phase = Phase.RUNNING
+        text = f"owner=x{start.number}\nsite_job={job.id}\nscheduler_job={start.number}\nhost=n\n"
+        self.written(paths.claim, text.encode())
+        failed = self._stage(job.spec)
+        if failed is not None:
+            self._end(start, Reason.EXIT_CODE)
+            step, missing = failed
+            marker = make_marker(paths.try_id, 1, {}, step=step, missing=missing)
+            self.written(paths.marker(1), marker)
+            return
+        found = result(job.spec.command, "", self._inputs(job.spec))
+        start.run = PayloadRun(job.spec.name, paths.try_id, self.now, self.name, found)
+        self.runs.append(start.run)
+        for output in job.spec.outputs:
+            if not output.keep:
+                self.remove(output.path)
+        self.after(job.spec.limits.heartbeat_s, partial(self._beat, job, start))
+        fate = job.fate
+        if fate.killed_after is not None:
+            act = self._warn if fate.warned else self._kill
+            self.after(fate.killed_after, partial(act, job, start, fate.reason))
+        self.after(self.duration(job.spec), partial(self._finish, job, start, None))
+
+    def _inputs(self, spec: JobSpec) -> dict[str, bytes]:
+        return {i.path: self.files.get(i.path) or b"" for i in spec.inputs if not i.directory}
+
+    def _beat(self, job: _Job, start: _Start) -> None:
+        if start.phase is Phase.RUNNING:
+            claim = self.files.get(job.spec.paths.claim)
+            if claim is not None:  # its last block has room, even where nothing else has
+                self.files[job.spec.paths.claim] = claim + b"."
+            self.after(job.spec.limits.heartbeat_s, partial(self._beat, job, start))
+
+    def _stage(self, spec: JobSpec) -> tuple[str, tuple[str, ...]] | None:
+        """Unpack and check what a script does; the step that failed and the missing inputs."""
+        for bundle in spec.bundles:
+            if bundle_done(bundle) in self.files:
+                continue
+            content = self.files.get(bundle_path(bundle))
+            if content is None or not self._unpack(content):
+                return "bundles", ()
+            self.write(bundle_done(bundle), b"")
+        if spec.inline:
+            self._unpack(spec.inline)
+        missing = []
+        for wanted in spec.inputs:
+            there, found = wanted.path in self.files, self.files.get(wanted.path)
+            right = there and (found is None) == wanted.directory
+            if not right or (wanted.size is not None and len(found or b"") != wanted.size):
+                missing.append(wanted.path)
+        return ("inputs", tuple(missing)) if missing else None
+
+    def _unpack(self, content: bytes) -> bool:
+        try:
+            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+                members = [(m, tar.extractfile(m) if m.isfile() else None) for m in tar]
+                for member, file in members:
+                    if file is None:
+                        self.make_directory(member.name)
+                    else:
+                        self.write(member.name, file.read())
+        except (tarfile.TarError, EOFError):
+            return False
+        return True
+
+    def _finish(self, job: _Job, start: _Start, signalled: Reason | None) -> None:
+        if start.phase is not Phase.RUNNING or start.run is None:
+            return
+        spec = job.spec
+        code = self.code(spec) if signalled is None else 143
+        if self.full and code == 0:
+            self.excuse(job, Reason.EXIT_CODE, Reason.OUTPUTS)
+            code = 1
+        if any(wanted.path not in self.files for wanted in spec.inputs):
+            code = code or 1
+        reason = Reason.SUCCESS if code == 0 else signalled or Reason.EXIT_CODE
+        self._end(start, reason)
+        start.run.ended, start.run.how = self.now, f"exit {code}"
+        outputs = {}
+        if code == 0:
+            inputs = self._inputs(spec)
+            for output in spec.outputs:
+                outputs[output.path] = result(spec.command, output.path, inputs)
+                self.written(output.path, outputs[output.path])
+        start.run.made = outputs
+        if self.files.get(spec.paths.tries, b"") is None:
+            content = self.files.get(spec.paths.claim) or b""  # all that there is room for
+            if not self.full:
+                content = make_marker(
+                    spec.paths.try_id, code, outputs, place=self.place, world=self,
+                    signal="TERM" if signalled is not None else "", archive=spec.paths.archive,
+                    times=(self._clock(start.run.begun), self._clock(self.now)),
+                )  # fmt: skip
+            self.written(spec.paths.marker(code), content)
+
+
+def _is_of_tries(path: str) -> bool:
+    return path in (OURS, TRIES) or path.startswith(f"{TRIES}/")
+
+
+def result(command: str, path: str, inputs: Mapping[str, bytes]) -> bytes:
+    """What a command makes at `path` of its inputs."""
+    digest = hashlib.sha256(f"{command}\0{path}".encode())
+    for name in sorted(inputs):
+        digest.update(name.encode() + b"\0" + inputs[name])
+    return digest.hexdigest().encode() + b"\n"
+
+
+def make_marker(
+    try_id: str,
+    code: int,
+    outputs: Mapping[str, bytes],
+    *,
+    place: Callable[[str], str] = lambda path: "marker",
+    step: str = "",
+    missing: Sequence[str] = (),
+    lacking: Sequence[str] = (),
+    signal: str = "",
+    log: bytes = b"hello\n",
+    world: World | None = None,
+    archive: str = "",
+    times: tuple[float, float] = (10.0, 20.0),
+) -> bytes:
+    """A marker as `script.sh.j2` writes it; with a `world`, the archive is written there."""
+    small, larger, records = {}, {}, []
+    for path, content in outputs.items():
+        where = place(path)
+        digest = hashlib.sha256(content).hexdigest()
+        records += [where, "f", str(len(content)), "644", digest, "", path]
+        if where == "marker":
+            small[f"./{path}"] = content
+        elif where == "archive":
+            larger[path] = content
+    packed = tarred(larger, "w") if larger else b""
+    if world is not None and larger:
+        world.written(archive, packed)
+    meta = {
+        "version": 1, "try": try_id, "exit_code": code, "failed_step": step, "signal": signal,
+        "started": times[0], "ended": times[1], "host": "n", "files": len(outputs),
+        "lacking": len(lacking), "archive_size": len(packed),
+        "archive_sha256": hashlib.sha256(packed).hexdigest() if packed else "",
+        "log_bytes": len(log),
+    }  # fmt: skip
+    lists = {"missing": missing, "lacking": lacking, "files": records}
+    members = {"meta": "".join(f"{k}={v}\n" for k, v in meta.items()).encode()}
+    members |= {name: "".join(f"{x}\0" for x in of).encode() for name, of in lists.items()}
+    return tarred(members | {"log": log} | small, "w:gz")
+
+
+def tarred(files: Mapping[str, bytes], mode: Literal["w", "w:gz"]) -> bytes:
+    """A tar of `files`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, format=tarfile.GNU_FORMAT) as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()

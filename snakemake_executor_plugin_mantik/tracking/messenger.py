@@ -48,9 +48,10 @@ class Messenger:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with suppress(ValueError):  # something else wrote to its output
-                self._hear(json.loads(line))
+        with self._process.stdout as lines:
+            for line in lines:
+                with suppress(ValueError):  # something else wrote to its output
+                    self._hear(json.loads(line))
         self._hear({"gone": True})
 
     @property

@@ -1,5 +1,7 @@
 """Without Snakemake: what a run that was killed left at the sites is seen, cancelled, removed."""
 
+import re
+
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
@@ -106,9 +108,8 @@ def test_clean(either: Project) -> None:
     removed = smk_mantik(either, "clean", "--force", "--yes").ok().output
     tells(removed, ": removed.")
     assert list(either.workspace.iterdir()) == []
-    assert {outcome for outcome in outcomes(either).values() if outcome != "succeeded"} == {
-        "cancelled"
-    }
+    # The quick one may have got its turn.
+    assert {outcomes(either)[f"slow name={name}"] for name in "ab"} == {"cancelled"}
 
     (either.workspace / "go").touch()
     either.run("--nolock", "--rerun-incomplete").ok()
@@ -145,7 +146,7 @@ def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:
 def test_journal_that_is_damaged(either: Project) -> None:
     """What runs is taken up, in the same workspace; what has ended is fetched."""
     run = running(either)
-    until(lambda: run.output.count(": submitted to ") == 3, "the one that waits for them")
+    until(lambda: run.output.count(": submitted to ") == 3, "the quick one")
     run.kill()
     workspace = either.workspace
     journal = either.directory / ".snakemake/mantik/journal.sqlite"
@@ -154,8 +155,11 @@ def test_journal_that_is_damaged(either: Project) -> None:
 
     said = either.run("--nolock", "--rerun-incomplete").ok().output
 
-    tells(said, "The journal was damaged", "3 are looked for there", "journal.sqlite.damaged-1")
-    assert said.count("taken up again at ") == 3
+    tells(said, "The journal was damaged", "journal.sqlite.damaged-1")
+    known = re.search(r" (\d) are looked for there", said)
+    # The quick one may have been done before.
+    assert known is not None
+    assert said.count("taken up again at ") == int(known[1]) >= 2
     assert lines(either, "ran.txt") == ["a", "b"]
     assert either.read("out/a.txt") == "a\n"
     assert either.workspace == workspace

@@ -146,7 +146,7 @@ class TestCredentials:
             Fault("refuse", path="token$", status=401, count=None, message="Invalid client")
         )
         until(lambda: fault.happened >= 4, "refused tokens")
-        until(lambda: "has not answered" in running.output, "word of it")
+        until(lambda: "has not accepted the credentials" in running.output, "word of it")
         (own.workspace / "go").touch()
         own_sandbox.faults.clear()
 

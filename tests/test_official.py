@@ -76,6 +76,16 @@ class WithS3(AtSite, TestWorkflowsMinioPlayStorageBase):  # type: ignore[misc] #
         """Where the server is."""
         return self._s3.url
 
+    @property
+    def access_key(self) -> str:
+        """Whom the server knows."""
+        return self._s3.access_key
+
+    @property
+    def secret_key(self) -> str:
+        """What it knows him by."""
+        return self._s3.secret_key
+
 
 class TestUnicore(WithFiles):
     __test__ = True

@@ -24,7 +24,7 @@ START_S = 180.0
 
 @dataclass(frozen=True)
 class S3:
-    """An S3 server on this machine; it takes any credentials.
+    """An S3 server on this machine.
 
     Attributes:
         url: where it is.

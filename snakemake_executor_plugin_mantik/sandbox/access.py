@@ -94,7 +94,3 @@ class Access:
     def expire_sessions(self) -> None:
         """Forget all sessions: requests that name one are answered with 432."""
         self.sessions.clear()
-
-    def expire_token(self) -> None:
-        """Make the bearer token and the password of the moment invalid, as an expired token is."""
-        self.token = secrets.token_urlsafe(24)

@@ -1,6 +1,7 @@
 """Keeps secrets out of what is handed on: their values are replaced wherever they occur."""
 
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -32,6 +33,9 @@ def held_by(credentials: Iterable[object]) -> Iterator[str]:
         for name, value in vars(credential).items():
             if isinstance(value, str) and "url" not in name:
                 yield value.removeprefix("Basic ").removeprefix("Bearer ")
+                if value.startswith("Basic "):
+                    user_and_password = b64decode(value.removeprefix("Basic ")).decode()
+                    yield user_and_password.partition(":")[2]
             elif isinstance(value, dict):
                 yield from secret_values({k: v for k, v in value.items() if isinstance(v, str)})
 

@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer, SshKey
+from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, tags, target, without_user
@@ -56,10 +56,11 @@ def test_tags(tmp_path: Path) -> None:
 def test_secrets_are_masked() -> None:
     mask = masker(
         [*secret_values({"DB_PASSWORD": "hunter2", "PATH": "/usr/bin", "X_TOKEN": "a"}),
-         *held_by([Bearer("eyJtoken")])]
+         *held_by([Bearer("eyJtoken"), Password("marie", "ra:dium")])]
     )  # fmt: skip
 
     assert mask("hunter2 at /usr/bin with eyJtoken, a") == "*** at /usr/bin with ***, a"
+    assert mask("marie has ra:dium") == "marie has ***"
 
 
 def test_a_users_name_is_no_secret(tmp_path: Path) -> None:

@@ -240,7 +240,8 @@ def _image(
     if os.path.isabs(path) and not local.exists():
         return replace(image, source=path, place=""), (), ()
     if (mistake := _image_mistake(path, local)) is not None:
-        raise UserError(mistake, where=f"rule {job.rule.name}", do=_IMAGE_ADVICE)
+        why = None if local.exists() else FileNotFoundError(path)
+        raise UserError(mistake, where=f"rule {job.rule.name}", do=_IMAGE_ADVICE) from why
     place = image_place(path, context.workdir)
     image = replace(image, source=place, place="")
     if (context.workdir / place).exists():

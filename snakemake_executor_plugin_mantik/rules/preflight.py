@@ -91,7 +91,7 @@ def _determined(job: Job) -> bool:
 
 def _may_change(job: Job, error: Exception) -> bool:
     """Whether what went wrong may be for want of files that are still to be made."""
-    why = error.__context__
+    why = error.__cause__ or error.__context__
     looks = isinstance(why, OSError) or any(map(is_callable, job.rule.params))
     return looks and isinstance(why, OSError | LookupError) and _waits(job)
 

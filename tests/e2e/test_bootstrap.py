@@ -13,6 +13,9 @@ import pytest
 
 from tests.support.workflows import UNTRACKED, WAIT_S, Project, Ran, tells
 
+# It makes virtual environments, which takes most of a minute.
+pytestmark = pytest.mark.software("Python venv")
+
 SNAKEFILE = """\
 rule out:
     output: "out.txt"

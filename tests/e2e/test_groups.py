@@ -14,8 +14,8 @@ GROUP = r"""
         output: "out/{n}.txt"
         group: "g"
         shell:
-            "echo {wildcards.n} >> ran.txt; "
             "trap 'sleep 1; echo end {wildcards.n} >> ran.txt; exit 1' TERM; "
+            "echo {wildcards.n} >> ran.txt; "
             "until [ -e go ]; do sleep 0.1; done; echo {wildcards.n} > {output}"
 
     rule sum:

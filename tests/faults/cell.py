@@ -102,6 +102,14 @@ class Count:
         return [f"{kind}: {what}" for kind in kinds for what in getattr(self, kind)]
 
 
+def times_of(fault: Fault, kind: str) -> int | None:
+    """How many requests of a kind meet a fault.
+
+    After each that meets it at the object store the whole transfer begins anew, later each time.
+    """
+    return min(fault.times, 2) if fault.times is not None and kind == "store" else fault.times
+
+
 @dataclass
 class Cell:
     """A workflow, its site and the proxy between them.
@@ -140,7 +148,7 @@ class Cell:
     def meet(self, fault: Fault, step: str) -> list[Rule]:
         """Let a fault happen to each kind of request of a step."""
         return [
-            self.proxy.add(Rule(fault.name, {kind}, fault.act(self.api), fault.times))
+            self.proxy.add(Rule(fault.name, {kind}, fault.act(self.api), times_of(fault, kind)))
             for kind in STEPS[step]
         ]
 

@@ -102,12 +102,13 @@ class Count:
         return [f"{kind}: {what}" for kind in kinds for what in getattr(self, kind)]
 
 
-def times_of(fault: Fault, kind: str) -> int | None:
-    """How many requests of a kind meet a fault.
+CHAINED = ("transfer", "store")
+"""After each failure of one of these the whole transfer begins anew, later each time."""
 
-    After each that meets it at the object store the whole transfer begins anew, later each time.
-    """
-    return min(fault.times, 2) if fault.times is not None and kind == "store" else fault.times
+
+def times_of(fault: Fault, kind: str) -> int | None:
+    """How many requests of a kind meet a fault, so that it ends within the time that a run has."""
+    return min(fault.times, 2) if fault.times is not None and kind in CHAINED else fault.times
 
 
 @dataclass

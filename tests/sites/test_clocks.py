@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from snakemake_executor_plugin_mantik.errors import SiteUnauthorized
+from snakemake_executor_plugin_mantik.sites import authentication
 from snakemake_executor_plugin_mantik.sites.answers import retry_after, server_time
 from snakemake_executor_plugin_mantik.sites.authentication import SshKey
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
@@ -164,8 +166,9 @@ class TestTokensOfAnIssuer:
         credential = ClientCredentials("https://issuer.example.org/token", "id", "secret")
         asyncio.run(credential.renew())
         clock, tick = time.time, time.monotonic
-        monkeypatch.setattr(time, "time", lambda: clock() + wall)
-        monkeypatch.setattr(time, "monotonic", lambda: tick() + steady)
+        # Not those of the whole process: the event loops of servers in other threads go by them.
+        clocks = SimpleNamespace(time=lambda: clock() + wall, monotonic=lambda: tick() + steady)
+        monkeypatch.setattr(authentication, "time", clocks)
         asyncio.run(credential.renew())
         asyncio.run(credential.renew())
         assert len(answers) == asked

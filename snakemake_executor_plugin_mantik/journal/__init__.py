@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     TryRecord,
     TryState,
     job_name,
+    sent_tries,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "TryState",
     "history",
     "job_name",
+    "sent_tries",
 ]

@@ -6,10 +6,11 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.journal import FILE, history, sent_tries
 from snakemake_executor_plugin_mantik.journal.database import LOCK as JOURNAL_LOCK
@@ -25,9 +26,7 @@ IMPORT_S = 60.0
 
 
 def track(
-    directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
-    ] = Path(),
+    directory: Workdir = Path(),
 ) -> None:
     """Tell MLflow what it does not know yet of the runs of the workflow in a directory."""
     kept = directory / DIRECTORY

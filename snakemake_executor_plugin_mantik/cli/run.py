@@ -58,6 +58,9 @@ def run(
             help="A file, or with / at its end a folder, that it makes; repeatable.",
         ),
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Tell what is wrong, and start nothing.")
+    ] = False,
 ) -> None:
     """Run one entry point of an MLproject as a job at a site: a workflow of one rule.
 
@@ -68,7 +71,10 @@ def run(
     snakefile = prepared(
         project, entry_point, parameter or [], extra or [],
         site=site, inputs=inputs or [], outputs=outputs or [], here=_is_local(arguments),
+        write=not check,
     )  # fmt: skip
+    if check:
+        return
     words = command(snakefile, site)
     if not any(word == "-e" or word.startswith("--executor") for word in arguments):
         words += ["--executor", "mantik", "--jobs", "1"]

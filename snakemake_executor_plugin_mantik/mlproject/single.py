@@ -67,6 +67,7 @@ def prepared(
     inputs: Sequence[str],
     outputs: Sequence[str],
     here: bool = False,
+    write: bool = True,
 ) -> Path:
     """Check everything and write the workflow; returns its Snakefile.
 
@@ -79,6 +80,7 @@ def prepared(
         inputs: paths as [NAME=]PATH.
         outputs: the same; a folder ends with `/`.
         here: whether it runs on this machine, where a project may lie anywhere.
+        write: whether to write the Snakefile; where it would be is returned anyway.
 
     Raises:
         UserError: with all that is wrong.
@@ -138,7 +140,7 @@ def prepared(
         outputs=_output_lines(made) if made.all else f"directory({out!r}),",
         params="params" if made.all else f"collecting(params, {out!r})",
     )
-    return _written(text, name)
+    return _written(text, name, write=write)
 
 
 def command(snakefile: Path, site: str) -> list[str]:
@@ -153,14 +155,17 @@ def command(snakefile: Path, site: str) -> list[str]:
             where="smk-mantik",
             do="Install it with: pip install snakemake",
         )
-    words = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)]
+    # -P: modules of the project do not stand in for Snakemake's.
+    words = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(snakefile)]
     words += ["--mantik-backend-config", site] if site else []
     return [*words, "--nolock", "--rerun-incomplete"]
 
 
-def _written(text: str, name: str) -> Path:
+def _written(text: str, name: str, *, write: bool) -> Path:
     directory = RUNS / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     snakefile = directory / "Snakefile"
+    if not write:
+        return snakefile
     try:
         make_private(STATE)
         directory.mkdir(parents=True, exist_ok=True)

@@ -46,9 +46,15 @@ class Invocation:
     """
 
     def __init__(
-        self, outbox: Outbox, workflow: Workflow, target: Target, workdir: Path,
-        configs: Mapping[str, str], mask: Callable[[str], str],
-    ) -> None:  # fmt: skip
+        self,
+        outbox: Outbox,
+        workflow: Workflow,
+        target: Target,
+        workdir: Path,
+        *,
+        configs: Mapping[str, str],
+        mask: Callable[[str], str],
+    ) -> None:
         """Prepare; nothing is written before the first job.
 
         Args:

@@ -194,8 +194,8 @@ class Ledger:
         """A try has ended; what it says itself of how long it ran comes before what was seen."""
         now = time.time()
         self._execute(
-            "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?, started = COALESCE(?, started)"
-            " WHERE try = ? AND ended IS NULL",
+            "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?,"
+            " started = COALESCE(?, started) WHERE try = ? AND ended IS NULL",
             (now, status, cpu, note, now - ran if ran is not None else None, try_id),
         )
 

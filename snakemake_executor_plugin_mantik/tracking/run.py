@@ -51,12 +51,15 @@ class Target:
         experiment_id, experiment: MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME.
         above: MLFLOW_RUN_ID: the run that Snakemake was started in, and that the workflow's run
             belongs to.
+        run_id: MANTIK_RUN_ID: the run that was made for the workflow's only job by whoever started
+            Snakemake (`runs.controller`).
     """
 
     uri: str = ""
     experiment_id: str = ""
     experiment: str = ""
     above: str = ""
+    run_id: str = ""
 
 
 def target(environ: Mapping[str, str], workdir: Path) -> Target:
@@ -74,7 +77,8 @@ def target(environ: Mapping[str, str], workdir: Path) -> Target:
         without_user(uri),
         environ.get("MLFLOW_EXPERIMENT_ID", ""),
         environ.get("MLFLOW_EXPERIMENT_NAME", ""),
-        environ.get("MLFLOW_RUN_ID", ""),
+        above=environ.get("MLFLOW_RUN_ID", ""),
+        run_id=environ.get("MANTIK_RUN_ID", ""),
     )
 
 

@@ -176,8 +176,8 @@ class Tracker:
             self._outbox = Outbox(self._directory / OUTBOX)
             if self._workflow is not None:
                 self._invocation = Invocation(
-                    self._outbox, self._workflow, self._target, self._workdir, self._configs,
-                    self._mask,
+                    self._outbox, self._workflow, self._target, self._workdir,
+                    configs=self._configs, mask=self._mask,
                 )  # fmt: skip
         return not self._off
 
@@ -225,11 +225,17 @@ class Tracker:
     async def _add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> None:
         assert self._invocation is not None
         if self._box.run(record.id) is None:
-            if parent := await self._invocation.make():
-                self._tracked.add(parent)
             assert self._workflow is not None
             snakefile = self._workflow.snakefile
             made = await asyncio.to_thread(tags, run, record, self._workdir, snakefile)
+            # A later try is a run of its own, in the directory of the one that was asked for.
+            asked = self._target.run_id
+            adopted = asked if asked and not self._box.adopted(asked) else ""
+            if asked and not adopted:
+                made |= {"mantik.run": asked}
+            # Where somebody asked for one run, there is none above it.
+            parent = "" if asked else await self._invocation.make()
+            self._tracked |= {parent} - {""}
             config = await asyncio.to_thread(self._config, record.site)
             before = Ledger(self._box).before(record.id, record.job)
             data = {
@@ -241,6 +247,7 @@ class Tracker:
                 "config": config,
                 "parent": parent,
                 "retry_of": before.try_id if before is not None else "",
+                "run_id": adopted,
             }
             self._box.add_run(record.id, self._target.uri, data)
         self._tracked.add(record.id)

@@ -1,4 +1,4 @@
-"""A whole workflow of all kinds of rules: its own run, those of its jobs, and how they hang together."""
+"""A workflow of all kinds of rules: its own run, those of its jobs, how they hang together."""
 
 import sys
 from pathlib import Path

@@ -90,7 +90,8 @@ def test_interrupted(tracked: Tracked) -> None:
 
 def test_detached_and_another_workflow_meanwhile(tracked: Tracked) -> None:
     project = tracked.project
-    prepare(project)
+    waits = "touch logged; until test -e go; do sleep 0.1; done"
+    project.write("Snakefile", workflow(train=waits))
     project.write("other/Snakefile", workflow(other="true"))
     running = project.start()
     until(lambda: logged(project), "the job")

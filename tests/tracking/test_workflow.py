@@ -46,7 +46,8 @@ def test_all_of_a_workflow(elsewhere: Tracked) -> None:
     project = elsewhere.project
     project.write("log.py", LOG)
     secret = "hunter2-hunter2"
-    above = elsewhere.client.create_run(elsewhere.client.create_experiment("digits"))
+    kept = (project.directory / "runs").as_uri()
+    above = elsewhere.client.create_run(elsewhere.client.create_experiment("digits", kept))
     project.extra["MLFLOW_RUN_ID"] = above.info.run_id
     train = rule(FAILS_ONCE.format(once=project.directory / "once"), arguments={"alpha": "1.50"})
     project.write("Snakefile", HEAD + RULES.replace("PYTHON", sys.executable) + train)

@@ -55,7 +55,7 @@ class Workflow:
 
     def name(self, workdir: Path) -> str:
         """The directory's name, and that of the Snakefile if it is an unusual one."""
-        path = Path(self.snakefile)
+        path = workdir / self.snakefile
         if not path.is_relative_to(workdir):
             return f"{workdir.name}: {path.name}"
         inside = path.relative_to(workdir)

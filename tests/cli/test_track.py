@@ -3,7 +3,6 @@
 import fcntl
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker import LOCK, OUTBOX
 
 END = {"status": "FINISHED", "time": 2000.0, "words": "", "exit_code": 0, "log": ""}
-DATA: Mapping[str, Any] = {
+DATA: dict[str, Any] = {
     "tags": {}, "params": {}, "experiment_id": "", "experiment": "", "config": "none",
 }  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
@@ -68,7 +67,7 @@ def test_a_workflow_that_nobody_goes_on_with_was_killed(tmp_path: Path) -> None:
         sent, unsent = (
             journal.new_try(site="hpc1", job=n, rule=n, name=n, fingerprint="f") for n in "ab"
         )
-        journal.submitting(sent.id)
+        journal.submitting(sent.id, "batch")
     (tmp_path / DIRECTORY).mkdir(parents=True)
     outbox = Outbox(tmp_path / DIRECTORY / OUTBOX)
     ledger = Ledger(outbox)

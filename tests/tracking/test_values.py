@@ -131,8 +131,8 @@ def test_a_configuration_as_parameters() -> None:
     mask = masker(["hunter2"])
     values: dict[str, object] = {
         "model": {"depth": 3, "layers": [1, 2], "empty": {}}, "api_token": "abc",
-        "uri": "x hunter2", "no_password": None, "a b/c:d.e-f": 1, "odd(name)": "x" * 7000, "path": Path("/x"),
-        **{f"n{i}": i for i in range(600)},
+        "uri": "x hunter2", "no_password": None, "a b/c:d.e-f": 1, "odd(name)": "x" * 7000,
+        "path": Path("/x"), **{f"n{i}": i for i in range(600)},
     }  # fmt: skip
 
     found = flat(values, mask)

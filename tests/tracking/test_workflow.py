@@ -86,8 +86,8 @@ def test_all_of_a_workflow(elsewhere: Tracked) -> None:
         "mantik/jobs_finished": 6, "mantik/jobs_failed": 0, "mantik/jobs_killed": 0,
         "mantik/jobs_running": 0, "mantik/jobs_queued": 0,
     }  # fmt: skip
-    kept = elsewhere.artifacts(whole)
-    assert kept == [
+    files = elsewhere.artifacts(whole)
+    assert files == [
         "mantik/Snakefile", "mantik/backend-configs/hpc2.yaml", "mantik/pipeline.html",
         "mantik/timeline.html",
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.tracking.masking import MASK, is_secret
 from snakemake_executor_plugin_mantik.tracking.run import (
+    TAG_LENGTH,
     Target,
     git_tags,
     user,
@@ -80,7 +81,7 @@ def tags(
         "mantik.host": platform.node(),
         "mantik.snakemake": workflow.version,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value[:TAG_LENGTH] for name, value in found.items() if value}
 
 
 def command_line(words: Sequence[str], mask: Callable[[str], str]) -> str:

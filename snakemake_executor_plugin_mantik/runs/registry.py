@@ -60,7 +60,7 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
         store.client.create_registered_model(name)
         try:
             made = store.client.create_model_version(
-                name, source=f"models:/{logged.model_id}", run_id=run_id, model_id=logged.model_id
+                name, source=_source(logged), run_id=run_id, model_id=logged.model_id
             )
         except BaseException:
             store.client.delete_registered_model(name)
@@ -74,7 +74,8 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
 def _again(store: Store, name: str, run_id: str, logged: Any) -> Version:
     """The version that a name has already, if it is the same model."""
     versions = store.client.search_model_versions(f"name = {quoted(name)}")
-    same = [v for v in versions if v.run_id == run_id and v.model_id == logged.model_id]
+    # Of a version MLflow tells the model in its source alone.
+    same = [v for v in versions if v.source == _source(logged)]
     if not same:
         whose = ", ".join(sorted({str(v.run_id) for v in versions})) or "no run"
         raise UserError(
@@ -134,6 +135,10 @@ def _unlink(store: Store, run: Any, gone: Sequence[Version]) -> None:
             left = [v for v in known if (v["name"], str(v["version"])) not in names]
             if left != known:
                 store.client.set_logged_model_tags(model.model_id, {_VERSIONS: json.dumps(left)})
+
+
+def _source(logged: Any) -> str:
+    return f"models:/{logged.model_id}"
 
 
 def _registered(store: Store, name: str) -> Any:

@@ -69,6 +69,10 @@ class Runs:
         self.project.write("churn/data.csv", "1,2\n")
 
     @property
+    def experiment(self) -> str:
+        return self.project.extra["MLFLOW_EXPERIMENT_NAME"]
+
+    @property
     def client(self) -> MlflowClient:
         return MlflowClient(tracking_uri=self.uri)
 
@@ -113,7 +117,8 @@ class Runs:
 
     def started(self, run_id: str) -> None:
         """Wait until the job of the entry point `waits` runs."""
-        until(lambda: (self.workspace(run_id) / "started").exists(), "the job", WAIT_S)
+        until(lambda: any(t.site_jobs for t in self.here(run_id).tries), "the journal", WAIT_S)
+        until((self.workspace(run_id) / "started").exists, "the job", WAIT_S)
 
     def let_go(self, run_id: str) -> None:
         """Let that job come to its end."""

@@ -9,6 +9,9 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.runs.conftest import Runs
 from tests.support.workflows import tells
 
+# A run takes half a dozen starts of Python, and MLflow's import in three of them.
+pytestmark = pytest.mark.timeout(400)
+
 
 def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
     project = runs.project

@@ -9,6 +9,9 @@ import pytest
 from tests.runs.conftest import Runs
 from tests.support.workflows import WAIT_S, tells, until
 
+# A run takes half a dozen starts of Python, and MLflow's import in three of them.
+pytestmark = pytest.mark.timeout(400)
+
 
 def submitted(said: str) -> str:
     found = re.search(r"Run \(ID '([0-9a-f]{32})'\) submitted", said)

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
@@ -22,9 +23,7 @@ _SHOWN = {
 
 
 def jobs(
-    directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
-    ] = Path(),
+    directory: Workdir = Path(),
     every: Annotated[
         bool, typer.Option("--all", help="Also what later tries of the same jobs have replaced.")
     ] = False,

@@ -20,12 +20,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.private import STATE, open_private
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import Request, read
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.journal import TryRecord
 
 MODULE: Final = "snakemake_executor_plugin_mantik.runs.controller"
 RUN_ID: Final = "MANTIK_RUN_ID"
@@ -161,13 +164,18 @@ def note_end(directory: RunDirectory, code: int) -> None:
     new.replace(directory.ended)
 
 
+def tries_in(workdir: Path) -> "list[TryRecord]":
+    """What the journal of a workflow knows of its jobs; nothing if none was ever planned."""
+    from snakemake_executor_plugin_mantik.journal import FILE, history
+
+    return history(workdir / STATE) if (workdir / STATE / FILE).exists() else []
+
+
 def left_at_site(workdir: Path) -> bool:
     """Whether a job of the workflow may be at its site, or has not been taken over yet."""
-    from snakemake_executor_plugin_mantik.journal import TryState, history
+    from snakemake_executor_plugin_mantik.journal import TryState
 
-    return any(
-        record.may_run or record.state is TryState.ENDED for record in history(workdir / STATE)
-    )
+    return any(each.may_run or each.state is TryState.ENDED for each in tries_in(workdir))
 
 
 # As the controller

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.journal import TryRecord, history
-from snakemake_executor_plugin_mantik.private import STATE
+from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.places import NEW, RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.request import Request, read
@@ -45,7 +44,7 @@ class Here:
     @property
     def tries(self) -> list[TryRecord]:
         """What the journal knows of its job, the oldest first."""
-        return history(self.workdir / STATE)
+        return controller.tries_in(self.workdir)
 
 
 def here(directory: RunDirectory) -> Here:

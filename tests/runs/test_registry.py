@@ -15,9 +15,9 @@ __all__ = ["tracking_server"]
 
 
 @pytest.fixture(params=["file", "server"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "file":
-        return Store(f"sqlite:///{tmp_path}/runs.db")
+        return Store(request.getfixturevalue("store_uri"))
     server: TrackingServer = request.getfixturevalue("tracking_server")
     return Store(server.uri)
 

@@ -37,7 +37,7 @@ entry_points:
       data: {type: path, default: data.csv}
     command: "python train.py {alpha} {data}"
   waits:
-    command: "touch started && until test -e go; do sleep 0.1; done && echo over"
+    command: "echo begun && touch started && until test -e go; do sleep 0.1; done && echo over"
 """
 
 TRAIN = """

@@ -235,8 +235,8 @@ def continue_(
     else:
         gone = [one]
     for each in gone:
-        start(each.directory)
-        typer.echo(f"Run {each.request.run_id}: goes on.")
+        how = "goes on" if start(each.directory) else "its controller is there already"
+        typer.echo(f"Run {each.request.run_id}: {how}.")
     if not gone:
         typer.echo("No run is to be continued.")
 

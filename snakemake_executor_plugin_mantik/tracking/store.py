@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 DIRECTORY = ".snakemake/mantik/tracking"
 """Where the stores of all tries lie, relative to the working directory and the workspace alike."""
 STORE = "mlruns"
+GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
+"""Matches the paths of metrics in a store: a line is added with each value. For bash, too."""
 _RUNNING = 1
 _ACTIVE = "active"
 _LOCAL = 4
@@ -25,6 +27,11 @@ def try_directory(try_id: str) -> str:
 def store_directory(try_id: str) -> str:
     """The store of a try, in its directory."""
     return f"{try_directory(try_id)}/{STORE}"
+
+
+def copy_directory(try_id: str) -> str:
+    """What a job has logged so far, while it runs; relative to the working directory."""
+    return f"{try_directory(try_id)}/live"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How
+from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Live
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -213,7 +213,9 @@ class Tracker:
             self._broken(error)
             return None
         return Addition(
-            store.store_directory(record.id), store.variables(workspace, record.id, identity)
+            store.store_directory(record.id),
+            store.variables(workspace, record.id, identity),
+            Live(store.copy_directory(record.id), store.GROWING),
         )
 
     async def _add(self, run: TrackedRun, record: TryRecord) -> None:
@@ -311,6 +313,10 @@ class Tracker:
     def started(self, record: TryRecord) -> None:
         """The run is running."""
         self._note(record, Kind.STARTED, {})
+
+    def logged(self, record: TryRecord) -> None:
+        """What the job has logged so far goes to MLflow."""
+        self._note(record, Kind.LIVE, {})
 
     def ended(self, record: TryRecord, end: Ended) -> None:
         """The run is over; what the job logged goes to MLflow."""

@@ -105,7 +105,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 def place(sandbox: Sandbox, name: str) -> Place:
     found = place_in(sandbox, name)
-    quick = found.config.replace("Heartbeat: 10s", "Heartbeat: 1s")
+    quick = found.config.replace("Heartbeat: 10s", "Heartbeat: 1s\n  Live: 1s")
     quick = quick.replace("Grace: 5s", "Grace: 1s")
     assert quick != found.config
     return replace(found, config=quick)

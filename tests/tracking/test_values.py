@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, tags, target, without_user
 from snakemake_executor_plugin_mantik.tracking.store import Identity, variables, write_skeleton
 
@@ -93,7 +93,7 @@ def test_an_end_is_told_once(tmp_path: Path) -> None:
     assert not outbox.add("t", Kind.END, {})  # of a try that is not tracked
     outbox.add_run("t", "", {})
     outbox.add_run("t", "", {})
-    assert outbox.open_tries(ending=False) == ["t"]
+    assert outbox.open_tries(Lane.MAKING) == ["t"]
     assert outbox.add("t", Kind.SUBMITTED, {"job": "1"})
     assert outbox.add("t", Kind.SUBMITTED, {"job": "2"})
     assert outbox.add("t", Kind.END, {"status": "FINISHED"})
@@ -106,7 +106,7 @@ def test_an_end_is_told_once(tmp_path: Path) -> None:
         (Kind.CREATE, {}), (Kind.SUBMITTED, {"job": "2"}), (Kind.END, {"status": "FINISHED"}),
     ]  # fmt: skip
     outbox.done(events[0])
-    assert outbox.open_tries(ending=True) == ["t"]
+    assert outbox.open_tries(Lane.ENDING) == ["t"]
     assert not outbox.settled("t")
     outbox.done(events[1])
     outbox.done(events[2])

@@ -24,6 +24,7 @@ def metric(key, value, step):
     points.append(f"{key} {moment} {step} {value!r}")
     mlflow.log_metric(key, value, step=step, timestamp=moment)
 
+print("begun")
 with mlflow.start_run() as run:
     mlflow.log_param("depth", "3")
     mlflow.set_tag("colour", "red")

@@ -41,13 +41,15 @@ class Addition:
     Attributes:
         directory: relative to the working directory and the workspace alike. Its files here go up
             before the job; what the job leaves in it comes back, whether the job succeeds or not,
-            and whatever is wrong with it does not change how the job ended.
+            and whatever is wrong with it does not change how the job ended. Empty: there is none.
         variables: environment variables of the command.
+        secrets: further ones that travel like those of the workflow's `envvars:`.
         live: how the directory is shown while the job runs, if it is to be.
     """
 
     directory: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     live: Live | None = None
 
 

@@ -281,9 +281,15 @@ class SiteWork:
         )
         if added is None:
             return request, []
-        outputs = (*request.outputs, OutputFile(added.directory, "log", directory=True, keep=True))
-        variables = {**request.variables, **added.variables}
-        whole = replace(request, variables=variables, outputs=outputs)
+        whole = replace(
+            request,
+            variables={**request.variables, **added.variables},
+            secrets={**request.secrets, **added.secrets},
+        )
+        if not added.directory:
+            return whole, []
+        output = OutputFile(added.directory, "log", directory=True, keep=True)
+        whole = replace(whole, outputs=(*request.outputs, output))
         return whole, await self.local.look(added.directory)
 
     async def _carry(self, request: JobRequest, life: Life, files: list[LocalFile]) -> End:

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik import stalelock
 from snakemake_executor_plugin_mantik.executor import Executor
 from snakemake_executor_plugin_mantik.interruption import CHOICES
 
-TRACKED = ("mlproject", "none")
+TRACKED = ("mlproject", "all", "none")
 
 __all__ = ["Executor", "ExecutorSettings", "common_settings"]
 
@@ -48,7 +48,8 @@ class ExecutorSettings(ExecutorSettingsBase):
         default="mlproject",
         metadata={
             "help": "Which jobs become MLflow runs: those of rules that run an entry point of an"
-            " 'mlproject', or 'none'.",
+            " 'mlproject', 'all', or 'none'. A rule chooses for itself with 'resources:"
+            ' mantik_track="all"\' or "none".',
             "choices": list(TRACKED),
             "metavar": "|".join(TRACKED),
             "env_var": True,

@@ -22,7 +22,12 @@ from snakemake_executor_plugin_mantik.errors import (
     MantikError,
     UserError,
 )
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, journal_file
+from snakemake_executor_plugin_mantik.journal import (
+    Journal,
+    TryRecord,
+    journal_file,
+    sent_tries,
+)
 from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
@@ -113,7 +118,7 @@ async def reach(
         tracker: Tracker | None = None
         if (workdir / TRACKING / OUTBOX).exists():
             tracker = tracker_of(configs, credentials, workdir, tell)
-            tracker.start(tracked=False)
+            tracker.start(tracked=False, open_tries=sent_tries(journal.all_open_tries()))
         try:
             works, away = await _open(sites, journal, workdir, tell, tracker)
             yield Afterwards(journal, workdir, works, away)
@@ -121,7 +126,7 @@ async def reach(
             clients = {id(site): site for site, _ in sites.values()}.values()
             await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
             if tracker is not None:
-                tracker.close()
+                tracker.close(open_tries=sent_tries(journal.all_open_tries()))
 
 
 def _configs(

@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import Credential, requi
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.run import target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
+from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
 
 def credentials_of(configs: Mapping[str, LoadedConfig], workdir: Path) -> dict[str, Credential]:
@@ -35,8 +36,17 @@ def tracker_of(
     credentials: Mapping[str, Credential],
     workdir: Path,
     tell: Callable[[str], None],
+    workflow: Workflow | None = None,
 ) -> Tracker:
-    """What makes MLflow runs of jobs, not started; it masks all secrets that are known here."""
+    """What makes MLflow runs of jobs, not started; it masks all secrets that are known here.
+
+    Args:
+        configs: of the sites.
+        credentials: of the sites, too.
+        workdir: the workflow's directory.
+        tell: writes a line to the user's log.
+        workflow: the one whose jobs are run, if some are.
+    """
     secrets = [*secret_values(os.environ), *held_by(credentials.values())]
     for loaded in configs.values():
         secrets += secret_values(loaded.config.environment.variables)
@@ -47,6 +57,7 @@ def tracker_of(
         texts,
         mask=masker(secrets),
         tell=lambda text: tell(printable(text)),
+        workflow=workflow,
     )
 
 

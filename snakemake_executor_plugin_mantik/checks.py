@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.rules import (
     preflight,
     resources,
     storage,
+    tracked,
 )
 from snakemake_executor_plugin_mantik.rules.lacks import Lacks
 from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
@@ -92,6 +93,7 @@ class Checked:
         members = members_of(job)
         for member in members:
             resources.retried(member)
+            tracked.asked(member)
             if not self.settings.conda_here:
                 deployment.keep_unasked(member)
         forced = any(map(self.settings.forces, members))
@@ -103,7 +105,7 @@ class Checked:
 class _Settings:
     deployed_here: tuple[Any, ...]
     conda_here: bool
-    tracked: bool
+    tracked: tracked.Which
     force_all: bool
     forced: frozenset[str]
 
@@ -142,7 +144,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
-        options.track != "none",
+        options.track,
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
@@ -243,6 +245,7 @@ def check_jobs(
             members = members_of(job)
             for member in members:
                 resources.retried(member)
+                tracked.asked(member)
             site, given, threads, later = groupresources.wanted(job, planners)
             resources.refuse_misspelt(later)
             if site is None:

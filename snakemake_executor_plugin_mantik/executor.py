@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.interruption import (
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
     from snakemake_executor_plugin_mantik.running import Run
+    from snakemake_executor_plugin_mantik.tracking.invocation import Ending
 
 Job = Any
 """A Snakemake job; Snakemake's own classes are not typed."""
@@ -39,6 +40,7 @@ class Executor(RemoteExecutor):
     """
 
     _run: "Run | None" = None
+    _ending: "Ending | None" = None
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before a job is sent, and open the sites.
@@ -303,6 +305,8 @@ class Executor(RemoteExecutor):
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
+        # Without a user's wish to end it is an error of Snakemake's, or of ours.
+        self._ending = "failed" if isinstance(sys.exception(), Exception) else "killed"
         if self._run is None or self._interruption.detached:
             return
         if is_lack_of_space(sys.exception()):  # what made Snakemake give up
@@ -325,6 +329,12 @@ class Executor(RemoteExecutor):
 
     def shutdown(self) -> None:
         """End the waiting thread and the engine."""
+        from snakemake_executor_plugin_mantik.describing import is_done
+
         super().shutdown()
         if self._run is not None:
-            self._run.close(tidy=not (self._interruption.detached or self._interruption.at_once))
+            how = self._ending or ("finished" if is_done(self.dag) else "failed")
+            self._run.close(
+                "detached" if self._interruption.detached else how,
+                tidy=not (self._interruption.detached or self._interruption.at_once),
+            )

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from snakemake_executor_plugin_mantik.checks import Checked
+from snakemake_executor_plugin_mantik.describing import pipeline
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.rules.payload import full
+from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, run_of
 from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.statelog import StateLog
+from snakemake_executor_plugin_mantik.tracking.invocation import Ending
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
@@ -24,7 +26,8 @@ class Run:
         engine: runs the jobs.
         checked: what was found out before it started.
         states: tells the log of each job's states.
-        tracker: makes MLflow runs of MLproject jobs.
+        tracker: makes MLflow runs of jobs and of the workflow.
+        dag: Snakemake's jobs.
         tell: writes a line to the user's log.
         requested: numbers of the jobs that the engine was asked for.
         measured: the jobs with a benchmark file that is written here, and where their measurements
@@ -35,6 +38,7 @@ class Run:
     checked: Checked
     states: StateLog
     tracker: Tracker
+    dag: Any
     tell: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
@@ -62,13 +66,12 @@ class Run:
         return replace(request, subject=self._subject(members))
 
     def _subject(self, members: list[Any]) -> TrackedRun | None:
-        """What is tracked of a job; nothing of several that run as one (`_tell_untracked`)."""
-        if not self.checked.settings.tracked or len(members) > 1:
+        """What is tracked of a job."""
+        if not is_tracked(members, self.checked.settings.tracked):
             return None
-        [job] = members
-        call = call_of(job.params)
-        wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-        return TrackedRun(call, wildcards) if call is not None else None
+        if self.tracker.wants_pipeline:
+            self.tracker.set_pipeline(pipeline(self.dag))
+        return run_of(members)
 
     def _tell_full(self, rule: str, directive: str, site: str) -> None:
         if (rule, site) not in self._told:
@@ -83,7 +86,15 @@ class Run:
         elif site is not None and outcome.log is not None:
             self.checked.lacks.note(site, outcome.log)
 
-    def close(self, *, tidy: bool) -> None:
-        """End the engine, then what is still to be told of its jobs; quickly unless `tidy`."""
+    def close(self, how: Ending, *, tidy: bool) -> None:
+        """End the engine, then what is still to be told of its jobs; quickly unless `tidy`.
+
+        Args:
+            how: how this run of Snakemake ends.
+            tidy: whether there is time for what could be done later.
+        """
         self.engine.close(tidy=tidy)
+        if self.tracker.shows_pipeline:
+            self.tracker.set_pipeline(pipeline(self.dag))
+        self.tracker.end(how)
         self.tracker.close(*(() if tidy else (0.0,)))

@@ -15,14 +15,20 @@ from snakemake_executor_plugin_mantik.atsites import (
 )
 from snakemake_executor_plugin_mantik.checks import Checked, check, check_jobs, products
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.describing import described
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.errors import MantikError
-from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.mlproject.project import given_of
+from snakemake_executor_plugin_mantik.journal import Journal, sent_tries
 from snakemake_executor_plugin_mantik.rules import preflight
+from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
+from snakemake_executor_plugin_mantik.rules.tracked import (
+    Which,
+    is_tracked,
+    untracked_entry_points,
+)
 from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.running import Run
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -55,9 +61,12 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     except BaseException:
         journal.close()
         raise
-    tracker = tracker_of(configs, credentials, workdir, logger.info)
-    if checked.settings.tracked:
-        tracker.start(tracked=_tell_untracked(units, logger))
+    tracker = tracker_of(configs, credentials, workdir, logger.info, described(workflow))
+    which = checked.settings.tracked
+    if which != "none":
+        _tell_untracked(units, which, logger)
+        tracked = any(is_tracked(members_of(unit), which) for unit in units)
+        tracker.start(tracked=tracked, open_tries=sent_tries(journal.all_open_tries()))
     states = StateLog(logger.info, workdir)
     engine = Engine(
         sites,
@@ -77,7 +86,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         raise
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context)
-    return Run(engine, checked, states, tracker, logger.info)
+    return Run(engine, checked, states, tracker, dag, logger.info)
 
 
 def facts(checked: Checked) -> dict[str, SiteFacts]:
@@ -110,20 +119,15 @@ def facts(checked: Checked) -> dict[str, SiteFacts]:
     return found
 
 
-def _tell_untracked(units: list[Any], logger: Any) -> bool:
-    """Whether jobs are tracked; entry points in groups are not, and that is told."""
-    tracked, grouped = False, set()
-    for unit in units:
-        members = members_of(unit)
-        rules = {job.rule.name for job in members if given_of(job.rule.params) is not None}
-        tracked = tracked or bool(rules and len(members) == 1)
-        grouped |= rules if len(members) > 1 else set()
-    if grouped:
+def _tell_untracked(units: list[Any], which: Which, logger: Any) -> None:
+    """Say which entry points are not tracked because they are members of groups."""
+    rules = {rule for unit in units for rule in untracked_entry_points(members_of(unit), which)}
+    if rules:
         logger.warning(
             f"Entry points that run as members of a group are no MLflow runs of their own and are"
-            f" not tracked: rule {', '.join(sorted(grouped))}. Take them out of the group for that."
+            f" not tracked: rule {', '.join(sorted(rules))}. Take them out of the group for that,"
+            f' or give one of the group resources: {TRACK_RESOURCE}="all" to track it as one run.'
         )
-    return tracked
 
 
 def _tell_expiry(

@@ -3,7 +3,8 @@
 import fcntl
 import importlib.util
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.journal import FILE, history, sent_tries
+from snakemake_executor_plugin_mantik.journal.database import LOCK as JOURNAL_LOCK
+from snakemake_executor_plugin_mantik.private import STATE
+from snakemake_executor_plugin_mantik.tracking.invocation import settle
 from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
@@ -36,6 +41,7 @@ def track(
         )
     try:
         outbox = Outbox(kept / OUTBOX)
+        _settle(directory, outbox)
         before = outbox.pending()
         why = _work(directory, kept) if before else ""
         left = outbox.pending()
@@ -65,15 +71,32 @@ def _work(directory: Path, kept: Path) -> str:
     return why if worker.close(IMPORT_S + DRAIN_S) else "that goes on in the background."
 
 
+def _settle(directory: Path, outbox: Outbox) -> None:
+    """End the runs of workflows whose Snakemake is gone, if no job of theirs is under way."""
+    state = directory / STATE
+    with _free(state / JOURNAL_LOCK) as free:
+        if free and (state / FILE).exists():
+            settle(outbox, sent_tries(history(state)))
+
+
 def _is_locked(lock: Path) -> bool:
+    with _free(lock) as free:
+        return not free
+
+
+@contextmanager
+def _free(lock: Path) -> Iterator[bool]:
+    """Whether nobody holds a lock; while that is so, nobody gets it."""
     if not lock.exists():
-        return False
+        yield True
+        return
     with lock.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-    return False
+            yield False
+        else:
+            yield True
 
 
 def _runs(number: int) -> str:

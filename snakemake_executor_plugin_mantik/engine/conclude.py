@@ -275,7 +275,8 @@ class Concluder:
         self._stager.made(files)
         log = path if path.exists() else None
         self._observer.ended(
-            life.record, Ended("finished", exit_code=0, log=log, waited=waited, ran=ran)
+            life.record,
+            Ended("finished", exit_code=0, log=log, waited=waited, ran=ran, cpu=marker.cpu),
         )
         self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
         return Outcome(request.number, life.record.id, True, log=log, site_job=life.joined_ids)
@@ -297,7 +298,9 @@ class Concluder:
         log = path if path is not None and path.exists() else None
         if not keep:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
-            self._observer.ended(life.record, Ended(how, first, code, log, waited, ran, reason))
+            cpu = marker.cpu if marker is not None else None
+            end = Ended(how, first, code, log, waited, ran, cpu, reason)
+            self._observer.ended(life.record, end)
             self._journal.ended(
                 life.record.id, f"failed: {first}", waited=waited, ran=ran,
                 log=str(log or ""), reason=reason,

@@ -13,7 +13,7 @@ from typing import Any, Self
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
-from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
+from snakemake_executor_plugin_mantik.jobs.resources import cores
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.journal import Copy, FileLedger
 from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
@@ -100,7 +100,7 @@ class Total:
             return
         hours = resources.runtime_s / 3600
         nodes = resources.nodes or 1
-        self.core_hours += hours * (total_cpus(resources) or resources.tasks or nodes)
+        self.core_hours += hours * cores(resources)
         self.gpu_hours += hours * (resources.gpus_per_node or 0) * nodes
 
 

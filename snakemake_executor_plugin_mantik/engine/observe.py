@@ -63,6 +63,7 @@ class Ended:
         exit_code: of the command, where it is known.
         log: the job's log, where it is here.
         waited, ran: seconds, where they are known.
+        cpu: seconds of CPU time that its processes used, where they are known.
         reason: why it failed; None if it did not, or another try follows without a word.
     """
 
@@ -72,6 +73,7 @@ class Ended:
     log: Path | None = None
     waited: float | None = None
     ran: float | None = None
+    cpu: float | None = None
     reason: Reason | None = None
 
 

@@ -11,6 +11,7 @@ by the paths of `files`, and only regular ones count.
 
 import hashlib
 import io
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ LATEST_S: Final = 1e12
 """No clock shows such a time, in seconds since the epoch."""
 
 _CLAIM = b"owner="
+_TIMES: Final = re.compile(" ".join([r"([0-9]{1,12})m([0-9]{1,2}[.,][0-9]{1,9})s"] * 2))
 _FIELDS = 7
 
 
@@ -82,6 +84,7 @@ class Marker:
         archive_size, archive_sha256: of the archive; 0 and empty if there is none.
         log: the end of the log.
         log_bytes: size of the whole log.
+        cpu: seconds of CPU time of all processes that the script waited for; None: not told.
     """
 
     exit_code: int
@@ -100,6 +103,7 @@ class Marker:
     archive_sha256: str = ""
     log: bytes = b""
     log_bytes: int = 0
+    cpu: float | None = None
     _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def small_outputs(self) -> Iterator[tuple[OutputEntry, bytes]]:
@@ -133,6 +137,7 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
         host=meta.get("host", ""),
         scheduler_job=meta.get("scheduler_job", ""),
         site_job=meta.get("site_job", ""),
+        cpu=_cpu(meta),
     )
     return facts if facts.bare else _with_files(facts, meta, members)
 
@@ -167,6 +172,7 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
         archive_sha256=meta.get("archive_sha256", ""),
         log=_member(members, "log"),
         log_bytes=_number(meta, "log_bytes"),
+        cpu=facts.cpu,
         _small=small,
     )
 
@@ -261,6 +267,15 @@ def _seconds(meta: Mapping[str, str], key: str) -> float:
     if not abs(seconds) < LATEST_S:
         raise _invalid(f"its {key} is no time")
     return seconds
+
+
+def _cpu(meta: Mapping[str, str]) -> float | None:
+    """User and system time together, from what bash's `times` says: `1m2.345s 0m0.678s`."""
+    told = _TIMES.fullmatch(meta.get("cpu", ""))
+    if told is None:
+        return None
+    minutes, seconds, more_minutes, more_seconds = (t.replace(",", ".") for t in told.groups())
+    return 60.0 * (int(minutes) + int(more_minutes)) + float(seconds) + float(more_seconds)
 
 
 def _is_number(text: str) -> bool:

@@ -152,6 +152,11 @@ def total_cpus(resources: Resources) -> int | None:
     return (resources.tasks or resources.nodes or 1) * resources.cpus_per_task
 
 
+def cores(resources: Resources) -> int:
+    """CPUs over all nodes; where none are asked for, one for each task, or node."""
+    return total_cpus(resources) or resources.tasks or resources.nodes or 1
+
+
 def slurm_directives(
     resources: Resources, name: str, *, account: str | None = None
 ) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     TryRecord,
     TryState,
     job_name,
+    sent_tries,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "history",
     "job_name",
     "journal_file",
+    "sent_tries",
 ]

@@ -1,6 +1,6 @@
 """What the journal tells: values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -90,6 +90,11 @@ class TryRecord:
     def paths(self) -> TryPaths:
         """Where the try's own things lie in the workspace."""
         return TryPaths(self.bucket, self.id)
+
+
+def sent_tries(records: Iterable[TryRecord]) -> list[str]:
+    """The ids of the tries that a site may know of, and that nobody has done with."""
+    return [r.id for r in records if r.state is not TryState.PLANNED and not r.state.final]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ from snakemake_executor_plugin_mantik.rules import Job
 SITE_RESOURCE = "mantik_site"
 RETRY_RESOURCE = "mantik_retry_on"
 """Names the reasons for which a job is tried again; without it, all of them."""
-_OURS = {SITE_RESOURCE: "Choose the site", RETRY_RESOURCE: "Limit retries to reasons"}
+TRACK_RESOURCE = "mantik_track"
+"""Says whether a rule's jobs become MLflow runs; without it `--mantik-track` does."""
+_OURS = {
+    SITE_RESOURCE: "Choose the site",
+    RETRY_RESOURCE: "Limit retries to reasons",
+    TRACK_RESOURCE: "Say whether jobs are tracked",
+}
 
 
 def given_resources(job: Job) -> dict[str, object]:

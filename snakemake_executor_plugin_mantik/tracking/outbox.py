@@ -1,8 +1,9 @@
 """The outbox: what MLflow is to be told, written before it is told and marked when it was.
 
 One SQLite file per workflow directory, written by the controller and by one worker at a time. Each
-try that is tracked has a row, and its events are told in their order. A write has survived kill -9
-when the method returns.
+try that is tracked has a row, and so has each workflow that has a run of its own, under a key that
+is no try's; the events of each are told in their order. A write has survived kill -9 when the
+method returns. `ledger.py` keeps in the same file what a workflow's run tells of all its jobs.
 """
 
 import json
@@ -15,11 +16,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 LOCK_WAIT_S = 5.0
 """Seconds to wait while another process writes; each write takes about a millisecond."""
 
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE runs (
     try TEXT PRIMARY KEY, uri TEXT NOT NULL, data TEXT NOT NULL, created REAL NOT NULL,
     run_id TEXT NOT NULL DEFAULT '', experiment_id TEXT NOT NULL DEFAULT '',
@@ -30,7 +32,24 @@ CREATE TABLE events (
     data TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, done REAL, UNIQUE (try, kind)
 );
 CREATE INDEX events_open ON events (done, seq);
-"""
+""",
+    """
+CREATE TABLE workflows (
+    id TEXT PRIMARY KEY, identity TEXT NOT NULL, created REAL NOT NULL, ended REAL,
+    pipeline TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE jobs (
+    try TEXT PRIMARY KEY, workflow TEXT NOT NULL, job TEXT NOT NULL, rule TEXT NOT NULL,
+    name TEXT NOT NULL, site TEXT NOT NULL, members TEXT NOT NULL DEFAULT '[]',
+    attempt INTEGER NOT NULL, created REAL NOT NULL, cores INTEGER, queued REAL, started REAL,
+    ended REAL, status TEXT NOT NULL DEFAULT '', cpu REAL,
+    note TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX jobs_job ON jobs (job);
+CREATE INDEX jobs_workflow ON jobs (workflow);
+""",
+)
+"""What each version added to the one before."""
 
 
 class Lane(StrEnum):
@@ -42,13 +61,20 @@ class Lane(StrEnum):
 
 
 class Kind(StrEnum):
-    """What happened to a try."""
+    """What happened to a try, or to a workflow: that changed (UPDATE) and ends, in between."""
 
     CREATE = "create"
     SUBMITTED = "submitted"
     STARTED = "started"
     LIVE = "live"
+    UPDATE = "update"
     END = "end"
+
+
+REPEATED = (Kind.SUBMITTED, Kind.LIVE, Kind.UPDATE)
+"""What may happen again; what was not told yet of the last time need not be told any more."""
+LATE = (Kind.UPDATE, Kind.END)
+"""What may take long to be told: it is not told before other runs are made, for which jobs wait."""
 
 
 @dataclass(frozen=True)
@@ -104,21 +130,27 @@ class Outbox:
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        with self._write() as db:
+        with self.write() as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version > VERSION:
                 raise sqlite3.NotSupportedError(f"{path} was made by a newer version")
-            if version == 0:
-                for statement in _SCHEMA.split(";"):
+            for added in _SCHEMA[version:]:
+                for statement in added.split(";"):
                     db.execute(statement)
-                db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute(f"PRAGMA user_version = {VERSION}")
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
+    @property
+    def db(self) -> sqlite3.Connection:
+        """The file's connection, to read."""
+        return self._db
+
     @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it, or nothing."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
@@ -131,7 +163,7 @@ class Outbox:
 
     def add_run(self, try_id: str, uri: str, data: Mapping[str, Any]) -> None:
         """Track a try, unless it is tracked already."""
-        with self._write() as db:
+        with self.write() as db:
             added = db.execute(
                 "INSERT OR IGNORE INTO runs (try, uri, data, created) VALUES (?, ?, ?, ?)",
                 (try_id, uri, json.dumps(data), time.time()),
@@ -142,10 +174,9 @@ class Outbox:
     def add(self, try_id: str, kind: Kind, data: Mapping[str, Any]) -> bool:
         """Something happened to a try that is tracked; whether it is new.
 
-        Each kind happens to a try once, and nothing after its end; but it may be submitted again,
-        and log again.
+        Each kind happens to a try once, and nothing after its end; but for what is `REPEATED`.
         """
-        with self._write() as db:
+        with self.write() as db:
             known = {
                 row["kind"]: row["attempts"]
                 for row in db.execute("SELECT kind, attempts FROM events WHERE try = ?", (try_id,))
@@ -153,7 +184,7 @@ class Outbox:
             if Kind.CREATE not in known or Kind.END in known:
                 return False
             if kind in known:
-                if kind not in (Kind.SUBMITTED, Kind.LIVE):
+                if kind not in REPEATED:
                     return False
                 db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, kind))
             self._insert(db, try_id, kind, data, attempts=known.get(kind, 0))
@@ -191,6 +222,13 @@ class Outbox:
         values = dict(row)
         return RunRecord(try_id=values.pop("try"), data=json.loads(values.pop("data")), **values)
 
+    def adopted(self, run_id: str) -> str:
+        """The try whose run was made by somebody else, with this id; empty: none."""
+        row = self._db.execute(
+            "SELECT try FROM runs WHERE json_extract(data, '$.run_id') = ?", (run_id,)
+        ).fetchone()
+        return str(row["try"]) if row else ""
+
     def pending(self) -> int:
         """The number of tries of which MLflow does not know everything yet."""
         row = self._db.execute("SELECT COUNT(DISTINCT try) FROM events WHERE done IS NULL")
@@ -210,12 +248,13 @@ class Outbox:
     def open_tries(self, lane: Lane) -> list[str]:
         """The tries of a lane with something to be told, the oldest first.
 
-        ENDING: their runs are made and their ends are to be told; LIVE: what they log; MAKING: the
-        rest.
+        ENDING: their runs are made, and something `LATE` is to be told; LIVE: what they log; MAKING:
+        the rest.
         """
         rows = self._db.execute(
             "SELECT try, MIN(seq) AS first, SUM(kind = 'create') AS making,"
-            " SUM(kind = 'live') AS live, SUM(kind = 'end') AS ending, COUNT(*) AS all_of_it"
+            " SUM(kind = 'live') AS live, SUM(kind IN ('update', 'end')) AS late,"
+            " COUNT(*) AS all_of_it"
             " FROM events WHERE done IS NULL GROUP BY try ORDER BY first"
         )
         return [row["try"] for row in rows if lane in _lanes(row)]
@@ -257,13 +296,13 @@ class Outbox:
         )
 
     def _execute(self, statement: str, values: tuple[object, ...]) -> None:
-        with self._write() as db:
+        with self.write() as db:
             db.execute(statement, values)
 
 
 def _lanes(row: sqlite3.Row) -> set[Lane]:
     """Where what is to be told of a try is told."""
-    if row["ending"] and not row["making"]:
+    if row["late"] and not row["making"]:
         return {Lane.ENDING}
     lanes = {Lane.MAKING} if row["all_of_it"] > row["live"] else set()
     return lanes | ({Lane.LIVE} if row["live"] and not row["making"] else set())

@@ -4,7 +4,7 @@ import getpass
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,15 +18,28 @@ GIT_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A job that runs an entry point.
+    """A job that has a run: of an entry point, or of any other rule.
 
     Attributes:
         call: the entry point and its arguments.
         wildcards: of the Snakemake job.
+        params: what else the run has as parameters.
+        members: of a group, the names of its jobs.
     """
 
-    call: Call
+    call: Call | None = None
     wildcards: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+
+    def values(self, mask: Callable[[str], str]) -> dict[str, str]:
+        """The parameters of the run: an entry point's raw, others without secrets.
+
+        Args:
+            mask: takes secrets out of a text.
+        """
+        others = {name: mask(value) for name, value in self.params.items()}
+        return others | dict(self.call.arguments if self.call is not None else {})
 
 
 @dataclass(frozen=True)
@@ -36,11 +49,17 @@ class Target:
     Attributes:
         uri: MLFLOW_TRACKING_URI, relative SQLite files made absolute, without user and password.
         experiment_id, experiment: MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME.
+        above: MLFLOW_RUN_ID: the run that Snakemake was started in, and that the workflow's run
+            belongs to.
+        run_id: MANTIK_RUN_ID: the run that was made for the workflow's only job by whoever started
+            Snakemake (`runs.controller`).
     """
 
     uri: str = ""
     experiment_id: str = ""
     experiment: str = ""
+    above: str = ""
+    run_id: str = ""
 
 
 def target(environ: Mapping[str, str], workdir: Path) -> Target:
@@ -58,31 +77,50 @@ def target(environ: Mapping[str, str], workdir: Path) -> Target:
         without_user(uri),
         environ.get("MLFLOW_EXPERIMENT_ID", ""),
         environ.get("MLFLOW_EXPERIMENT_NAME", ""),
+        above=environ.get("MLFLOW_RUN_ID", ""),
+        run_id=environ.get("MANTIK_RUN_ID", ""),
     )
 
 
-def tags(run: TrackedRun, record: TryRecord, workdir: Path) -> dict[str, str]:
+def tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) -> dict[str, str]:
     """The tags that a run has from its start: those of `mlflow run`, and ours.
 
     May ask git, once per project.
     """
-    project = workdir / run.call.project
     found = {
         "mlflow.user": user(),
         "mlflow.runName": record.name,
-        "mlflow.source.name": str(project),
-        "mlflow.source.type": "PROJECT",
-        "mlflow.project.entryPoint": run.call.entry_point,
-        "mlflow.project.backend": "mantik",
-        **git_tags(project),
-        "mantik.project": run.call.name,
-        "mantik.definition": run.call.definition,
+        **(_of_project(run.call, workdir) if run.call else _of_rule(snakefile, workdir)),
         "mantik.site": record.site,
         "mantik.rule": record.rule,
-        "mantik.wildcards": json.dumps(dict(run.wildcards), ensure_ascii=False, sort_keys=True),
+        "mantik.wildcards": _json(dict(run.wildcards)),
+        "mantik.members": _json(run.members) if run.members else "",
         "mantik.try": record.id,
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _of_project(call: Call, workdir: Path) -> dict[str, str]:
+    project = workdir / call.project
+    return {
+        "mlflow.source.name": str(project),
+        "mlflow.source.type": "PROJECT",
+        "mlflow.project.entryPoint": call.entry_point,
+        "mlflow.project.backend": "mantik",
+        **git_tags(project),
+        "mantik.project": call.name,
+        "mantik.definition": call.definition,
+    }
+
+
+def _of_rule(snakefile: str, workdir: Path) -> dict[str, str]:
+    return {
+        "mlflow.source.name": snakefile, "mlflow.source.type": "LOCAL", **git_tags(workdir),
+    }  # fmt: skip
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 @cache
@@ -96,12 +134,18 @@ def user() -> str:
 
 @cache
 def git_tags(project: Path) -> Mapping[str, str]:
-    """Commit and repository of a project that is in git, else nothing."""
+    """Commit and repository of a project that is in git, and whether it differs; else nothing."""
     commit = _git(project, "rev-parse", "HEAD")
     if not commit:
         return {}
     url = _git(project, "config", "--get", "remote.origin.url")
-    found = {"mlflow.source.git.commit": commit, "mlflow.source.git.repoURL": without_user(url)}
+    # `.snakemake` is Snakemake's, and ours.
+    changed = _git(project, "status", "--porcelain", "--", ".", ":(exclude,glob)**/.snakemake/**")
+    found = {
+        "mlflow.source.git.commit": commit,
+        "mlflow.source.git.repoURL": without_user(url or ""),
+        "mantik.git.dirty": "" if changed is None else str(bool(changed)).lower(),
+    }
     return {name: value for name, value in found.items() if value}
 
 
@@ -114,7 +158,8 @@ def without_user(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _git(project: Path, *arguments: str) -> str:
+def _git(project: Path, *arguments: str) -> str | None:
+    """What git says; None where it says nothing that can be relied on."""
     try:
         ended = subprocess.run(
             ["git", "-C", str(project), *arguments],
@@ -122,5 +167,5 @@ def _git(project: Path, *arguments: str) -> str:
             timeout=GIT_WAIT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return ended.stdout.strip() if ended.returncode == 0 else ""
+        return None
+    return ended.stdout.strip() if ended.returncode == 0 else None

@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.entities import Param, RunTag
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from snakemake_executor_plugin_mantik.tracking import overview
+from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.live import LiveReplay
-from snakemake_executor_plugin_mantik.tracking.outbox import Event, Kind, Lane, Outbox, RunRecord
+from snakemake_executor_plugin_mantik.tracking.outbox import (
+    LATE,
+    Event,
+    Kind,
+    Lane,
+    Outbox,
+    RunRecord,
+)
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Destination, Replay
 from snakemake_executor_plugin_mantik.tracking.run import without_user
@@ -23,11 +32,12 @@ from snakemake_executor_plugin_mantik.tracking.store import (
     try_directory,
 )
 from snakemake_executor_plugin_mantik.tracking.told import Told
+from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
 
 DEFAULT_EXPERIMENT = "Default"
 TRY = "mantik.try"
-FILES = "mantik"
-"""Folder of a run's artifacts that holds what the executor adds: script, log, backend config."""
+RETRY_OF = "mantik.retry_of"
+"""The tag that names the run of the try before, which did not finish."""
 
 
 class Teller:
@@ -53,6 +63,7 @@ class Teller:
         """
         self._told = told
         self._outbox = outbox
+        self._ledger = Ledger(outbox)
         self._workdir = workdir
         self._answer = answer
         self._tell = tell
@@ -69,26 +80,69 @@ class Teller:
         events = [e for e in self._outbox.events(try_id) if e.kind is Kind.CREATE]
         if run is None or run.run_id or not events:
             return
+        links = {PARENT: self._made(run, "parent"), RETRY_OF: self._made(run, "retry_of")}
         # Before it is done: a kill after that leaves the mark.
         self._outbox.begin(events[0])
         uri = run.uri or without_user(mlflow.get_tracking_uri())
         client = self._client(uri)
+        if run.data.get("run_id") and (adopted := self._adopt(client, run)):
+            self._outbox.made(try_id, uri, *adopted)
+            self._answer({"try": try_id, "run": adopted[0]})
+            return
         experiment_id, experiment = self._experiment(client, uri, run.data)
         run_id = ""
         if events[0].attempts:
-            found = client.search_runs([experiment_id], f"tags.`{TRY}` = '{try_id}'")
+            key = WORKFLOW if _is_workflow(run) else TRY
+            found = client.search_runs([experiment_id], f"tags.`{key}` = '{try_id}'")
             run_id = found[0].info.run_id if found else ""
         if not run_id:
+            tags = {**run.data["tags"], **{name: value for name, value in links.items() if value}}
             made = client.create_run(
-                experiment_id, start_time=int(run.created * 1000), tags=dict(run.data["tags"]),
+                experiment_id, start_time=int(run.created * 1000), tags=tags,
                 run_name=run.data["name"],
             )  # fmt: skip
             run_id = made.info.run_id
         self._outbox.made(try_id, uri, run_id, experiment_id, experiment)
         self._answer({"try": try_id, "run": run_id})
 
+    def _made(self, run: RunRecord, which: str) -> str:
+        """The run that another one is linked to, made before it if need be; empty if there is none.
+
+        One that went somewhere else is no run there.
+        """
+        other = self._outbox.run(str(run.data.get(which, "")))
+        if other is None or other.data["experiment"] != run.data["experiment"]:
+            return ""
+        if not other.run_id and other.uri == run.uri:
+            self.make(other.try_id)
+            other = self._outbox.run(other.try_id)
+            assert other is not None
+        here = run.uri or without_user(mlflow.get_tracking_uri())
+        return other.run_id if other.uri == here else ""
+
+    def _adopt(self, client: MlflowClient, run: RunRecord) -> tuple[str, str, str] | None:
+        """Take the run that was made for the try before; None: it is gone.
+
+        What it says of itself (its name, where its project is from) stays.
+        """
+        try:
+            there = client.get_run(run.data["run_id"])
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            return None
+        if there.info.lifecycle_stage != "active":
+            return None
+        known = there.data.tags
+        _set_tags(
+            client, there.info.run_id,
+            {name: value for name, value in run.data["tags"].items() if name not in known},
+        )  # fmt: skip
+        experiment = client.get_experiment(there.info.experiment_id)
+        return there.info.run_id, experiment.experiment_id, experiment.name
+
     def tell(self, try_id: str, lane: Lane) -> None:
-        """Tell what is to be told of a try in a lane; an end only if it has been made before.
+        """Tell what is to be told of a try in a lane; what comes late only if it is made already.
 
         Raises:
             Exception: MLflow cannot be told now; to be repeated.
@@ -97,7 +151,7 @@ class Teller:
         events = self._outbox.events(try_id)
         making = any(event.kind is Kind.CREATE for event in events)
         for event in events:
-            if making and event.kind is Kind.END:
+            if making and event.kind in LATE:
                 return
             if lane is not Lane.ENDING and (event.kind is Kind.LIVE) != (lane is Lane.LIVE):
                 continue
@@ -127,8 +181,12 @@ class Teller:
     def _complete(self, run: RunRecord) -> None:
         """What a run has from its start and cannot be made with."""
         client = self._client(run.uri)
-        self._params(client, run, run.run_id)
-        client.update_run(run.run_id, status="SCHEDULED")
+        if run.run_id != run.data.get("run_id"):
+            self._params(client, run, run.run_id)
+        if _is_workflow(run):
+            overview.begin(client, run, self._workdir)
+        else:
+            client.update_run(run.run_id, status="SCHEDULED")
 
     def _params(self, client: MlflowClient, run: RunRecord, run_id: str) -> None:
         params = [Param(name, value) for name, value in run.data["params"].items()]
@@ -183,6 +241,10 @@ class Teller:
                 client.update_run(run.run_id, status="RUNNING")
             elif event.kind is Kind.LIVE:
                 self._live(client, run)
+            elif _is_workflow(run):
+                overview.update(client, self._ledger, run, event.data)
+                if event.kind is Kind.END:
+                    overview.end(client, run, event.data)
             elif event.kind is Kind.END:
                 self._end(client, run, event)
         except MlflowException as error:
@@ -219,9 +281,12 @@ class Teller:
         tags = {
             "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
             "mantik.reason": data["words"],
+            "mantik.reason.kind": data.get("reason", ""),
             "mantik.own_run_id": run.own_id,
         }
-        _set_tags(client, run.run_id, tags)
+        moment = int(data["time"] * 1000)
+        metrics = [Metric(n, value, moment, 0) for n, value in data.get("metrics", {}).items()]
+        client.log_batch(run.run_id, metrics=metrics, tags=_run_tags(tags))
         client.set_terminated(run.run_id, data["status"], int(data["time"] * 1000))
 
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
@@ -245,9 +310,16 @@ class Teller:
 
 
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
-    told = [RunTag(name, value[:5000]) for name, value in tags.items() if value]
-    if told:
+    if told := _run_tags(tags):
         client.log_batch(run_id, tags=told)
+
+
+def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:
+    return [RunTag(name, value[:5000]) for name, value in tags.items() if value]
+
+
+def _is_workflow(run: RunRecord) -> bool:
+    return bool(run.data.get("workflow"))
 
 
 def _experiment_of(store: Path, run_id: str) -> str:

@@ -11,30 +11,29 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Live
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.resources import cores
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking import store
-from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
+from snakemake_executor_plugin_mantik.tracking.courier import Courier
+from snakemake_executor_plugin_mantik.tracking.figures import of_job
+from snakemake_executor_plugin_mantik.tracking.invocation import Ending, Invocation, settle
+from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun, tags, user
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
+from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
-START_WAIT_S = 30.0
-"""Seconds that jobs wait, at most, until the worker is there: to import MLflow takes six."""
-CREATE_WAIT_S = 10.0
-"""Seconds that a job then waits, at most, for MLflow to make its run."""
 END_WAIT_S = 30.0
 """Seconds that the end of a workflow waits, at most, until MLflow knows everything."""
-WORKERS = 3
-"""Workers that are started in the place of one that died, the first one included."""
 MISSING = (
     "MLproject runs are not tracked: MLflow is not installed here"
     " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
@@ -47,7 +46,10 @@ _STATUS: Final[Mapping[How, str]] = {
 
 
 class Tracker:
-    """Makes each run of an MLproject's entry point an MLflow run. An `Observer` of the engine."""
+    """Makes jobs, and the workflow that they belong to, MLflow runs. An `Observer` of the engine.
+
+    Between the engine's start and its end the outbox belongs to the engine's thread.
+    """
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Tracker:
         *,
         mask: Callable[[str], str],
         tell: Callable[[str], None],
+        workflow: Workflow | None = None,
     ) -> None:
         """Prepare; nothing is started before there is something to track.
 
@@ -66,6 +69,7 @@ class Tracker:
             configs: the text of each site's backend config.
             mask: takes secrets out of a text.
             tell: writes a line to the user's log.
+            workflow: the one whose jobs are run; None if there are only earlier ones' to be ended.
         """
         self._workdir = workdir
         self._directory = workdir / store.DIRECTORY
@@ -73,40 +77,83 @@ class Tracker:
         self._configs = configs
         self._mask = mask
         self._tell = tell
+        self._workflow = workflow
         self._off = False
         self._outbox: Outbox | None = None
-        self._messenger: Messenger | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._tracked: dict[str, str] = {}
-        self._waiting: dict[str, asyncio.Future[None]] = {}
-        self._up = asyncio.Event()
-        self._workers = 0
-        self._silent = False
-        self._earlier_told = False
-        self._ready = False
+        self._invocation: Invocation | None = None
+        self._recording = False
+        self._tracked: set[str] = set()
+        self._courier = Courier(workdir, self._directory / "worker.log", tell, self._tracked)
         self._writing: set[asyncio.Task[None]] = set()
 
     # Before and after the engine's life
 
-    def start(self, *, tracked: bool) -> None:
-        """Start the worker if runs will be tracked, or an earlier controller left some untold."""
+    def start(self, *, tracked: bool, open_tries: Collection[str]) -> None:
+        """Start the worker if runs will be tracked, or an earlier controller left some untold.
+
+        Args:
+            tracked: whether jobs are known that will be.
+            open_tries: tries of earlier runs that a site may know, or has the results of.
+        """
         known = (self._directory / OUTBOX).exists()
         if not tracked and not known:
             return
         try:
-            if self._open() and (tracked or self._box.pending()):
-                self._wake()
+            if not self._open():
+                return
+            settle(self._box, open_tries, self._identity)
+            # What an earlier run began with tracked jobs is gone on with, whatever is left of it.
+            unended = self._identity and Ledger(self._box).unended(self._identity)
+            self._recording = tracked or bool(unended)
+            if tracked or self._box.pending():
+                self._courier.wake()
         except (OSError, sqlite3.Error) as error:
             self._broken(error)
 
-    def close(self, wait_s: float = END_WAIT_S) -> None:
-        """The engine has ended: wait until MLflow knows everything, but not for ever."""
+    def set_pipeline(self, pipeline: Mapping[str, object]) -> None:
+        """What jobs the workflow has, and which needs which (`picturing.picture`). For any thread.
+
+        What it is at last counts.
+        """
+        if self._invocation is not None:
+            self._invocation.pipeline = pipeline
+
+    @property
+    def shows_pipeline(self) -> bool:
+        """Whether it was told, and so is to be told at last."""
+        return self._invocation is not None and self._invocation.pipeline is not None
+
+    @property
+    def wants_pipeline(self) -> bool:
+        """Whether there is a run that would show it, and it is not known yet. For any thread."""
+        return self._invocation is not None and self._invocation.pipeline is None and not self._off
+
+    def end(self, how: Ending, words: str = "") -> None:
+        """How this run of Snakemake ends; to be called between the engine's end and `close`."""
+        if self._invocation is None or self._off:
+            return
+        try:
+            self._invocation.end(how, words)
+        except (OSError, sqlite3.Error) as error:
+            self._broken(error)
+
+    def close(
+        self, wait_s: float = END_WAIT_S, *, open_tries: Collection[str] | None = None
+    ) -> None:
+        """The engine has ended: wait until MLflow knows everything, but not for ever.
+
+        Args:
+            wait_s: seconds to wait at most.
+            open_tries: those that a site may know, where workflows without any are over.
+        """
         if self._outbox is None:
             return
         try:
+            if open_tries is not None:
+                settle(self._box, open_tries)
             if self._box.pending():
-                self._wake()
-            told = self._messenger is None or self._messenger.close(wait_s)
+                self._courier.wake()
+            told = self._courier.close(wait_s)
             left = self._outbox.pending()
             self._outbox.close()
         except (OSError, sqlite3.Error):
@@ -127,7 +174,16 @@ class Tracker:
                 return False
             self._directory.mkdir(parents=True, exist_ok=True)
             self._outbox = Outbox(self._directory / OUTBOX)
+            if self._workflow is not None:
+                self._invocation = Invocation(
+                    self._outbox, self._workflow, self._target, self._workdir,
+                    configs=self._configs, mask=self._mask,
+                )  # fmt: skip
         return not self._off
+
+    @property
+    def _identity(self) -> str:
+        return self._workflow.identity(self._target) if self._workflow is not None else ""
 
     @property
     def _box(self) -> Outbox:
@@ -136,62 +192,8 @@ class Tracker:
 
     def _broken(self, error: Exception) -> None:
         self._off = True
-        self._release()
+        self._courier.release()
         self._tell(f"Runs are not tracked from now on: {error} ({self._directory}).")
-
-    # The worker
-
-    def _wake(self) -> None:
-        if self._messenger is None or (not self._messenger.alive and self._workers < WORKERS):
-            log = self._directory / "worker.log"
-            self._ready = False
-            self._workers += 1
-            self._messenger = Messenger(self._workdir, log, self._hear)
-        self._messenger.wake()
-
-    def _hear(self, answer: Mapping[str, Any]) -> None:
-        """In the messenger's thread."""
-        if "tell" in answer:
-            self._tell(str(answer["tell"]))
-        elif "ready" in answer:
-            self._ready = True
-        if self._loop is None or self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._heard, answer)
-
-    def _heard(self, answer: Mapping[str, Any]) -> None:
-        """In the engine's thread."""
-        if "try" in answer:
-            self._silent = False
-            future = self._waiting.pop(answer["try"], None)
-            if future is not None and not future.done():
-                future.set_result(None)
-        elif "down" in answer:
-            self._down(answer["down"], answer["tries"])
-        elif "gone" in answer:
-            self._release()
-        elif "ready" in answer:
-            self._up.set()
-
-    def _down(self, why: str, tries: Sequence[str]) -> None:
-        if self._tracked.keys().isdisjoint(tries):
-            # Earlier runs went somewhere else: no job of this one has to do with that.
-            if not self._earlier_told:
-                self._earlier_told = True
-                self._tell(f"MLflow cannot be told of {len(tries)} earlier runs. {why}")
-            return
-        if not self._silent:
-            self._tell(f"MLflow cannot be told now; jobs go on, and it is told later. {why}")
-        self._release()
-
-    def _release(self) -> None:
-        """Nobody waits any more, until MLflow answers again."""
-        self._silent = True
-        self._up.set()
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_result(None)
-        self._waiting.clear()
 
     # What the engine tells
 
@@ -199,15 +201,19 @@ class Tracker:
         self, request: JobRequest, record: TryRecord, workspace: str
     ) -> Addition | None:
         """The job's own store, and its run's id in the environment."""
-        run = request.subject
-        if not isinstance(run, TrackedRun):
+        run = request.subject if isinstance(request.subject, TrackedRun) else None
+        if run is None and not self._recording:
             return None
-        self._loop = asyncio.get_running_loop()
         try:
-            if not self._open():
+            if not self._open() or self._invocation is None:
                 return None
-            await self._add(run, record)
-            identity = await self._identity(record)
+            self._recording = True
+            job = self._invocation.record(request, record)
+            self._changed()
+            if run is None:
+                return None
+            await self._add(run, record, job)
+            identity = await self._identified(record)
             await asyncio.to_thread(self._write, record, workspace, identity)
         except (OSError, sqlite3.Error) as error:
             self._broken(error)
@@ -218,20 +224,35 @@ class Tracker:
             Live(store.copy_directory(record.id), store.GROWING),
         )
 
-    async def _add(self, run: TrackedRun, record: TryRecord) -> None:
+    async def _add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> None:
+        assert self._invocation is not None
         if self._box.run(record.id) is None:
-            made = await asyncio.to_thread(tags, run, record, self._workdir)
+            assert self._workflow is not None
+            snakefile = self._workflow.snakefile
+            made = await asyncio.to_thread(tags, run, record, self._workdir, snakefile)
+            # A later try is a run of its own, in the directory of the one that was asked for.
+            asked = self._target.run_id
+            adopted = asked if asked and not self._box.adopted(asked) else ""
+            if asked and not adopted:
+                made |= {"mantik.run": asked}
+            # Where somebody asked for one run, there is none above it.
+            parent = "" if asked else await self._invocation.make()
+            self._tracked |= {parent} - {""}
             config = await asyncio.to_thread(self._config, record.site)
+            before = Ledger(self._box).before(record.id, record.job)
             data = {
                 "name": record.name,
-                "tags": made,
-                "params": dict(run.call.arguments),
+                "tags": made | {"mantik.attempt": str(job.attempt)},
+                "params": run.values(self._mask),
                 "experiment_id": self._target.experiment_id,
                 "experiment": self._target.experiment,
                 "config": config,
+                "parent": parent,
+                "retry_of": before.try_id if before is not None else "",
+                "run_id": adopted,
             }
             self._box.add_run(record.id, self._target.uri, data)
-        self._tracked[record.id] = record.name
+        self._tracked.add(record.id)
 
     def _config(self, site: str) -> str:
         """The local path, relative, of a site's backend config without secrets."""
@@ -243,11 +264,14 @@ class Tracker:
             (self._workdir / path).write_text(text, encoding="utf-8")
         return path
 
-    async def _identity(self, record: TryRecord) -> store.Identity:
+    async def _identified(self, record: TryRecord) -> store.Identity:
         """The run's id; one of ours if MLflow does not answer in time."""
-        await self._made(record.id)
         known = self._box.run(record.id)
         assert known is not None
+        if not known.run_id and not known.own_id:
+            await self._courier.made(record.id)
+            known = self._box.run(record.id)
+            assert known is not None
         if not known.run_id and not known.own_id:
             experiment = self._target.experiment or "Default"
             experiment_id = self._target.experiment_id or "0"
@@ -255,29 +279,6 @@ class Tracker:
             known = self._box.run(record.id)
             assert known is not None
         return store.Identity(known.own_id or known.run_id, known.experiment_id, known.experiment)
-
-    async def _made(self, try_id: str) -> None:
-        """Wait until the run is made, within the limits."""
-        known = self._box.run(try_id)
-        assert known is not None
-        assert self._loop is not None
-        if known.run_id or known.own_id:
-            return
-        future = self._waiting[try_id] = self._loop.create_future()
-        try:
-            self._wake()
-            if self._silent:
-                return
-            async with asyncio.timeout(START_WAIT_S):
-                if self._ready:
-                    self._up.set()
-                await self._up.wait()
-            async with asyncio.timeout(CREATE_WAIT_S):
-                await future
-        except TimeoutError:
-            self._release()
-        finally:
-            self._waiting.pop(try_id, None)
 
     def _write(self, record: TryRecord, workspace: str, identity: store.Identity) -> None:
         root = self._workdir / store.store_directory(record.id)
@@ -291,7 +292,9 @@ class Tracker:
         new.rename(root)
 
     def submitting(self, record: TryRecord, spec: JobSpec) -> None:
-        """Keep the script for the run's artifacts."""
+        """Keep what it asks for, and the script for the run's artifacts."""
+        if self._recording:
+            self._record(lambda ledger: ledger.asked(record.id, cores(spec.resources)))
         if record.id in self._tracked:
             task = asyncio.create_task(asyncio.to_thread(self._keep_script, record.id, spec))
             self._writing.add(task)
@@ -308,10 +311,12 @@ class Tracker:
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         """The run's tags tell where the job is."""
+        self._record(lambda ledger: ledger.queued(record.id))
         self._note(record, Kind.SUBMITTED, {"job": site_job, "queue": queue})
 
     def started(self, record: TryRecord) -> None:
         """The run is running."""
+        self._record(lambda ledger: ledger.started(record.id))
         self._note(record, Kind.STARTED, {})
 
     def logged(self, record: TryRecord) -> None:
@@ -320,17 +325,35 @@ class Tracker:
 
     def ended(self, record: TryRecord, end: Ended) -> None:
         """The run is over; what the job logged goes to MLflow."""
-        self._note(
-            record,
-            Kind.END,
-            {
-                "status": _STATUS[end.how],
-                "time": time.time(),
-                "words": end.words,
-                "exit_code": end.exit_code,
-                "log": str(end.log) if end.log is not None else "",
-            },
-        )
+        data = {
+            "status": _STATUS[end.how],
+            "time": time.time(),
+            "words": end.words,
+            "reason": str(end.reason or ""),
+            "exit_code": end.exit_code,
+            "log": str(end.log) if end.log is not None else "",
+        }
+
+        def write(ledger: Ledger) -> None:
+            ledger.ended(record.id, _STATUS[end.how], ran=end.ran, cpu=end.cpu, note=end.words)
+            data["metrics"] = of_job(end, ledger.job(record.id))
+
+        self._record(write)
+        self._note(record, Kind.END, data)
+
+    def _record(self, write: Callable[[Ledger], None]) -> None:
+        """Note among the workflow's jobs what became of one."""
+        if self._off or self._outbox is None:
+            return
+        try:
+            write(Ledger(self._outbox))
+            self._changed()
+        except (OSError, sqlite3.Error) as error:
+            self._broken(error)
+
+    def _changed(self) -> None:
+        if self._invocation is not None:
+            self._invocation.changed(self._courier.wake, self._broken)
 
     def _note(self, record: TryRecord, kind: Kind, data: Mapping[str, Any]) -> None:
         # Of tries of earlier runs only the end is told here, when they are given up.
@@ -340,7 +363,7 @@ class Tracker:
             return
         try:
             if self._box.add(record.id, kind, data):
-                self._wake()
+                self._courier.wake()
             elif kind is Kind.END and self._box.settled(record.id) and self._is_tracked(record.id):
                 # Told by an earlier controller already; fetched again.
                 shutil.rmtree(self._workdir / store.try_directory(record.id), ignore_errors=True)

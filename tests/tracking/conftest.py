@@ -16,6 +16,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
 from tests.support.gate import Gate
 from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project, place_in
@@ -130,11 +131,12 @@ class Tracked:
         self.client = MlflowClient(tracking_uri=self.uri)
 
     def runs(self) -> dict[str, Run]:
-        """The runs by their names; a name that comes twice is a mistake."""
+        """The jobs' runs by their names; a name that comes twice is a mistake."""
         experiment = self.client.get_experiment_by_name(self.experiment)
         if experiment is None:
             return {}
         found = self.client.search_runs([experiment.experiment_id])
+        found = [run for run in found if WORKFLOW not in run.data.tags]
         names = [run.info.run_name for run in found]
         assert len(set(names)) == len(names), names
         return {run.info.run_name: run for run in found}
@@ -142,6 +144,20 @@ class Tracked:
     def run(self) -> Run:
         """The only run."""
         (run,) = self.runs().values()
+        return run
+
+    def workflows(self) -> list[Run]:
+        """The workflows' runs, the oldest first."""
+        experiment = self.client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            return []
+        wanted = f"tags.`{WORKFLOW}` != ''"
+        found = self.client.search_runs([experiment.experiment_id], wanted)
+        return sorted(found, key=lambda run: run.info.start_time)
+
+    def workflow(self) -> Run:
+        """The only workflow's."""
+        (run,) = self.workflows()
         return run
 
     def history(self, run: Run, name: str) -> list[tuple[int, float]]:

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.tracking.overview import DETACHED
+from snakemake_executor_plugin_mantik.tracking.workflow import PARENT
 from tests.support.command import smk_mantik
 from tests.support.gate import Gate
 from tests.support.workflows import Project, until
@@ -45,9 +47,12 @@ def test_controller_killed(tracked: Tracked) -> None:
     said = project.run("--nolock", "--rerun-incomplete").ok().output
 
     assert "taken up again" in said
-    run = tracked.run()
+    run, whole = tracked.run(), tracked.workflow()
     assert run.info.status == "FINISHED"
     assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]
+    assert run.data.tags[PARENT] == whole.info.run_id
+    assert whole.info.status == "FINISHED"
+    assert whole.data.metrics["mantik/jobs_finished"] == 1
 
 
 def test_cancelled_after_the_controller_was_killed(tracked: Tracked) -> None:
@@ -63,6 +68,8 @@ def test_cancelled_after_the_controller_was_killed(tracked: Tracked) -> None:
     run = tracked.run()
     assert run.info.status == "KILLED", said
     assert tracked.history(run, "m") == [(0, 1.0)], said
+    # Nobody goes on with it.
+    assert tracked.workflow().info.status == "KILLED", said
 
 
 def test_interrupted(tracked: Tracked) -> None:
@@ -78,6 +85,34 @@ def test_interrupted(tracked: Tracked) -> None:
     assert tracked.history(run, "m") == [(0, 1.0)], said
     log = tracked.client.download_artifacts(run.info.run_id, "mantik/log.txt")
     assert "begun" in Path(log).read_text()
+    assert tracked.workflow().info.status == "KILLED", said
+
+
+def test_detached_and_another_workflow_meanwhile(tracked: Tracked) -> None:
+    project = tracked.project
+    prepare(project)
+    project.write("other/Snakefile", workflow(other="true"))
+    running = project.start()
+    until(lambda: logged(project), "the job")
+    until(lambda: tracked.run().info.status == "RUNNING", "the run")
+
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end().code == 128 + signal.SIGTERM
+    until(lambda: DETACHED in tracked.workflow().data.tags, "the tag")
+    project.run("--snakefile", "other/Snakefile").ok()
+
+    mine, other = tracked.workflows()
+    assert (mine.info.status, other.info.status) == ("RUNNING", "FINISHED")
+    assert mine.data.metrics["mantik/jobs_running"] == 1
+    assert other.info.run_name == f"{project.directory.name}: other"
+    (project.workspace / "go").touch()
+
+    project.run().ok()
+
+    mine, _ = tracked.workflows()
+    assert mine.info.status == "FINISHED"
+    assert DETACHED not in mine.data.tags
+    assert tracked.runs()["train"].data.tags[PARENT] == mine.info.run_id
 
 
 def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
@@ -123,9 +158,9 @@ def test_server_of_earlier_runs_is_gone(gated: tuple[Tracked, Gate]) -> None:
     assert (run.info.run_name, run.info.status) == ("three", "FINISHED"), said
     # Its job did not go without it.
     assert "mantik.own_run_id" not in run.data.tags, said
-    assert "MLflow cannot be told of 2 earlier runs" in said
+    assert "MLflow cannot be told of 3 earlier runs" in said
     assert "MLflow cannot be told now" not in said
-    assert "MLflow does not know all of 2 runs yet" in said
+    assert "MLflow does not know all of 3 runs yet" in said
     assert f"smk-mantik track -d {project.directory}" in said
 
 

@@ -108,14 +108,18 @@ def test_how_jobs_end(elsewhere: Tracked) -> None:
     said = project.run("--keep-going").failed()
 
     runs = elsewhere.runs()
+    whole = elsewhere.workflow()
+    counted = ("finished", "failed", "killed", "running", "queued")
+    counts = [whole.data.metrics[f"mantik/jobs_{how}"] for how in counted]
+    assert (whole.info.status, counts) == ("FAILED", [1, 2, 1, 0, 0]), said
     states = {name: run.info.status for name, run in runs.items()}
     assert states == {
         "crashes": "FAILED", "stopped": "KILLED", "vanished": "FAILED", "untracked": "FINISHED",
     }, said  # fmt: skip
     assert runs["crashes"].data.tags["mantik.exit_code"] == "3"
-    assert runs["crashes"].data.metrics == {"m": 1.0}
-    assert runs["stopped"].data.metrics == {"m": 1.0}
-    assert runs["vanished"].data.metrics == {"m": 1.0}
+    assert runs["crashes"].data.metrics["mantik/exit_code"] == 3
+    assert runs["crashes"].data.tags["mantik.reason.kind"] == "exit_code"
+    assert [runs[name].data.metrics["m"] for name in ("crashes", "stopped", "vanished")] == [1] * 3
     log = elsewhere.client.download_artifacts(runs["untracked"].info.run_id, "mantik/log.txt")
     run_id, uri = Path(log).read_text().split()[:2]
     assert run_id == runs["untracked"].info.run_id

@@ -83,7 +83,6 @@ def count(tracked: Tracked, key: str) -> int:
     return len(tracked.client.get_metric_history(run.info.run_id, key)) if run else 0
 
 
-
 def _text(tracked: Tracked, run: Run, path: str) -> str:
     from pathlib import Path
 

@@ -44,7 +44,7 @@ def test_users_of_ssh_urls_stay() -> None:
 def test_tags(tmp_path: Path) -> None:
     call = Call(PurePosixPath("churn"), "churn", "main", "abc", {})
 
-    found = tags(TrackedRun(call, {"a": "ü"}), RECORD, tmp_path)
+    found = tags(TrackedRun(call, {"a": "ü"}), RECORD, tmp_path, "Snakefile")
 
     assert found["mlflow.source.name"] == str(tmp_path / "churn")
     assert found["mlflow.source.type"] == "PROJECT"

@@ -1,0 +1,54 @@
+"""What MLflow is told of a workflow as a whole, read from Snakemake."""
+
+import sys
+from typing import Any
+
+import snakemake
+
+from snakemake_executor_plugin_mantik.rules.identity import identity
+from snakemake_executor_plugin_mantik.rules.request import name_of
+from snakemake_executor_plugin_mantik.tracking.picturing import MOST_JOBS
+from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+
+
+def described(workflow: Any) -> Workflow:
+    """The workflow as it was started."""
+    return Workflow(
+        snakefile=str(workflow.main_snakefile),
+        command=("snakemake", *sys.argv[1:]),
+        config=dict(workflow.config),
+        version=snakemake.__version__,
+    )
+
+
+def pipeline(dag: Any) -> dict[str, object]:
+    """The jobs of a workflow and which needs which, as `tracking.picturing.picture` reads it.
+
+    Of many jobs only which rule needs which: what a job is takes some 20 µs to tell. In Snakemake's
+    main thread, which alone changes the DAG.
+    """
+    jobs = list(dag.jobs)
+    needs = [(need, job) for job in jobs for need in dag.dependencies[job]]
+    rules = dict.fromkeys((need.rule.name, job.rule.name) for need, job in needs)
+    found: dict[str, object] = {"jobs": [], "edges": [], "rule_edges": list(rules)}
+    if len(jobs) <= MOST_JOBS:
+        ids = {job: identity(job) for job in jobs}
+        needed = set(dag.needrun_jobs(exclude_finished=False))
+        found["jobs"] = [
+            {
+                "id": ids[job],
+                "name": name_of(job),
+                "rule": job.rule.name,
+                "wildcards": {key: str(value) for key, value in job.wildcards_dict.items()},
+                "needed": job in needed,
+                "done": dag.finished(job),
+            }
+            for job in jobs
+        ]
+        found["edges"] = [(ids[a], ids[b]) for a, b in needs if a in ids]
+    return found
+
+
+def is_done(dag: Any) -> bool:
+    """Whether all jobs have run that were to."""
+    return not any(True for _ in dag.needrun_jobs())

@@ -1,0 +1,45 @@
+"""The metrics that are told of a job, and of a workflow as a whole."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from snakemake_executor_plugin_mantik.engine.observe import Ended
+from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
+
+FOLDER: Final = "mantik/"
+"""How the names of our metrics begin: MLflow shows them as a section of their own."""
+_STATES: Final[Mapping[str, str]] = {
+    "SCHEDULED": "jobs_queued",
+    "RUNNING": "jobs_running",
+    "FINISHED": "jobs_finished",
+    "FAILED": "jobs_failed",
+    "KILLED": "jobs_killed",
+}
+
+
+def of_job(end: Ended, job: JobRow | None) -> dict[str, float]:
+    """The metrics of a job that has ended, as far as they are known."""
+    asked = job.cores if job is not None else None
+    found = {
+        "queued_seconds": end.waited,
+        "running_seconds": end.ran,
+        "cpu_seconds": end.cpu,
+        "core_hours": asked * end.ran / 3600 if asked and end.ran is not None else None,
+        "exit_code": end.exit_code,
+    }
+    return {f"{FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
+
+
+def of_workflow(jobs: Iterable[JobRow]) -> dict[str, float]:
+    """How many jobs there are in which state, the last try of each; and what all tries used."""
+    last: dict[str, str] = {}
+    core_hours = cpu = 0.0
+    for job in jobs:
+        last[job.job] = job.state
+        core_hours += job.core_hours or 0.0
+        cpu += job.cpu or 0.0
+    count = Counter(last.values())
+    found = {name: float(count[state]) for state, name in _STATES.items()}
+    found |= {"core_hours": core_hours, "cpu_seconds": cpu}
+    return {f"{FOLDER}{name}": value for name, value in found.items()}

@@ -1,0 +1,220 @@
+"""A workflow's own run, on the controller's side: made once, gone on with, ended truthfully."""
+
+import asyncio
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.tracking import workflow as values
+from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.run import Target
+from snakemake_executor_plugin_mantik.tracking.store import try_directory
+from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+
+UPDATE_S = 60.0
+"""Seconds between two updates of a workflow's run, at least: counts, and pictures."""
+SNAKEFILE_BYTES: Final = 1 << 20
+"""A Snakefile up to this size is kept with the run."""
+
+Ending = Literal["finished", "failed", "killed", "detached"]
+"""How a whole run of Snakemake ended; detached: its jobs go on, and the next one takes them up."""
+_STATUS: Final[Mapping[str, str]] = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "killed": "KILLED",
+}
+_UNSENT: Final = "its Snakemake was gone before it was sent"
+_DEAD: Final = "its Snakemake was gone, and nothing of it was under way any more"
+
+
+class Invocation:
+    """The workflow that this process runs, in the outbox. Belongs to the thread of that.
+
+    All methods raise `sqlite3.Error` if the outbox cannot be used.
+
+    Attributes:
+        key: its key in the outbox; empty until it has begun.
+        pipeline: what jobs it has, and which needs which; None: not known.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        workflow: Workflow,
+        target: Target,
+        workdir: Path,
+        *,
+        configs: Mapping[str, str],
+        mask: Callable[[str], str],
+    ) -> None:
+        """Prepare; nothing is written before the first job.
+
+        Args:
+            outbox: where it is written.
+            workflow: as it was started.
+            target: where its run goes.
+            workdir: its directory.
+            configs: the text of each site's backend config.
+            mask: takes secrets out of a text.
+        """
+        self.key = ""
+        self.pipeline: Mapping[str, object] | None = None
+        self._kept: Mapping[str, object] | None = None
+        self._outbox = outbox
+        self._ledger = Ledger(outbox)
+        self._workflow = workflow
+        self._target = target
+        self._workdir = workdir
+        self._configs = configs
+        self._mask = mask
+        self._identity = workflow.identity(target)
+        self._making = asyncio.Lock()
+        self._continued = False
+        self._updated = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def record(self, request: JobRequest, record: TryRecord) -> JobRow:
+        """A job is about to be sent, or taken up again: it belongs to this workflow.
+
+        Unless an earlier one has sent it, that has ended or is another one.
+        """
+        job = self._ledger.job(record.id)
+        if job is None:
+            job = self._ledger.add(
+                record.id, self._begin(), job=record.job, rule=record.rule, name=record.name,
+                site=record.site, members=tuple(request.members),
+            )  # fmt: skip
+        elif job.over and record.state is TryState.PLANNED:
+            self._ledger.revive(record.id, self._begin())
+        elif job.workflow == self._ledger.unended(self._identity):
+            self._begin()
+        return job
+
+    def _begin(self) -> str:
+        """The workflow's key: of the one that is gone on with, or of a new one."""
+        if not self.key:
+            self.key = self._ledger.unended(self._identity)
+            self._continued = bool(self.key)
+            if not self.key:
+                self.key = str(uuid.uuid4())
+                self._ledger.begin(self.key, self._identity)
+        return self.key
+
+    async def make(self) -> str:
+        """Have its run made, before those of its jobs; the key of that run."""
+        async with self._making:
+            key = self._begin()
+            if self._outbox.run(key) is None:
+                data = await asyncio.to_thread(self._data, key)
+                self._outbox.add_run(key, self._target.uri, data)
+        return key
+
+    def _data(self, key: str) -> dict[str, Any]:
+        self._keep_files(self._workdir / try_directory(key))
+        return {
+            "workflow": True,
+            "name": self._workflow.name(self._workdir),
+            "tags": values.tags(self._workflow, key, self._target, self._workdir, self._mask),
+            "params": values.flat(self._workflow.config, self._mask),
+            "experiment_id": self._target.experiment_id,
+            "experiment": self._target.experiment,
+        }
+
+    def _keep_files(self, directory: Path) -> None:
+        """What becomes artifacts, without secrets."""
+        texts = {f"backend-configs/{name}.yaml": text for name, text in self._configs.items()}
+        snakefile = self._workdir / self._workflow.snakefile
+        if snakefile.is_file() and snakefile.stat().st_size <= SNAKEFILE_BYTES:
+            texts["Snakefile"] = snakefile.read_text(encoding="utf-8", errors="replace")
+        for name, text in texts.items():
+            path = directory / values.FILES / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._mask(text), encoding="utf-8")
+
+    # While jobs run
+
+    def changed(self, wake: Callable[[], None], broken: Callable[[Exception], None]) -> None:
+        """Something happened to one of its jobs: its run is told at once, or soon after the last.
+
+        In the thread of a running event loop.
+
+        Args:
+            wake: called when there is something to be told.
+            broken: called with an error of the outbox.
+        """
+        if self._timer is not None or not self.key:
+            return
+
+        def update() -> None:
+            self._timer = None
+            try:
+                self._update()
+                wake()
+            except (OSError, sqlite3.Error) as error:
+                broken(error)
+
+        loop = asyncio.get_running_loop()
+        wait = self._updated + UPDATE_S - time.monotonic()
+        self._timer = loop.call_later(max(0.0, wait), update)
+
+    def _update(self, **facts: object) -> None:
+        self._updated = time.monotonic()
+        self._keep_pipeline()
+        told = {"time": time.time(), "continued": self._continued, **facts}
+        self._outbox.add(self.key, Kind.UPDATE, told)
+
+    def _keep_pipeline(self) -> None:
+        if self.pipeline is not None and self.pipeline is not self._kept:
+            self._kept = self.pipeline
+            self._ledger.set_pipeline(self.key, json.dumps(self.pipeline))
+
+    # The end
+
+    def end(self, how: Ending, words: str = "") -> None:
+        """Snakemake ends; to be called when the engine has ended."""
+        if not self.key:
+            return
+        self._keep_pipeline()
+        if how == "detached":
+            self._update(detached=datetime.now(UTC).isoformat(timespec="seconds"))
+        else:
+            _end(self._outbox, self.key, _STATUS[how], words, continued=self._continued)
+
+
+def settle(outbox: Outbox, open_tries: Collection[str], but: str = "") -> int:
+    """End the runs of workflows whose Snakemake is gone and of which nothing can come any more.
+
+    To be called by whoever knows that no Snakemake runs in the directory but himself.
+
+    Args:
+        outbox: of the directory.
+        open_tries: those that a site may know, or whose results are still there.
+        but: the identity of a workflow that may be gone on with.
+
+    Returns:
+        How many there were.
+    """
+    ledger = Ledger(outbox)
+    over = ledger.over(open_tries, but)
+    for key in over:
+        now = time.time()
+        for try_id in ledger.open_jobs(key):
+            ledger.ended(try_id, "KILLED")
+            told = {"status": "KILLED", "time": now, "words": _UNSENT, "exit_code": None, "log": ""}
+            outbox.add(try_id, Kind.END, told)
+        _end(outbox, key, "KILLED", _DEAD, continued=True)
+    return len(over)
+
+
+def _end(outbox: Outbox, key: str, status: str, words: str, *, continued: bool) -> None:
+    told = {"status": status, "time": time.time(), "words": words, "continued": continued}
+    outbox.add(key, Kind.END, told)
+    Ledger(outbox).end(key)

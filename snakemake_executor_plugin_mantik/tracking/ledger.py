@@ -1,0 +1,228 @@
+"""The workflows that have runs of their own, and what became of each of their jobs.
+
+In the outbox's file. Of each job that is sent for such a workflow there is a row, whether it has a
+run of its own or not: the workflow's run counts them all, and shows them in its pictures, also
+after its controller was killed and another one went on with it.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+
+FINISHED = "FINISHED"
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One try of a job of a workflow; times are seconds since the epoch on this machine's clock.
+
+    Attributes:
+        job: what the job is, the same in every run (`JobRequest.job`).
+        members: of a group, the jobs that it consists of.
+        attempt: 1, or one more than that of the try before, if that one did not finish.
+        cores: how many it asked for; None where that is not known.
+        queued, started, ended: None until it did.
+        status: one of MLflow's: how it ended; empty until it did.
+        cpu: seconds of CPU time that it used, where they are known.
+        note: one line on how it ended.
+    """
+
+    try_id: str
+    workflow: str
+    job: str
+    rule: str
+    name: str
+    site: str
+    members: tuple[str, ...]
+    attempt: int
+    created: float
+    cores: int | None
+    queued: float | None
+    started: float | None
+    ended: float | None
+    status: str
+    cpu: float | None
+    note: str
+
+    @property
+    def state(self) -> str:
+        """MLflow's word for how far it is."""
+        return self.status or ("RUNNING" if self.started is not None else "SCHEDULED")
+
+    @property
+    def over(self) -> bool:
+        """Whether its end is known."""
+        return bool(self.status)
+
+    @property
+    def ran(self) -> float | None:
+        """Seconds that it ran, of one that has ended."""
+        if self.started is None or self.ended is None:
+            return None
+        return max(0.0, self.ended - self.started)
+
+    @property
+    def core_hours(self) -> float | None:
+        """The cores that it asked for, times the hours that it ran."""
+        if self.cores is None or self.ran is None:
+            return None
+        return self.cores * self.ran / 3600
+
+
+class Ledger:
+    """Reads and writes the rows. Belongs to the thread of its outbox.
+
+    All methods raise `sqlite3.Error` if the file cannot be used.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        """Use the file of an outbox."""
+        self._outbox = outbox
+        self._db: sqlite3.Connection = outbox.db
+
+    # Workflows
+
+    def begin(self, workflow: str, identity: str) -> None:
+        """A workflow has begun."""
+        self._execute(
+            "INSERT INTO workflows (id, identity, created) VALUES (?, ?, ?)",
+            (workflow, identity, time.time()),
+        )
+
+    def end(self, workflow: str) -> None:
+        """A workflow has ended: it is not gone on with."""
+        self._execute("UPDATE workflows SET ended = ? WHERE id = ?", (time.time(), workflow))
+
+    def unended(self, identity: str) -> str:
+        """The last workflow of an identity that has not ended; empty if there is none."""
+        row = self._db.execute(
+            "SELECT id FROM workflows WHERE identity = ? AND ended IS NULL"
+            " ORDER BY created DESC LIMIT 1",
+            (identity,),
+        ).fetchone()
+        return row["id"] if row is not None else ""
+
+    def over(self, open_tries: Collection[str], but: str = "") -> list[str]:
+        """The workflows that have not ended and of which nothing can come any more.
+
+        Args:
+            open_tries: those that a site may know, or whose results are still there.
+            but: an identity; its workflows may be gone on with.
+        """
+        rows = self._db.execute(
+            "SELECT id FROM workflows WHERE ended IS NULL AND identity != ? ORDER BY created",
+            (but,),
+        )
+        return [r["id"] for r in rows if not set(self.open_jobs(r["id"])) & set(open_tries)]
+
+    def set_pipeline(self, workflow: str, pipeline: str) -> None:
+        """What the workflow's jobs are and which need which, as JSON."""
+        self._execute("UPDATE workflows SET pipeline = ? WHERE id = ?", (pipeline, workflow))
+
+    def pipeline(self, workflow: str) -> Any:
+        """The same as a value; None if it is not known."""
+        row = self._db.execute(
+            "SELECT pipeline FROM workflows WHERE id = ?", (workflow,)
+        ).fetchone()
+        return json.loads(row["pipeline"]) if row is not None and row["pipeline"] else None
+
+    # Jobs
+
+    def add(
+        self, try_id: str, workflow: str, *, job: str, rule: str, name: str, site: str,
+        members: Sequence[str] = (),
+    ) -> JobRow:  # fmt: skip
+        """A try of a job belongs to a workflow, unless it belongs to one already."""
+        known = self.job(try_id)
+        if known is None:
+            before = self.before(try_id, job)
+            self._execute(
+                "INSERT INTO jobs (try, workflow, job, rule, name, site, members, attempt, created)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    try_id, workflow, job, rule, name, site, json.dumps(list(members)),
+                    before.attempt + 1 if before is not None else 1, time.time(),
+                ),
+            )  # fmt: skip
+            known = self.job(try_id)
+            assert known is not None
+        return known
+
+    def revive(self, try_id: str, workflow: str) -> None:
+        """A try that was taken for over, since nobody had sent it, is sent after all."""
+        with self._outbox.write() as db:
+            db.execute(
+                "UPDATE jobs SET workflow = ?, ended = NULL, status = '', note = '' WHERE try = ?",
+                (workflow, try_id),
+            )
+            db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, Kind.END))
+
+    def before(self, try_id: str, job: str) -> JobRow | None:
+        """The try of the same job before this one, if that one did not finish."""
+        row = self._db.execute(
+            "SELECT * FROM jobs WHERE job = ? AND try != ? ORDER BY rowid DESC LIMIT 1",
+            (job, try_id),
+        ).fetchone()
+        found = _job(row) if row is not None else None
+        return found if found is not None and found.status not in ("", FINISHED) else None
+
+    def asked(self, try_id: str, cores: int) -> None:
+        """What a try asks for."""
+        self._execute("UPDATE jobs SET cores = ? WHERE try = ?", (cores, try_id))
+
+    def queued(self, try_id: str) -> None:
+        """A try was submitted."""
+        self._execute(
+            "UPDATE jobs SET queued = COALESCE(queued, ?) WHERE try = ?", (time.time(), try_id)
+        )
+
+    def started(self, try_id: str) -> None:
+        """A try was seen to run."""
+        self._execute(
+            "UPDATE jobs SET started = COALESCE(started, ?) WHERE try = ?", (time.time(), try_id)
+        )
+
+    def ended(
+        self, try_id: str, status: str, *, ran: float | None = None, cpu: float | None = None,
+        note: str = "",
+    ) -> None:  # fmt: skip
+        """A try has ended; what it says itself of how long it ran comes before what was seen."""
+        now = time.time()
+        self._execute(
+            "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?,"
+            " started = COALESCE(?, started) WHERE try = ? AND ended IS NULL",
+            (now, status, cpu, note, now - ran if ran is not None else None, try_id),
+        )
+
+    def job(self, try_id: str) -> JobRow | None:
+        """A try; None if it belongs to no workflow."""
+        row = self._db.execute("SELECT * FROM jobs WHERE try = ?", (try_id,)).fetchone()
+        return _job(row) if row is not None else None
+
+    def jobs(self, workflow: str) -> list[JobRow]:
+        """All tries of a workflow, the oldest first."""
+        wanted = "SELECT * FROM jobs WHERE workflow = ? ORDER BY rowid"
+        rows = self._db.execute(wanted, (workflow,))
+        return [_job(row) for row in rows]
+
+    def open_jobs(self, workflow: str) -> list[str]:
+        """The tries of a workflow whose ends are not known."""
+        rows = self._db.execute(
+            "SELECT try FROM jobs WHERE workflow = ? AND ended IS NULL", (workflow,)
+        )
+        return [row["try"] for row in rows]
+
+    def _execute(self, statement: str, values: tuple[object, ...]) -> None:
+        with self._outbox.write() as db:
+            db.execute(statement, values)
+
+
+def _job(row: sqlite3.Row) -> JobRow:
+    values = dict(row)
+    members = tuple(json.loads(values.pop("members")))
+    return JobRow(try_id=values.pop("try"), members=members, **values)

@@ -1,0 +1,83 @@
+"""What the pictures of a workflow show, from its jobs and from what Snakemake knew of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
+from snakemake_executor_plugin_mantik.tracking.pictures import Node, Picture, State
+
+MOST_JOBS: Final = 1000
+"""Jobs of a workflow that are known one by one; of more only which rule needs which."""
+
+_STATES: Final[Mapping[str, State]] = {
+    "SCHEDULED": State.QUEUED,
+    "RUNNING": State.RUNNING,
+    "FINISHED": State.FINISHED,
+    "FAILED": State.FAILED,
+    "KILLED": State.KILLED,
+}
+
+
+def picture(title: str, pipeline: Any, jobs: Sequence[JobRow], now: float) -> Picture:
+    """What there is to be drawn.
+
+    Args:
+        title: the workflow's name.
+        pipeline: None, or what the executor has told (`describing.pipeline`): `jobs`, each with
+            `id`, `name`, `rule`, `wildcards`, `needed` (whether it is to run) and `done`, `edges`
+            between them, and `rule_edges`. Without `jobs`, those that were sent are shown.
+        jobs: those that were sent, all tries.
+        now: seconds since the epoch.
+    """
+    known = pipeline or {"jobs": [], "edges": [], "rule_edges": []}
+    tries: dict[str, list[JobRow]] = {}
+    for job in jobs:
+        for each in job.members or (job.job,):
+            tries.setdefault(each, []).append(job)
+    declared = {each["id"]: each for each in known["jobs"]}
+    nodes = [
+        _node(each, tries.get(name, []))
+        for name, each in declared.items()
+        if each["needed"] or name in tries
+    ]
+    nodes += [_sent(name, of[-1]) for name, of in tries.items() if name not in declared]
+    shown = {node.id for node in nodes}
+    return Picture(
+        title,
+        tuple(nodes),
+        now,
+        tuple((a, b) for a, b in known["edges"] if a in shown and b in shown),
+        tuple((a, b) for a, b in known["rule_edges"]),
+        tuple(_earlier(tries.values())),
+    )
+
+
+def _node(declared: Mapping[str, Any], tries: Sequence[JobRow]) -> Node:
+    of = {
+        "id": declared["id"], "name": declared["name"], "rule": declared["rule"],
+        "wildcards": declared["wildcards"],
+    }  # fmt: skip
+    if not tries:
+        return Node(**of, state=State.FINISHED if declared["done"] else State.WAITING)
+    return Node(**of, **_of_try(tries[-1]))
+
+
+def _sent(name: str, job: JobRow) -> Node:
+    return Node(id=name, name=job.name, rule=job.rule, **_of_try(job))
+
+
+def _earlier(tries: Iterable[Sequence[JobRow]]) -> Iterable[Node]:
+    for of_job in tries:
+        for job in of_job[:-1]:
+            yield _sent(job.try_id, job)
+
+
+def _of_try(job: JobRow) -> dict[str, Any]:
+    return {
+        "state": _STATES[job.state],
+        "site": job.site,
+        "queued": job.queued,
+        "started": job.started,
+        "ended": job.ended,
+        "note": job.note,
+    }

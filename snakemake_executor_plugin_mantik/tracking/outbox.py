@@ -248,8 +248,8 @@ class Outbox:
     def open_tries(self, lane: Lane) -> list[str]:
         """The tries of a lane with something to be told, the oldest first.
 
-        ENDING: their runs are made, and something `LATE` is to be told; LIVE: what they log; MAKING:
-        the rest.
+        ENDING: their runs are made, and something `LATE` is to be told; LIVE: what their jobs log;
+        MAKING: the rest.
         """
         rows = self._db.execute(
             "SELECT try, MIN(seq) AS first, SUM(kind = 'create') AS making,"

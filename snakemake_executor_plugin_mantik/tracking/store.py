@@ -69,6 +69,11 @@ def variables(workspace: str, try_id: str, identity: Identity) -> dict[str, str]
     }
 
 
+def variables_of_run(identity: Identity) -> dict[str, str]:
+    """What the environment of a job says that logs to the tracking server itself."""
+    return {"MLFLOW_RUN_ID": identity.run_id, "MLFLOW_EXPERIMENT_ID": identity.experiment_id}
+
+
 def write_skeleton(
     root: Path, workspace: str, try_id: str, identity: Identity, *, name: str, user: str, now: float
 ) -> None:

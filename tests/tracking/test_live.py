@@ -3,10 +3,11 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 from mlflow.entities import Run
 
-from tests.support.workflows import Project, tells, until
+from tests.support.workflows import Project, until
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import workflow
 
@@ -66,7 +67,7 @@ def touch(project: Project, name: str) -> None:
 
 
 def reached(project: Project, name: str) -> None:
-    until(lambda: (project.workspace / name).exists(), f"the job's {name}", deadline=90)
+    until((project.workspace / name).exists, f"the job's {name}", deadline=90)
 
 
 def points(tracked: Tracked, run: Run) -> list[str]:
@@ -84,8 +85,6 @@ def count(tracked: Tracked, key: str) -> int:
 
 
 def _text(tracked: Tracked, run: Run, path: str) -> str:
-    from pathlib import Path
-
     return Path(tracked.client.download_artifacts(run.info.run_id, path)).read_text()
 
 
@@ -136,3 +135,21 @@ def test_what_a_job_logs_is_told_while_it_runs(tracked: Tracked) -> None:
     touch(project, "go2")
 
     check(tracked, running.end().ok().output)
+
+
+def test_whoever_dies_meanwhile(elsewhere: Tracked) -> None:
+    # At a firecREST site, into an SQLite file.
+    project = elsewhere.project
+    prepare(project)
+    first = project.start("--nolock", "--rerun-incomplete")
+    reached(project, "one")
+    until(lambda: count(elsewhere, "loss/train") > 0, "the first points")
+    os.kill(int(project.read(".snakemake/mantik/tracking/lock")), signal.SIGKILL)
+    touch(project, "go1")
+    reached(project, "two")
+    until(lambda: count(elsewhere, "loss/train") == 80, "more points, by another worker")
+    first.kill()
+    touch(project, "go2")
+    until((project.workspace / "train.txt").exists, "the job's end")
+
+    check(elsewhere, project.run("--nolock", "--rerun-incomplete").ok().output)

@@ -61,7 +61,8 @@ class TrackingServer:
             self.process = subprocess.Popen(
                 command, cwd=self.directory, stdout=log, stderr=log, start_new_session=True,
                 env={
-                    **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **self.environment,
+                    **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                    "MLFLOW_SERVER_ALLOWED_HOSTS": "*", **self.environment,
                 },
             )  # fmt: skip
         end = time.monotonic() + START_S

@@ -14,9 +14,9 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.mending import mend
 from snakemake_executor_plugin_mantik.tracking.metrics import Logged, metric_files, parse
-from snakemake_executor_plugin_mantik.tracking.replay import Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.source import Source, read
-from snakemake_executor_plugin_mantik.tracking.told import Lines, Told
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Lines, Told
 
 TREE, LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live`."""

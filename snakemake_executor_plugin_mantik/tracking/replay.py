@@ -6,17 +6,14 @@ that has another value already) is told and left out; the rest goes on.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mlflow.entities import (
     DatasetInput,
-    LoggedModel,
     LoggedModelInput,
     LoggedModelOutput,
-    LoggedModelStatus,
     Metric,
     Param,
     Run,
@@ -24,49 +21,26 @@ from mlflow.entities import (
 )
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from snakemake_executor_plugin_mantik.tracking.mending import prepare
 from snakemake_executor_plugin_mantik.tracking.metrics import Logged, identity
+from snakemake_executor_plugin_mantik.tracking.models import Models
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.source import PARENT, Source, read
-from snakemake_executor_plugin_mantik.tracking.told import Told
-from snakemake_executor_plugin_mantik.tracking.uploads import Uploads, without
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.uploads import Uploads
 
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""
 METRICS_BATCH = 1000
 """Metrics per request: MLflow's limit."""
 SOURCE_RUN = "mantik.source_run"
-SOURCE_MODEL = "mantik.source_model"
-"""Tags that tell from what in a job's store a run or model was made."""
+"""The tag that tells from what in a job's store a run was made."""
 
 _OURS = ("mantik.", "mlflow.source.", "mlflow.project.")
 _NAME, _USER = "mlflow.runName", "mlflow.user"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Destination:
-    """The run that a store belongs to.
-
-    Attributes:
-        try_id: the try that made the store.
-        run_id: MLflow's id of the run.
-        experiment_id: where it is.
-        source_id: the run's id in the store.
-        source_experiment_id: the experiment's id there.
-        name: the name that the run had in the store at first.
-    """
-
-    try_id: str
-    run_id: str
-    experiment_id: str
-    source_id: str
-    source_experiment_id: str
-    name: str
 
 
 class Replay:
@@ -97,9 +71,9 @@ class Replay:
         self._to = destination
         self._told = told
         self._again = told.doubt
-        self._live = live
         self._tell = tell
         self._uploads = Uploads(store, told, live=live)
+        self._carrier = Models(client, store, destination, told, live=live)
         self._known: dict[str, Run] = {}
         self._runs, self._models = told.runs, told.models
         self._experiments = told.experiments
@@ -139,7 +113,7 @@ class Replay:
             if run.info.run_id not in self._runs:
                 self._make_run(source, run)
         for model in source.models:
-            self._piece(f"the model {model.name}", partial(self._make_model, model, later))
+            self._piece(f"the model {model.name}", partial(self._carrier.carry, model, later))
         for run in source.runs:
             if (run_id := self._runs.get(run.info.run_id)) is not None:
                 self._params(run, run_id)
@@ -265,8 +239,11 @@ class Replay:
         of_model = {identity(m): m.model_id for m in logged if m.model_id is not None}
         there: set[tuple[object, ...]] = set()
         if self._again:
-            for name in {m.key for m in logged}:
-                there |= {identity(m) for m in self._client.get_metric_history(run_id, name)}
+            there = self._history(run_id, {m.key for m in logged})
+            # Its run may have it without the model: that was not there then.
+            models = {model for model in of_model.values() if model in self._models}
+            told = set().union(*map(self._of_model, models))
+            there -= {key for key, model in of_model.items() if model in models} - told
         unique = {identity(m): m for m in sorted(logged, key=lambda m: (m.timestamp, m.step))}
         metrics = [
             self._moved(value, of_model.get(key), run_id)
@@ -276,6 +253,16 @@ class Replay:
         self._batches(
             "metrics", metrics, lambda some: {"metrics": some}, run_id, size=METRICS_BATCH
         )
+
+    def _history(self, run_id: str, names: Collection[str]) -> set[tuple[object, ...]]:
+        """All values of metrics that a run has at MLflow."""
+        history = self._client.get_metric_history
+        return {identity(metric) for name in names for metric in history(run_id, name)}
+
+    def _of_model(self, model: str) -> set[tuple[object, ...]]:
+        """The last values of metrics that a model of the store has at MLflow."""
+        known = self._client.get_logged_model(self._models[model]).metrics or []
+        return {identity(metric) for metric in known}
 
     def _moved(self, logged: Logged, model: str | None, run_id: str) -> Metric:
         model_id = self._models.get(model) if model is not None else None
@@ -340,74 +327,6 @@ class Replay:
                 "the models' place in the run",
                 lambda: self._client.log_outputs(run_id, made),
             )
-
-    # Models
-
-    def _make_model(self, model: LoggedModel, later: Collection[str]) -> None:
-        over = model.status in (LoggedModelStatus.READY, LoggedModelStatus.FAILED)
-        place = self._store / model.experiment_id / "models" / model.model_id
-        below = place.relative_to(self._store).as_posix()
-        # While it changes nobody can use it, and what it is made with could not be changed.
-        if self._live and (not (over and without(later, below)) or self._is_over(model)):
-            return
-        run_id = self._runs.get(model.source_run_id or "", self._to.run_id)
-        model_id, location = self._model(model, run_id)
-        files = place / "artifacts"
-        names = {
-            "model_id": model_id, "model_uuid": model_id, "run_id": run_id,
-            "artifact_path": location,
-        }  # fmt: skip
-        self._uploads.send(
-            files,
-            lambda directory: self._client.log_model_artifacts(model_id, str(directory)),
-            lambda directory: _rename(directory / "MLmodel", names),
-        )
-        if over and model_id not in self._told.over:
-            self._client.finalize_logged_model(model_id, model.status)
-            self._told.over.add(model_id)
-
-    def _is_over(self, model: LoggedModel) -> bool:
-        return self._models.get(model.model_id) in self._told.over
-
-    def _model(self, model: LoggedModel, run_id: str) -> tuple[str, str]:
-        """The id of the model that a job's is at MLflow, made if need be, and where it lies."""
-        experiment = self._experiments.get(model.experiment_id, self._to.experiment_id)
-        name = f"{self._to.try_id}/{model.model_id}"
-        known = None
-        if model.model_id in self._models:
-            known = self._client.get_logged_model(self._models[model.model_id])
-        elif self._again:
-            known = self._find_model(experiment, name)
-        if known is None:
-            known = self._client.create_logged_model(
-                experiment, name=model.name, source_run_id=run_id,
-                tags={**(model.tags or {}), SOURCE_MODEL: name},
-                params=dict(model.params or {}), model_type=model.model_type,
-            )  # fmt: skip
-        self._models[model.model_id] = known.model_id
-        return known.model_id, known.artifact_location
-
-    def _find_model(self, experiment: str, source: str) -> LoggedModel | None:
-        found = self._client.search_logged_models(
-            [experiment], filter_string=f"tags.`{SOURCE_MODEL}` = '{source}'"
-        )
-        return found[0] if found else None
-
-
-def _rename(description: Path, names: Mapping[str, str]) -> None:
-    """Give a model's description the model's own names; it holds those that the job saw."""
-    yaml = YAML(typ="safe")
-    try:
-        known = yaml.load(description)
-    except (OSError, ValueError, YAMLError):
-        return  # whatever it is, it is kept as it is
-    if not isinstance(known, dict):
-        return
-    changed = known | {key: value for key, value in names.items() if key in known}
-    if changed != known:
-        # It may be the job's own file, under another name.
-        description.unlink()
-        yaml.dump(changed, description)
 
 
 def _inputs_of(run: Run) -> list[DatasetInput]:

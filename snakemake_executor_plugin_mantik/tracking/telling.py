@@ -24,14 +24,14 @@ from snakemake_executor_plugin_mantik.tracking.outbox import (
     RunRecord,
 )
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
-from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Replay
 from snakemake_executor_plugin_mantik.tracking.run import without_user
 from snakemake_executor_plugin_mantik.tracking.store import (
     copy_directory,
     store_directory,
     try_directory,
 )
-from snakemake_executor_plugin_mantik.tracking.told import Told
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
 
 DEFAULT_EXPERIMENT = "Default"

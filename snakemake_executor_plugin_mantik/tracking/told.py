@@ -10,6 +10,27 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.tracking.source import Source
 
 
+@dataclass(frozen=True)
+class Destination:
+    """The run that a store belongs to.
+
+    Attributes:
+        try_id: the try that made the store.
+        run_id: MLflow's id of the run.
+        experiment_id: where it is.
+        source_id: the run's id in the store.
+        source_experiment_id: the experiment's id there.
+        name: the name that the run had in the store at first.
+    """
+
+    try_id: str
+    run_id: str
+    experiment_id: str
+    source_id: str
+    source_experiment_id: str
+    name: str
+
+
 @dataclass
 class Lines:
     """The beginning of a file that is only added to.

@@ -17,9 +17,9 @@ from mlflow.entities import (
 )
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.replay import Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.store import Identity, write_skeleton
-from snakemake_executor_plugin_mantik.tracking.told import Told
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 
 SOURCE = "a" * 32
 TRY = "11111111-2222-4333-8444-555555555555"

@@ -133,7 +133,7 @@ def _tell_untracked(units: list[Any], which: Which, logger: Any) -> None:
         logger.warning(
             f"Entry points that run as members of a group are no MLflow runs of their own and are"
             f" not tracked: rule {', '.join(sorted(rules))}. Take them out of the group for that,"
-            f' or give one of the group resources: {TRACK_RESOURCE}="all" to track it as one run.'
+            f' or give its rules resources: {TRACK_RESOURCE}="all", which makes it one run.'
         )
 
 

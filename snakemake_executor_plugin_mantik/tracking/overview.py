@@ -1,5 +1,6 @@
 """Tells MLflow of a workflow as a whole: counts, pictures, its end. Part of the worker."""
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik.tracking import figures, pictures
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord
+from snakemake_executor_plugin_mantik.tracking.pictures import Picture
 from snakemake_executor_plugin_mantik.tracking.picturing import picture
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
@@ -57,9 +59,15 @@ def update(
         except MlflowException as error:  # it was not detached, but killed
             if not is_refusal(error):
                 raise
-    drawn = pictures.files(
-        picture(run.data["name"], ledger.pipeline(run.try_id), jobs, data["time"])
-    )
+    _draw(client, run, picture(run.data["name"], ledger.pipeline(run.try_id), jobs, data["time"]))
+
+
+def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
+    try:
+        drawn = pictures.files(shown)
+    except Exception as error:  # noqa: BLE001 - a mistake in drawing must hold up no other run
+        sys.stderr.write(f"{run.try_id}: it cannot be drawn: {error!r}\n")
+        return
     with tempfile.TemporaryDirectory() as directory:
         for name, text in drawn.items():
             Path(directory, name).write_text(text, encoding="utf-8")

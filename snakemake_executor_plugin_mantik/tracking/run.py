@@ -12,6 +12,10 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.mlproject.call import Call
 
+NAME_LENGTH = 250
+"""Characters of a run's name that MLflow's databases take."""
+TAG_LENGTH = 5000
+"""Characters of a tag's value that all of MLflow's versions take."""
 GIT_WAIT_S = 10.0
 """Seconds that git may take to tell the commit of a project."""
 
@@ -97,7 +101,7 @@ def tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) -> d
         "mantik.members": _json(run.members) if run.members else "",
         "mantik.try": record.id,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value[:TAG_LENGTH] for name, value in found.items() if value}
 
 
 def _of_project(call: Call, workdir: Path) -> dict[str, str]:

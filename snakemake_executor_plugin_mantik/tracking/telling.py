@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.tracking.outbox import (
 )
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Replay
-from snakemake_executor_plugin_mantik.tracking.run import without_user
+from snakemake_executor_plugin_mantik.tracking.run import NAME_LENGTH, TAG_LENGTH, without_user
 from snakemake_executor_plugin_mantik.tracking.store import (
     copy_directory,
     store_directory,
@@ -99,7 +99,7 @@ class Teller:
             tags = {**run.data["tags"], **{name: value for name, value in links.items() if value}}
             made = client.create_run(
                 experiment_id, start_time=int(run.created * 1000), tags=tags,
-                run_name=run.data["name"],
+                run_name=run.data["name"][:NAME_LENGTH],
             )  # fmt: skip
             run_id = made.info.run_id
         self._outbox.made(try_id, uri, run_id, experiment_id, experiment)
@@ -315,7 +315,7 @@ def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> Non
 
 
 def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:
-    return [RunTag(name, value[:5000]) for name, value in tags.items() if value]
+    return [RunTag(name, value[:TAG_LENGTH]) for name, value in tags.items() if value]
 
 
 def _is_workflow(run: RunRecord) -> bool:

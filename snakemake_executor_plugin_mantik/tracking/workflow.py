@@ -11,6 +11,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.tracking.masking import MASK, is_secret
 from snakemake_executor_plugin_mantik.tracking.run import (
+    TAG_LENGTH,
     Target,
     git_tags,
     user,
@@ -55,7 +56,7 @@ class Workflow:
 
     def name(self, workdir: Path) -> str:
         """The directory's name, and that of the Snakefile if it is an unusual one."""
-        path = Path(self.snakefile)
+        path = workdir / self.snakefile
         if not path.is_relative_to(workdir):
             return f"{workdir.name}: {path.name}"
         inside = path.relative_to(workdir)
@@ -80,7 +81,7 @@ def tags(
         "mantik.host": platform.node(),
         "mantik.snakemake": workflow.version,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value[:TAG_LENGTH] for name, value in found.items() if value}
 
 
 def command_line(words: Sequence[str], mask: Callable[[str], str]) -> str:

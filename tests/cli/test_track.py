@@ -3,17 +3,26 @@
 import fcntl
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.cli.track import track
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.private import STATE
+from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker import LOCK, OUTBOX
 
 END = {"status": "FINISHED", "time": 2000.0, "words": "", "exit_code": 0, "log": ""}
+DATA: dict[str, Any] = {
+    "tags": {}, "params": {}, "experiment_id": "", "experiment": "", "config": "none",
+}  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -22,11 +31,7 @@ def leave(directory: Path, **runs: str) -> None:
     (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
     outbox = Outbox(directory / DIRECTORY / OUTBOX)
     for name, uri in runs.items():
-        data = {
-            "name": name, "tags": {}, "params": {}, "experiment_id": "", "experiment": "",
-            "config": "none",
-        }  # fmt: skip
-        outbox.add_run(name, uri, data)
+        outbox.add_run(name, uri, DATA | {"name": name})
         outbox.add(name, Kind.END, END)
     outbox.close()
 
@@ -54,6 +59,45 @@ def test_all_is_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "2 runs told, 0 left.\n"), done.stderr
     done = called(tmp_path)
     assert (done.returncode, done.stdout) == (0, "0 runs told, 0 left.\n"), done.stderr
+
+
+def test_a_workflow_that_nobody_goes_on_with_was_killed(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with closing(Journal(tmp_path / STATE)) as journal:
+        sent, unsent = (
+            journal.new_try(site="hpc1", job=n, rule=n, name=n, fingerprint="f") for n in "ab"
+        )
+        journal.submitting(sent.id, "batch")
+    (tmp_path / DIRECTORY).mkdir(parents=True)
+    outbox = Outbox(tmp_path / DIRECTORY / OUTBOX)
+    ledger = Ledger(outbox)
+    for key in ("one", "two"):
+        ledger.begin(key, f"identity of {key}")
+        outbox.add_run(key, uri, DATA | {"name": key, "workflow": True})
+    for key, record in (("one", sent), ("two", unsent)):
+        ledger.add(record.id, key, job=record.job, rule="r", name=record.name, site="hpc1")
+        outbox.add_run(record.id, uri, DATA | {"name": record.name})
+    outbox.close()
+
+    with closing(Journal(tmp_path / STATE)):  # a Snakemake that runs looks after them itself
+        called(tmp_path)
+        assert states(uri) == {
+            "one": "RUNNING",
+            "two": "RUNNING",
+            "a": "SCHEDULED",
+            "b": "SCHEDULED",
+        }
+    done = called(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    # A job of the one may still run; nobody has sent the other's.
+    assert states(uri) == {"one": "RUNNING", "two": "KILLED", "a": "SCHEDULED", "b": "KILLED"}
+
+
+def states(uri: str) -> dict[str, str]:
+    """The states of all runs by their names."""
+    runs = MlflowClient(tracking_uri=uri).search_runs(["0"])
+    return {run.info.run_name: run.info.status for run in runs}
 
 
 def test_another_process_is_not_waited_for(tmp_path: Path) -> None:

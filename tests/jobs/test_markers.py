@@ -56,6 +56,23 @@ def test_a_whole_marker_is_read() -> None:
         3,
     )
     assert [(entry.path, data) for entry, data in found.small_outputs()] == [("x", b"ab")]
+    assert found.cpu is None
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ("1m2.500s 0m0.250s", 62.75),
+        ("0m0,001s 60m0,000s", 3600.001),
+        ("", None),
+        ("1m2.5s", None),
+        ("-1m2.500s 0m0.250s", None),
+        ("0m1e5s 0m0.000s", None),
+    ],
+)
+def test_cpu_time_is_what_bash_says(told: str, seconds: float | None) -> None:
+    found = read(marker(f"{META}cpu={told}\n")).cpu
+    assert found == (pytest.approx(seconds) if seconds is not None else None)
 
 
 def test_no_cut_marker_is_believed(trial: Trial) -> None:

@@ -18,7 +18,11 @@ from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
 from tests.tracking.conftest import Tracked, TrackingServer, sandbox, tracked
 from tests.tracking.rules import HEAD, rule
-from tests.tracking.test_coming_back import test_controller_killed, test_worker_killed
+from tests.tracking.test_coming_back import (
+    test_controller_killed,
+    test_detached_and_another_workflow_meanwhile,
+    test_worker_killed,
+)
 from tests.tracking.test_life import (
     test_no_credential_is_at_the_site,
     test_what_a_job_logs,
@@ -26,8 +30,9 @@ from tests.tracking.test_life import (
 )
 
 __all__ = [
-    "sandbox", "test_controller_killed", "test_no_credential_is_at_the_site",
-    "test_what_a_job_logs", "test_without_mlflow_here", "test_worker_killed", "tracked",
+    "sandbox", "test_controller_killed", "test_detached_and_another_workflow_meanwhile",
+    "test_no_credential_is_at_the_site", "test_what_a_job_logs", "test_without_mlflow_here",
+    "test_worker_killed", "tracked",
 ]  # fmt: skip
 
 pytestmark = [pytest.mark.software("MLflow"), pytest.mark.timeout(240)]

@@ -1,5 +1,8 @@
 """What goes into a run from its start, and what must never be in it."""
 
+import sqlite3
+import subprocess
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -10,10 +13,19 @@ from ruamel.yaml import YAML
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
+from snakemake_executor_plugin_mantik.tracking import figures
+from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, tags, target, without_user
+from snakemake_executor_plugin_mantik.tracking.run import (
+    TrackedRun,
+    git_tags,
+    tags,
+    target,
+    without_user,
+)
 from snakemake_executor_plugin_mantik.tracking.store import Identity, variables, write_skeleton
+from snakemake_executor_plugin_mantik.tracking.workflow import Workflow, command_line, flat
 
 RECORD = TryRecord(
     "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
@@ -112,4 +124,122 @@ def test_an_end_is_told_once(tmp_path: Path) -> None:
     outbox.done(events[2])
     assert outbox.settled("t")
     assert outbox.pending() == 0
+    outbox.close()
+
+
+def test_a_configuration_as_parameters() -> None:
+    mask = masker(["hunter2"])
+    values: dict[str, object] = {
+        "model": {"depth": 3, "layers": [1, 2], "empty": {}}, "api_token": "abc",
+        "uri": "x hunter2", "no_password": None, "a b/c:d.e-f": 1, "odd(name)": "x" * 7000,
+        "path": Path("/x"), **{f"n{i}": i for i in range(600)},
+    }  # fmt: skip
+
+    found = flat(values, mask)
+
+    assert {name: found[name] for name in list(found)[:8]} == {
+        "model.depth": "3", "model.layers": "[1, 2]", "model.empty": "{}", "api_token": "***",
+        "uri": "x ***", "no_password": "null", "a b/c:d.e-f": "1", "odd_name_": "x" * 6000,
+    }  # fmt: skip
+    assert found["path"] == "/x"
+    assert len(found) == 500
+
+
+def test_no_secret_is_in_a_command_line() -> None:
+    words = ["snakemake", "--config", "db_password=abc", "n=1 2", "x=hunter2", "--until",
+             "https://me:pw@host/x", "token="]  # fmt: skip
+
+    told = command_line(words, masker(["hunter2"]))
+
+    assert told == (
+        "snakemake --config 'db_password=***' 'n=1 2' 'x=***' --until https://host/x token="
+    )
+
+
+@pytest.mark.parametrize(
+    ("snakefile", "name"),
+    [
+        ("/w/churn/Snakefile", "churn"),
+        ("/w/churn/workflow/Snakefile", "churn"),
+        ("/w/churn/rules/eval.smk", "churn: eval.smk"),
+        ("/w/churn/other/Snakefile", "churn: other"),
+        ("/elsewhere/Snakefile", "churn: Snakefile"),
+        ("Snakefile", "churn"),
+    ],
+)
+def test_what_a_workflow_is_called(snakefile: str, name: str) -> None:
+    assert Workflow(snakefile).name(Path("/w/churn")) == name
+
+
+def test_what_the_project_is_at_in_git(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        options = ("-c", "user.name=x", "-c", "user.email=x@x")
+        subprocess.run(["git", *options, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    for name in ("clean", "edited", "grown"):
+        (tmp_path / name / ".snakemake").mkdir(parents=True)
+        (tmp_path / name / "code.py").touch()
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "x")
+    (tmp_path / "edited" / "code.py").write_text("1")
+    (tmp_path / "grown" / "new.py").touch()
+    (tmp_path / "clean" / ".snakemake" / "lock").touch()
+
+    found = {n: git_tags(tmp_path / n)["mantik.git.dirty"] for n in ("clean", "edited", "grown")}
+
+    assert found == {"clean": "false", "edited": "true", "grown": "true"}
+
+
+def test_an_older_outbox_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(OLD)
+    outbox = Outbox(path)
+    ledger = Ledger(outbox)
+
+    ledger.begin("w", "i")
+    ledger.add("t", "w", job="j", rule="r", name="n", site="s")
+
+    assert [event.kind for event in outbox.events("t")] == [Kind.CREATE]
+    assert ledger.unended("i") == "w"
+    outbox.close()
+
+
+OLD = """
+CREATE TABLE runs (
+    try TEXT PRIMARY KEY, uri TEXT NOT NULL, data TEXT NOT NULL, created REAL NOT NULL,
+    run_id TEXT NOT NULL DEFAULT '', experiment_id TEXT NOT NULL DEFAULT '',
+    experiment TEXT NOT NULL DEFAULT '', own_id TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, try TEXT NOT NULL, kind TEXT NOT NULL,
+    data TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, done REAL, UNIQUE (try, kind)
+);
+CREATE INDEX events_open ON events (done, seq);
+INSERT INTO runs (try, uri, data, created) VALUES ('t', '', '{}', 1);
+INSERT INTO events (try, kind, data) VALUES ('t', 'create', '{}');
+PRAGMA user_version = 1;
+"""
+
+
+def test_attempts_and_what_they_used(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.sqlite")
+    ledger = Ledger(outbox)
+    ledger.begin("w", "i")
+    for number, status in enumerate(["FAILED", "KILLED", "FINISHED", "FINISHED"]):
+        ledger.add(f"t{number}", "w", job="j", rule="r", name="n", site="s")
+        ledger.asked(f"t{number}", 4)
+        ledger.ended(f"t{number}", status, ran=900, cpu=1.5)
+    ledger.add("t4", "w", job="k", rule="r", name="n", site="s")
+    ledger.started("t4")
+
+    jobs = ledger.jobs("w")
+
+    assert [job.attempt for job in jobs] == [1, 2, 3, 1, 1]
+    assert figures.of_workflow(jobs) == {
+        "mantik/jobs_finished": 1, "mantik/jobs_failed": 0, "mantik/jobs_killed": 0,
+        "mantik/jobs_running": 1, "mantik/jobs_queued": 0,
+        "mantik/core_hours": pytest.approx(4), "mantik/cpu_seconds": 6,
+    }  # fmt: skip
     outbox.close()

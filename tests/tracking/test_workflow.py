@@ -46,7 +46,8 @@ def test_all_of_a_workflow(elsewhere: Tracked) -> None:
     project = elsewhere.project
     project.write("log.py", LOG)
     secret = "hunter2-hunter2"
-    above = elsewhere.client.create_run(elsewhere.client.create_experiment("digits"))
+    kept = (project.directory / "runs").as_uri()
+    above = elsewhere.client.create_run(elsewhere.client.create_experiment("digits", kept))
     project.extra["MLFLOW_RUN_ID"] = above.info.run_id
     train = rule(FAILS_ONCE.format(once=project.directory / "once"), arguments={"alpha": "1.50"})
     project.write("Snakefile", HEAD + RULES.replace("PYTHON", sys.executable) + train)
@@ -85,8 +86,8 @@ def test_all_of_a_workflow(elsewhere: Tracked) -> None:
         "mantik/jobs_finished": 6, "mantik/jobs_failed": 0, "mantik/jobs_killed": 0,
         "mantik/jobs_running": 0, "mantik/jobs_queued": 0,
     }  # fmt: skip
-    kept = elsewhere.artifacts(whole)
-    assert kept == [
+    files = elsewhere.artifacts(whole)
+    assert files == [
         "mantik/Snakefile", "mantik/backend-configs/hpc2.yaml", "mantik/pipeline.html",
         "mantik/timeline.html",
     ]  # fmt: skip

@@ -98,7 +98,9 @@ def show_runs() -> None:
     client = MlflowClient(tracking_uri=TRACKING)
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     found = Table("Run", "Status", "Site", "C", "gamma", *METRICS.values(), title="MLflow runs")
-    for run in client.search_runs(ids, order_by=["metrics.train_accuracy DESC"]):
+    # The jobs' runs; the workflow's own run is above them.
+    wanted = "tags.`mantik.try` != ''"
+    for run in client.search_runs(ids, wanted, order_by=["metrics.train_accuracy DESC"]):
         params, metrics = run.data.params, run.data.metrics
         values = [f"{metrics[name]:.4g}" if name in metrics else "" for name in METRICS]
         tags = run.data.tags

@@ -34,6 +34,7 @@ _m_group=           # process group that is running
 _m_ended_by=        # the signal, if it came before the job was over
 _m_killed=          # whether the grace was over before the group was
 _m_code=            # how the payload ended
+_m_cpu=             # user and system time of all processes that were waited for
 _m_failed_step=
 
 _m_say() { printf 'mantik: %s\n' "$*" >&2; }
@@ -385,7 +386,8 @@ _m_make_archive() {
 _m_write_meta() {
   printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
     signal "$_m_ended_by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
-    scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" "$@" \
+    scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" \
+    cpu "$_m_cpu" "$@" \
     > "$_m_work/marker/meta"
 }
 
@@ -478,6 +480,9 @@ _m_main() {
   fi
   _m_ended_by=$_m_signal
   _m_now; _m_ended=$_m_time
+  # The shell's own times stand in the first line, those of its children in the second.
+  { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \
+    2>/dev/null
   _m_make_marker
   exec {_m_beat}>&-
   if [ -n "${_m_leftover-}" ]; then kill -s KILL -- "-$_m_leftover" 2>/dev/null; fi

@@ -55,6 +55,15 @@ class ExecutorSettings(ExecutorSettingsBase):
             "env_var": True,
         },
     )
+    track_direct: bool = field(
+        default=False,
+        metadata={
+            "help": "Jobs log to the tracking server (MLFLOW_TRACKING_URI) themselves, from their"
+            " nodes: your tracking credentials go to the sites. Without it they stay here, and what"
+            " jobs log is carried over from here.",
+            "env_var": True,
+        },
+    )
     on_interrupt: str = field(
         default="ask",
         metadata={

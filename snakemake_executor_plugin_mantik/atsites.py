@@ -36,7 +36,9 @@ def tracker_of(
     credentials: Mapping[str, Credential],
     workdir: Path,
     tell: Callable[[str], None],
+    *,
     workflow: Workflow | None = None,
+    direct: Mapping[str, str] | None = None,
 ) -> Tracker:
     """What makes MLflow runs of jobs, not started; it masks all secrets that are known here.
 
@@ -46,6 +48,7 @@ def tracker_of(
         workdir: the workflow's directory.
         tell: writes a line to the user's log.
         workflow: the one whose jobs are run, if some are.
+        direct: what those are given that log to the tracking server themselves.
     """
     secrets = [*secret_values(os.environ), *held_by(credentials.values())]
     for loaded in configs.values():
@@ -58,6 +61,7 @@ def tracker_of(
         mask=masker(secrets),
         tell=lambda text: tell(printable(text)),
         workflow=workflow,
+        direct=direct,
     )
 
 

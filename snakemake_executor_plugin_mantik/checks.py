@@ -44,6 +44,7 @@ from snakemake_executor_plugin_mantik.rules.units import members_of, title_of, u
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
+from snakemake_executor_plugin_mantik.tracking import direct
 
 STATE = "mantik"
 """Our own directory below Snakemake's `.snakemake`."""
@@ -106,6 +107,7 @@ class _Settings:
     deployed_here: tuple[Any, ...]
     conda_here: bool
     tracked: tracked.Which
+    direct: Mapping[str, str]
     force_all: bool
     forced: frozenset[str]
 
@@ -145,6 +147,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
         options.track,
+        direct.sent(os.environ) if options.track_direct and options.track != "none" else {},
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )

@@ -1,6 +1,7 @@
 """The start of a run: credentials, sites, engine, once nothing is wrong with the workflow."""
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +36,7 @@ from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.statelog import StateLog
+from snakemake_executor_plugin_mantik.tracking.direct import remark
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:
@@ -61,11 +63,16 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     except BaseException:
         journal.close()
         raise
-    tracker = tracker_of(configs, credentials, workdir, logger.info, described(workflow))
+    direct = checked.settings.direct
+    tracker = tracker_of(
+        configs, credentials, workdir, logger.info, workflow=described(workflow), direct=direct
+    )
     which = checked.settings.tracked
     if which != "none":
         _tell_untracked(units, which, logger)
         tracked = any(is_tracked(members_of(unit), which) for unit in units)
+        if direct and tracked:
+            logger.warning(remark(os.environ))
         tracker.start(tracked=tracked, open_tries=sent_tries(journal.all_open_tries()))
     states = StateLog(logger.info, workdir)
     engine = Engine(

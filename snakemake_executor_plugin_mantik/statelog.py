@@ -67,6 +67,9 @@ class StateLog(Nobody):
         """A job runs."""
         self._tell(record, "running", messages.started(record.name, record.site))
 
+    def logged(self, record: TryRecord) -> None:
+        """What it logs is no state."""
+
     def ended(self, record: TryRecord, end: Ended) -> None:
         """A job has succeeded, or failed for a reason; what is only tried again has no line."""
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}

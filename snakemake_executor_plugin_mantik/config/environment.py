@@ -86,6 +86,9 @@ def script_limits(config: BackendConfig) -> ScriptLimits:
         marker_bytes=site.marker_limit_bytes,
         archive_file_bytes=site.archive_file_limit_bytes,
         log_tail_bytes=site.log_tail_bytes,
+        live_s=site.live_s,
+        live_file_bytes=site.live_file_limit_bytes,
+        live_bytes=site.live_limit_bytes,
     )
 
 

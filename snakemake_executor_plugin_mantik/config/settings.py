@@ -172,6 +172,17 @@ class SiteSettings(Part):
         "ArchiveFileLimit", "8M", "Single outputs up to this size come back in one archive."
     )
     log_tail_bytes: Size = _bytes("LogTail", "256K", "How much of a log's end the marker holds.")
+    live_s: Duration = _time(
+        "Live", "10s", "How often a job looks for what its code has logged, while it runs."
+    )
+    live_file_limit_bytes: Size = _bytes(
+        "LiveFileLimit", "1M", "Artifacts up to this size are told of while the job runs."
+    )
+    live_limit_bytes: Size = _bytes(
+        "LiveLimit",
+        "64M",
+        "So much is told of a job while it runs, packed; the rest when it is over.",
+    )
     source_file_limit_bytes: Size = _bytes(
         "SourceFileLimit",
         "1M",

@@ -142,7 +142,7 @@ class Concluder:
             MantikError, OSError: an output cannot be had.
         """
         record, added = life.record, life.addition
-        if added is None:
+        if added is None or not added.directory:
             return (await self._fetcher.outputs(record, marker, request.outputs)).files
         below = f"{added.directory}/"
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from snakemake_executor_plugin_mantik.engine.observe import Addition
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
+from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
 from snakemake_executor_plugin_mantik.journal import TryRecord
 
 
@@ -27,6 +28,14 @@ class Life:
     sent: int
     staged: list[Staged] = field(default_factory=list)
     addition: Addition | None = None
+
+    @property
+    def live(self) -> LiveDirectory | None:
+        """What is shown of it while it runs."""
+        added = self.addition
+        if added is None or added.live is None:
+            return None
+        return LiveDirectory(added.directory, added.live.growing)
 
     @property
     def where(self) -> str:

@@ -20,18 +20,37 @@ How = Literal["finished", "failed", "killed"]
 
 
 @dataclass(frozen=True)
+class Live:
+    """What is shown of a directory while the job writes to it.
+
+    Attributes:
+        copy: the directory here, relative to the working directory, in which a copy of it grows
+            (`engine.live` says how).
+        growing: an extended regular expression: it matches the paths of files that are only added
+            to, of which only what is new travels.
+    """
+
+    copy: str
+    growing: str
+
+
+@dataclass(frozen=True)
 class Addition:
     """What an observer adds to a job.
 
     Attributes:
         directory: relative to the working directory and the workspace alike. Its files here go up
             before the job; what the job leaves in it comes back, whether the job succeeds or not,
-            and whatever is wrong with it does not change how the job ended.
+            and whatever is wrong with it does not change how the job ended. Empty: there is none.
         variables: environment variables of the command.
+        secrets: further ones that travel like those of the workflow's `envvars:`.
+        live: how the directory is shown while the job runs, if it is to be.
     """
 
     directory: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    live: Live | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,10 @@ class Observer(Protocol):
         """A try has begun to run. May be left out for one that ended soon after."""
         ...
 
+    def logged(self, record: TryRecord) -> None:
+        """The copy of what a try writes to its directory (`Live`) has grown."""
+        ...
+
     def ended(self, record: TryRecord, end: Ended) -> None:
         """The end of a try is known, and all that will come back of it is here."""
         ...
@@ -131,6 +154,11 @@ class Several:
         for each in self._observers:
             each.started(record)
 
+    def logged(self, record: TryRecord) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.logged(record)
+
     def ended(self, record: TryRecord, end: Ended) -> None:
         """All are told."""
         for each in self._observers:
@@ -161,6 +189,9 @@ class Nobody:
         """Ignored."""
 
     def started(self, record: TryRecord) -> None:
+        """Ignored."""
+
+    def logged(self, record: TryRecord) -> None:
         """Ignored."""
 
     def ended(self, record: TryRecord, end: Ended) -> None:

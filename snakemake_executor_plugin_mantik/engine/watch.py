@@ -18,13 +18,16 @@ from snakemake_executor_plugin_mantik.engine.lifetime import EXTEND_AFTER_S, Ext
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watched import FIRST_CHECK_S, End, EndKind, Watched
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
-from snakemake_executor_plugin_mantik.jobs.paths import marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import LIVE, marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
 LONGEST_WAIT_S = 86400.0
 """A try without a trace is sent again after the wait that is set, each time after twice as long up
 to this: behind a server that forgot it, it may be waiting in the scheduler's queue."""
+LIVE_LOOK_S = 15.0
+"""Longest time between two looks while jobs run that tell what they log: that is known here within
+30 s, together with the time until the job has packed it (`Site: Live`)."""
 MISTAKES = 5
 """Cycles in a row that may break on a mistake of ours before the jobs are told of it."""
 
@@ -41,6 +44,7 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
         *,
         on_started: Callable[[TryRecord], None] = lambda _: None,
+        on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
     ) -> None:
         """Make a watcher; `run` must be running for anything to happen.
 
@@ -51,8 +55,10 @@ class Watcher:
             on_found: called with a try's id and a site's job id that was found for it.
             clock: seconds that only grow.
             on_started: called with a try that has been seen to run.
+            on_logged: called at each look with a try that tells what it logs, and how much that is.
         """
         self._site = site
+        self._on_logged = on_logged
         self._on_started = on_started
         self._settings = settings
         self._patience = patience
@@ -67,7 +73,13 @@ class Watcher:
         self.cycles = 0
 
     def watch(
-        self, record: TryRecord, ids: Iterable[str], runtime_s: float | None, *, sent: int = 1
+        self,
+        record: TryRecord,
+        ids: Iterable[str],
+        runtime_s: float | None,
+        *,
+        sent: int = 1,
+        live: bool = False,
     ) -> "asyncio.Future[End]":
         """Watch a try until its end.
 
@@ -76,13 +88,14 @@ class Watcher:
             ids: the site's ids of it, empty where the submission's fate is unknown.
             runtime_s: its walltime, where known.
             sent: how often it was submitted.
+            live: whether it tells what it logs while it runs.
         """
         now = self._clock()
         future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), LONGEST_WAIT_S)
         watched = Watched(
             record, future, list(ids), runtime_s, sent, wait, denied_since=now, seen=now,
-            next_check=now + FIRST_CHECK_S, next_extension=now + EXTEND_AFTER_S,
+            next_check=now + FIRST_CHECK_S, next_extension=now + EXTEND_AFTER_S, live=live,
         )  # fmt: skip
         self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
         self.hurry()
@@ -120,6 +133,8 @@ class Watcher:
         walltimes = [w.runtime_s for w in self._watched.values() if w.runtime_s]
         if walltimes:
             high = min(high, max(low, min(walltimes) / 20))
+        if any(w.live and w.claimed for w in self._watched.values()):
+            high = min(high, max(low, LIVE_LOOK_S))
         return min(max(low, (self._clock() - self._changed) / 10), high)
 
     async def run(self) -> None:
@@ -203,9 +218,12 @@ class Watcher:
             elif claim.directory:
                 if not watched.revoked:
                     self.end(watched, End(EndKind.REVOKED))
-            elif claim.size != watched.claim_bytes:
-                watched.claim_bytes = claim.size
-                self.alive(watched)
+            else:
+                if claim.size != watched.claim_bytes:
+                    watched.claim_bytes = claim.size
+                    self.alive(watched)
+                if watched.live and (live := entries.get(f"{watched.record.id}{LIVE}")):
+                    self._on_logged(watched.record, live.size)
 
     def alive(self, watched: Watched) -> None:
         """A sign of life."""

@@ -60,6 +60,7 @@ class Watched:
         looked: whether it was looked for since then.
         owner: who holds the claim, once that was asked.
         revoked: whether we have revoked it.
+        live: whether what it logs is told while it runs.
         ended_since: since when the scheduler says that it ended.
         word: the scheduler's word that it ended.
     """
@@ -81,6 +82,7 @@ class Watched:
     claim_bytes: int = -1
     owner: claims.Owner | None = None
     revoked: bool = False
+    live: bool = False
     check_delay: float = FIRST_CHECK_S
     ended_since: float | None = None
     word: tuple[str, JobState] = ("", UNKNOWN)

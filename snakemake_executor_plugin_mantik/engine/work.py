@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.engine.conclude import Concluder
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.life import Life
+from snakemake_executor_plugin_mantik.engine.live import LiveCopies
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
 from snakemake_executor_plugin_mantik.engine.plan import Planner
@@ -110,9 +111,11 @@ class SiteWork:
             proof=lambda: site.make_directory(TRIES),
         )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
+        self._live = LiveCopies(site, self._observer, workdir, tell)
         self.watcher = Watcher(
-            site, settings, patience, journal.submitted, clock, on_started=self._observer.started
-        )
+            site, settings, patience, journal.submitted, clock,
+            on_started=self._observer.started, on_logged=self._live.grown,
+        )  # fmt: skip
         self._submitter = Submitter(site, journal, patience)
         fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
         self._sweeper = Sweeper(site, journal.files, patience, workdir)
@@ -160,10 +163,13 @@ class SiteWork:
                 life = Life(record, list(record.site_jobs), submitted_at, sent)
                 try:
                     whole, more = await self._observed(request, life)
+                    self._live.follow(record, life.addition)
                     end = await self._carry(whole, life, [*files, *more])
                 except MantikError as error:
                     self._unsent(life, error)
                     raise
+                finally:
+                    await self._live.stop(record)
                 if end.state is not None and end.state.later and not end.claimed:
                     await self._wait_for_room(life, end.state, pause)
                     pause = min(2 * pause, LONGEST_BUSY_S)
@@ -275,9 +281,15 @@ class SiteWork:
         )
         if added is None:
             return request, []
-        outputs = (*request.outputs, OutputFile(added.directory, "log", directory=True, keep=True))
-        variables = {**request.variables, **added.variables}
-        whole = replace(request, variables=variables, outputs=outputs)
+        whole = replace(
+            request,
+            variables={**request.variables, **added.variables},
+            secrets={**request.secrets, **added.secrets},
+        )
+        if not added.directory:
+            return whole, []
+        output = OutputFile(added.directory, "log", directory=True, keep=True)
+        whole = replace(whole, outputs=(*request.outputs, output))
         return whole, await self.local.look(added.directory)
 
     async def _carry(self, request: JobRequest, life: Life, files: list[LocalFile]) -> End:
@@ -287,8 +299,9 @@ class SiteWork:
             if submit:
                 await self._submit(request, life, files)
             end = await self.watcher.watch(
-                life.record, life.ids, self._runtime_s(request), sent=life.sent
-            )
+                life.record, life.ids, self._runtime_s(request), sent=life.sent,
+                live=life.live is not None,
+            )  # fmt: skip
             life.ids = list(dict.fromkeys([*life.ids, *end.ids]))
             if end.kind is not EndKind.VANISHED:
                 return end
@@ -304,6 +317,7 @@ class SiteWork:
         await self._sweeper.follow()
         staged = await self.stager.stage(files, request.inputs)
         spec = self.planner.spec(request, life.record, self.facts, staged)
+        spec = replace(spec, live=life.live)
         # From now on the job may change them there, whether it succeeds or not.
         self.stager.lost([output.path for output in request.outputs])
         life.submitted_at = time.time()

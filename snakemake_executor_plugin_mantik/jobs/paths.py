@@ -4,7 +4,9 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
 
     .mantik/tries/<bucket>/<try>            claim: a file, or a directory when the try is revoked
     .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
-    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try
+    .mantik/tries/<bucket>/<try>.live       how much the job has logged, by its size
+    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try,
+                                            and in live/ what it has logged, while it runs
     .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
     .mantik/outside/<absolute path>         files from outside of the working directory
     .mantik/conda/<content>-<machine>/      conda environments of rules
@@ -31,6 +33,8 @@ OUTSIDE = f"{OURS}/outside"
 CONDA = f"{OURS}/conda"
 IMAGES = f"{OURS}/images"
 SHADOWS = f"{OURS}/shadow"
+
+LIVE = ".live"
 
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 
@@ -62,6 +66,11 @@ class TryPaths:
         return f"{self.claim}.{exit_code}"
 
     @property
+    def live(self) -> str:
+        """Its size tells how much there is in the pieces of what the job has logged."""
+        return f"{self.claim}{LIVE}"
+
+    @property
     def work(self) -> str:
         """The try's own directory."""
         return f"{WORK}/{self.bucket}/{self.try_id}"
@@ -70,6 +79,10 @@ class TryPaths:
     def log(self) -> str:
         """Standard output and standard error of the try, together."""
         return f"{self.work}/log"
+
+    def piece(self, start: int) -> str:
+        """What the job has logged from its byte `start` on (`jobs/live.sh.j2`)."""
+        return f"{self.work}/live/piece.{start}"
 
     @property
     def archive(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs import live
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
 from snakemake_executor_plugin_mantik.jobs.templates import template
@@ -104,6 +105,10 @@ def render(spec: JobSpec) -> str:
         benchmark=spec.benchmark and quoted(place(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
         launches=spec.launches,
+        live=spec.live and quoted(place(spec.live.path), "the directory that is shown"),
+        growing=spec.live and shlex.quote(spec.live.growing),
+        pack_bytes=live.PACK_BYTES,
+        piece_bytes=live.PIECE_BYTES,
         **_apptainer(environment.apptainer, spec.workspace),
     )
 

@@ -126,6 +126,20 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
+class LiveDirectory:
+    """A directory of which is told what the job writes to it, while it runs (`jobs/live.sh.j2`).
+
+    Attributes:
+        path: relative to the workspace; nothing is told before it is there.
+        growing: an extended regular expression: it matches the paths below the directory of those
+            files that are only added to, and of which only what is added is told.
+    """
+
+    path: str
+    growing: str
+
+
+@dataclass(frozen=True)
 class ScriptLimits:
     """Sizes and times that a job script keeps to; defaults are those of the backend config.
 
@@ -138,6 +152,9 @@ class ScriptLimits:
         marker_bytes: outputs up to this size together travel in the marker.
         archive_file_bytes: single outputs up to this size travel in the archive.
         log_tail_bytes: how much of the log's end the marker holds.
+        live_s: seconds between two looks at what the job has written to a `LiveDirectory`.
+        live_file_bytes: files up to this size are told of while the job runs.
+        live_bytes: so much is told of a job while it runs, packed.
     """
 
     heartbeat_s: int = 60
@@ -146,6 +163,9 @@ class ScriptLimits:
     marker_bytes: int = 1 << 20
     archive_file_bytes: int = 8 << 20
     log_tail_bytes: int = 1 << 18
+    live_s: int = 10
+    live_file_bytes: int = 1 << 20
+    live_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -173,6 +193,7 @@ class JobSpec:
         umask: file mode mask that the command runs with; None for the site's own.
         shared: whether the workspace's group may read what is ours in it, secrets excepted.
         incomplete: whether the outputs of a command that failed come back.
+        live: a directory of which is told what the job writes to it, while it runs.
         limits: sizes and times.
     """
 
@@ -194,4 +215,5 @@ class JobSpec:
     shared: bool = False
     launches: bool = False
     incomplete: bool = False
+    live: LiveDirectory | None = None
     limits: ScriptLimits = ScriptLimits()

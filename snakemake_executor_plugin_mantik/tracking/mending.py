@@ -1,74 +1,65 @@
 """Prepares a job's store for MLflow to read: takes the metrics out of it and mends what is damaged.
 
-A job that was killed, or had no room left, may have written half of anything, and one half line
-keeps MLflow's file store from reading the run at all. It also forgets the steps of metrics that
-belong to a data set (3.17), and fails on a set's name with a blank. So the metrics are read here.
+A job that was killed, or had no room left, may have written half of anything.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from snakemake_executor_plugin_mantik.tracking.metrics import Logged, metric_files, parse
+from snakemake_executor_plugin_mantik.tracking.told import Lines
+
 METRICS = "metrics.jsonl"
 """The file in a store's directory that its metrics are moved to: whoever begins again finds it."""
 
 
-@dataclass(frozen=True)
-class Logged:
-    """One value of a metric, as the job logged it.
-
-    Attributes:
-        run_id: the run's id in the store.
-        model_id: the model that it was logged for, if the line is from the model's own files.
-        timestamp: milliseconds since the epoch.
-        dataset, digest: the data set that it belongs to; both or none.
-    """
-
-    run_id: str
-    model_id: str | None
-    key: str
-    value: float
-    timestamp: int
-    step: int
-    dataset: str | None = None
-    digest: str | None = None
-
-
 def prepare(
-    store: Path, run_id: str, experiment_id: str, tell: Callable[[str], None]
+    store: Path,
+    run_id: str,
+    experiment_id: str,
+    tell: Callable[[str], None],
+    told: Mapping[str, Lines] | None = None,
 ) -> list[Logged]:
-    """Make a store readable; all metrics of all its runs.
+    """Make a store readable; all metrics of all its runs that are still to be told.
 
     Args:
         store: the store's directory here.
         run_id: the job's own run, whose description is made anew if it is damaged.
         experiment_id: its experiment in the store.
         tell: called with what is dropped because it cannot be read.
+        told: beginnings of files of metrics that MLflow has been told, by their paths in the store.
 
     Raises:
         OSError: the files cannot be read or written.
     """
+    mend(store, run_id, experiment_id, tell)
+    moved = store / METRICS
+    if not moved.exists():
+        logged = _all_metrics(store, tell, told or {})
+        new = store / f".{METRICS}"
+        with new.open("w", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(asdict(value)) + "\n" for value in logged)
+        new.rename(moved)
+    for told_of in metric_files(store):
+        told_of.unlink()
+    with moved.open(encoding="utf-8") as found:
+        return [Logged(**json.loads(line)) for line in found]
+
+
+def mend(store: Path, run_id: str, experiment_id: str, tell: Callable[[str], None]) -> None:
+    """See to it that the descriptions of experiments and runs can be read; see `prepare`."""
     for directory in store.glob("*"):
         own = directory.name == experiment_id
         _description(directory, _experiment(experiment_id) if own else "", tell)
     for meta in store.glob("*/*/meta.yaml"):
         own = meta.parent.name == run_id
         _description(meta.parent, _run(run_id, experiment_id) if own else "", tell)
-    moved = store / METRICS
-    if not moved.exists():
-        lines = [json.dumps(asdict(logged)) + "\n" for logged in _all_metrics(store, tell)]
-        new = store / f".{METRICS}"
-        new.write_text("".join(lines), encoding="utf-8")
-        new.rename(moved)
-    for file in _metric_files(store):
-        file.unlink()
-    with moved.open(encoding="utf-8") as found:
-        return [Logged(**json.loads(line)) for line in found]
 
 
 def _description(directory: Path, instead: str, tell: Callable[[str], None]) -> None:
@@ -103,41 +94,16 @@ def _run(run_id: str, experiment_id: str) -> str:
     )
 
 
-def _metric_files(store: Path) -> Iterator[Path]:
-    for pattern in ("*/*/metrics/**/*", "*/models/*/metrics/**/*"):
-        for file in list(store.glob(pattern)):
-            if file.is_file() and not file.is_symlink():
-                yield file
-
-
-def _all_metrics(store: Path, tell: Callable[[str], None]) -> Iterator[Logged]:
-    for file in _metric_files(store):
-        parts = file.relative_to(store).parts
-        model = parts[2] if parts[1] == "models" else None
-        key = "/".join(parts[4 if model else 3 :])
-        dropped = 0
-        for line in file.read_bytes().splitlines(keepends=True):
-            logged = _logged(line, key, parts[1], model)
-            if logged is None:
-                dropped += 1
-            else:
-                yield logged
+def _all_metrics(
+    store: Path, tell: Callable[[str], None], told: Mapping[str, Lines]
+) -> Iterator[Logged]:
+    for file in metric_files(store):
+        path = file.relative_to(store).as_posix()
+        content = file.read_bytes()
+        if path in told and told[path].begin(content):
+            content = content[told[path].size :]
+        logged, dropped = parse(path, content)
+        yield from logged
         if dropped:
+            key = path.partition("/metrics/")[2]
             tell(f"{dropped} damaged values of the metric {key} are dropped")
-
-
-def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> Logged | None:
-    """What a line says: time, value, step, (a model's: run), (name and digest of a data set)."""
-    # Without its end it is cut off, wherever.
-    words = line.decode(errors="replace").split() if line.endswith(b"\n") else []
-    try:
-        timestamp, value = int(words[0]), float(words[1])
-        step = int(words[2]) if len(words) > 2 else 0
-        run = run_id if model_id is None else words[3]
-    except (IndexError, ValueError):
-        return None
-    name = words[3 if model_id is None else 4 :]
-    if len(name) == 1:
-        return None
-    dataset, digest = (" ".join(name[:-1]), name[-1]) if name else (None, None)
-    return Logged(run, model_id, key, value, timestamp, step, dataset, digest)

@@ -52,17 +52,26 @@ CREATE INDEX jobs_workflow ON jobs (workflow);
 """What each version added to the one before."""
 
 
+class Lane(StrEnum):
+    """Who tells what, side by side: jobs wait for their runs, and the end of one may take long."""
+
+    MAKING = "making"
+    LIVE = "live"
+    ENDING = "ending"
+
+
 class Kind(StrEnum):
     """What happened to a try, or to a workflow: that changed (UPDATE) and ends, in between."""
 
     CREATE = "create"
     SUBMITTED = "submitted"
     STARTED = "started"
+    LIVE = "live"
     UPDATE = "update"
     END = "end"
 
 
-REPEATED = (Kind.SUBMITTED, Kind.UPDATE)
+REPEATED = (Kind.SUBMITTED, Kind.LIVE, Kind.UPDATE)
 """What may happen again; what was not told yet of the last time need not be told any more."""
 LATE = (Kind.UPDATE, Kind.END)
 """What may take long to be told: it is not told before other runs are made, for which jobs wait."""
@@ -169,8 +178,8 @@ class Outbox:
         """
         with self.write() as db:
             known = {
-                row["kind"]: row["done"]
-                for row in db.execute("SELECT kind, done FROM events WHERE try = ?", (try_id,))
+                row["kind"]: row["attempts"]
+                for row in db.execute("SELECT kind, attempts FROM events WHERE try = ?", (try_id,))
             }
             if Kind.CREATE not in known or Kind.END in known:
                 return False
@@ -178,14 +187,21 @@ class Outbox:
                 if kind not in REPEATED:
                     return False
                 db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, kind))
-            self._insert(db, try_id, kind, data)
+            self._insert(db, try_id, kind, data, attempts=known.get(kind, 0))
         return True
 
     @staticmethod
-    def _insert(db: sqlite3.Connection, try_id: str, kind: Kind, data: Mapping[str, Any]) -> None:
+    def _insert(
+        db: sqlite3.Connection,
+        try_id: str,
+        kind: Kind,
+        data: Mapping[str, Any],
+        *,
+        attempts: int = 0,
+    ) -> None:
         db.execute(
-            "INSERT INTO events (try, kind, data) VALUES (?, ?, ?)",
-            (try_id, kind, json.dumps(data)),
+            "INSERT INTO events (try, kind, data, attempts) VALUES (?, ?, ?, ?)",
+            (try_id, kind, json.dumps(data), attempts),
         )
 
     def give_own_id(self, try_id: str, own_id: str, experiment_id: str, experiment: str) -> None:
@@ -229,19 +245,19 @@ class Outbox:
 
     # The worker
 
-    def open_tries(self, *, ending: bool) -> list[str]:
-        """The tries with something to be told, the oldest first.
+    def open_tries(self, lane: Lane) -> list[str]:
+        """The tries of a lane with something to be told, the oldest first.
 
-        Args:
-            ending: those whose runs are made and of which something `LATE` is to be told, or the
-                others.
+        ENDING: their runs are made, and something `LATE` is to be told; LIVE: what their jobs log;
+        MAKING: the rest.
         """
         rows = self._db.execute(
             "SELECT try, MIN(seq) AS first, SUM(kind = 'create') AS making,"
-            " SUM(kind IN ('update', 'end')) AS late FROM events WHERE done IS NULL GROUP BY try"
-            " ORDER BY first"
+            " SUM(kind = 'live') AS live, SUM(kind IN ('update', 'end')) AS late,"
+            " COUNT(*) AS all_of_it"
+            " FROM events WHERE done IS NULL GROUP BY try ORDER BY first"
         )
-        return [r["try"] for r in rows if (bool(r["late"]) and not r["making"]) == ending]
+        return [row["try"] for row in rows if lane in _lanes(row)]
 
     def events(self, try_id: str) -> list[Event]:
         """What is to be told of a try, in order."""
@@ -255,7 +271,18 @@ class Outbox:
 
     def begin(self, event: Event) -> None:
         """An event is about to be told: if we are killed now, it may have been."""
-        self._execute("UPDATE events SET attempts = attempts + 1 WHERE seq = ?", (event.seq,))
+        # Not by its number: it may just have happened again, and have another one.
+        self._execute(
+            "UPDATE events SET attempts = attempts + 1 WHERE try = ? AND kind = ?",
+            (event.try_id, event.kind),
+        )
+
+    def begun(self, try_id: str, kind: Kind) -> bool:
+        """Whether an event of that kind was ever begun to be told."""
+        row = self._db.execute(
+            "SELECT attempts FROM events WHERE try = ? AND kind = ?", (try_id, kind)
+        ).fetchone()
+        return row is not None and row["attempts"] > 0
 
     def done(self, event: Event) -> None:
         """An event has been told."""
@@ -271,3 +298,11 @@ class Outbox:
     def _execute(self, statement: str, values: tuple[object, ...]) -> None:
         with self.write() as db:
             db.execute(statement, values)
+
+
+def _lanes(row: sqlite3.Row) -> set[Lane]:
+    """Where what is to be told of a try is told."""
+    if row["late"] and not row["making"]:
+        return {Lane.ENDING}
+    lanes = {Lane.MAKING} if row["all_of_it"] > row["live"] else set()
+    return lanes | ({Lane.LIVE} if row["live"] and not row["making"] else set())

@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 DIRECTORY = ".snakemake/mantik/tracking"
 """Where the stores of all tries lie, relative to the working directory and the workspace alike."""
 STORE = "mlruns"
+GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
+"""Matches the paths of metrics in a store: a line is added with each value. For bash, too."""
 _RUNNING = 1
 _ACTIVE = "active"
 _LOCAL = 4
@@ -25,6 +27,11 @@ def try_directory(try_id: str) -> str:
 def store_directory(try_id: str) -> str:
     """The store of a try, in its directory."""
     return f"{try_directory(try_id)}/{STORE}"
+
+
+def copy_directory(try_id: str) -> str:
+    """What a job has logged so far, while it runs; relative to the working directory."""
+    return f"{try_directory(try_id)}/live"
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,11 @@ def variables(workspace: str, try_id: str, identity: Identity) -> dict[str, str]
         # Where there is no git MLflow would complain at each import.
         "GIT_PYTHON_REFRESH": "quiet",
     }
+
+
+def variables_of_run(identity: Identity) -> dict[str, str]:
+    """What the environment of a job says that logs to the tracking server itself."""
+    return {"MLFLOW_RUN_ID": identity.run_id, "MLFLOW_EXPERIMENT_ID": identity.experiment_id}
 
 
 def write_skeleton(

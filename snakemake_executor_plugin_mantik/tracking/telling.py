@@ -14,11 +14,24 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking import overview
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import LATE, Event, Kind, Outbox, RunRecord
+from snakemake_executor_plugin_mantik.tracking.live import LiveReplay
+from snakemake_executor_plugin_mantik.tracking.outbox import (
+    LATE,
+    Event,
+    Kind,
+    Lane,
+    Outbox,
+    RunRecord,
+)
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
-from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Replay
 from snakemake_executor_plugin_mantik.tracking.run import NAME_LENGTH, TAG_LENGTH, without_user
-from snakemake_executor_plugin_mantik.tracking.store import store_directory, try_directory
+from snakemake_executor_plugin_mantik.tracking.store import (
+    copy_directory,
+    store_directory,
+    try_directory,
+)
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
 
 DEFAULT_EXPERIMENT = "Default"
@@ -36,6 +49,7 @@ class Teller:
         workdir: Path,
         answer: Callable[[Mapping[str, Any]], None],
         tell: Callable[[str], None],
+        told: dict[str, Told],
     ) -> None:
         """Make a teller.
 
@@ -44,7 +58,10 @@ class Teller:
             workdir: the workflow's directory.
             answer: called with answers to the controller.
             tell: called with lines for the user.
+            told: what MLflow has been told of what jobs log, by try; shared with other tellers, of
+                which one at a time tells of a try.
         """
+        self._told = told
         self._outbox = outbox
         self._ledger = Ledger(outbox)
         self._workdir = workdir
@@ -124,8 +141,8 @@ class Teller:
         experiment = client.get_experiment(there.info.experiment_id)
         return there.info.run_id, experiment.experiment_id, experiment.name
 
-    def tell(self, try_id: str) -> None:
-        """Tell all that is to be told of a try; what comes late only if it has been made before.
+    def tell(self, try_id: str, lane: Lane) -> None:
+        """Tell what is to be told of a try in a lane; what comes late only if it is made already.
 
         Raises:
             Exception: MLflow cannot be told now; to be repeated.
@@ -136,8 +153,13 @@ class Teller:
         for event in events:
             if making and event.kind in LATE:
                 return
+            if lane is not Lane.ENDING and (event.kind is Kind.LIVE) != (lane is Lane.LIVE):
+                continue
             run = self._outbox.run(try_id)
             assert run is not None
+            if event.kind in (Kind.LIVE, Kind.END) and try_id not in self._told:
+                # Another process may have told it.
+                self._told[try_id] = Told(doubt=self._outbox.begun(try_id, Kind.LIVE))
             self._outbox.begin(event)
             if event.kind is Kind.CREATE:
                 self._complete(run)
@@ -145,6 +167,7 @@ class Teller:
                 self._go_on(run, event)
             self._outbox.done(event)
             if event.kind is Kind.END:
+                self._told.pop(try_id, None)
                 shutil.rmtree(self._workdir / try_directory(try_id), ignore_errors=True)
 
     def _client(self, uri: str) -> MlflowClient:
@@ -216,6 +239,8 @@ class Teller:
                 _set_tags(client, run.run_id, tags)
             elif event.kind is Kind.STARTED:
                 client.update_run(run.run_id, status="RUNNING")
+            elif event.kind is Kind.LIVE:
+                self._live(client, run)
             elif _is_workflow(run):
                 overview.update(client, self._ledger, run, event.data)
                 if event.kind is Kind.END:
@@ -227,19 +252,31 @@ class Teller:
                 raise
             self._say(run, f"MLflow refuses it: {error}")
 
+    def _live(self, client: MlflowClient, run: RunRecord) -> None:
+        copy = self._workdir / copy_directory(run.try_id)
+        told = self._told[run.try_id]
+        LiveReplay(
+            client, copy, self._destination(run), told, lambda text: self._say(run, text)
+        ).run()
+
+    def _destination(self, run: RunRecord) -> Destination:
+        store = self._workdir / store_directory(run.try_id)
+        return Destination(
+            run.try_id, run.run_id, run.experiment_id, run.own_id or run.run_id,
+            source_experiment_id=_experiment_of(store, run.own_id or run.run_id),
+            name=run.data["name"],
+        )  # fmt: skip
+
     def _end(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
-        data, again = event.data, event.attempts > 0
+        data = event.data
         store = self._workdir / store_directory(run.try_id)
         if store.is_dir():
-            destination = Destination(
-                run.try_id, run.run_id, run.experiment_id, run.own_id or run.run_id,
-                source_experiment_id=_experiment_of(store, run.own_id or run.run_id),
-                name=run.data["name"],
-            )  # fmt: skip
+            told = self._told[run.try_id]
+            told.doubt = told.doubt or event.attempts > 0
             Replay(
-                client, store, destination, again=again, status=data["status"],
+                client, store, self._destination(run), told,
                 tell=lambda text: self._say(run, text),
-            ).run()  # fmt: skip
+            ).whole(data["status"])  # fmt: skip
         self._files(client, run, data)
         tags = {
             "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),

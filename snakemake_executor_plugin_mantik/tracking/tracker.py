@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How
+from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Live
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.resources import cores
 from snakemake_executor_plugin_mantik.jobs.script import render
@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.tracking.courier import Courier
 from snakemake_executor_plugin_mantik.tracking.figures import of_job
 from snakemake_executor_plugin_mantik.tracking.invocation import Ending, Invocation, settle
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun, tags, user
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
@@ -60,6 +60,7 @@ class Tracker:
         mask: Callable[[str], str],
         tell: Callable[[str], None],
         workflow: Workflow | None = None,
+        direct: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare; nothing is started before there is something to track.
 
@@ -70,7 +71,10 @@ class Tracker:
             mask: takes secrets out of a text.
             tell: writes a line to the user's log.
             workflow: the one whose jobs are run; None if there are only earlier ones' to be ended.
+            direct: what jobs are given that log to the server themselves (`tracking.direct`);
+                nothing: what they log is carried over.
         """
+        self._direct = dict(direct or {})
         self._workdir = workdir
         self._directory = workdir / store.DIRECTORY
         self._target = target
@@ -214,12 +218,18 @@ class Tracker:
                 return None
             await self._add(run, record, job)
             identity = await self._identified(record)
+            known = self._box.run(record.id)
+            if known is not None and _is_direct(known):
+                found = store.variables_of_run(identity)
+                return Addition("", variables=found, secrets=self._direct)
             await asyncio.to_thread(self._write, record, workspace, identity)
         except (OSError, sqlite3.Error) as error:
             self._broken(error)
             return None
         return Addition(
-            store.store_directory(record.id), store.variables(workspace, record.id, identity)
+            store.store_directory(record.id),
+            store.variables(workspace, record.id, identity),
+            live=Live(store.copy_directory(record.id), store.GROWING),
         )
 
     async def _add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> None:
@@ -248,6 +258,7 @@ class Tracker:
                 "parent": parent,
                 "retry_of": before.try_id if before is not None else "",
                 "run_id": adopted,
+                "direct": bool(self._direct),
             }
             self._box.add_run(record.id, self._target.uri, data)
         self._tracked.add(record.id)
@@ -317,6 +328,10 @@ class Tracker:
         self._record(lambda ledger: ledger.started(record.id))
         self._note(record, Kind.STARTED, {})
 
+    def logged(self, record: TryRecord) -> None:
+        """What the job has logged so far goes to MLflow."""
+        self._note(record, Kind.LIVE, {})
+
     def ended(self, record: TryRecord, end: Ended) -> None:
         """The run is over; what the job logged goes to MLflow."""
         data = {
@@ -372,6 +387,13 @@ class Tracker:
         if self._outbox is None:
             return None
         try:
-            return store.try_directory(record_id) if self._is_tracked(record_id) else None
+            run = self._box.run(record_id)
+            has_store = run is not None and not _is_direct(run)
+            return store.try_directory(record_id) if has_store else None
         except sqlite3.Error:
             return None
+
+
+def _is_direct(run: RunRecord) -> bool:
+    """Whether a job logs to the server itself: as it was sent, and if its run was known there."""
+    return bool(run.data.get("direct")) and not run.own_id

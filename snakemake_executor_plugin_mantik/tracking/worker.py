@@ -1,7 +1,7 @@
 """The process that tells MLflow: `python -m snakemake_executor_plugin_mantik.tracking.worker`.
 
-It works off the outbox of the working directory: the runs that are to be made and their states
-first, so that jobs do not wait, and beside that the ends of runs with all that the jobs logged. Its
+It works off the outbox of the working directory, in three lanes (`Lane`): the runs that are to be
+made and their states, for which jobs wait; what jobs log; the ends of runs with all of that. Its
 input only wakes it up; when that is at its end, so is the controller, and the worker ends as soon
 as everything is told, or MLflow does not answer. What is left, the next worker tells;
 `smk-mantik track` starts one for that.
@@ -17,13 +17,14 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakemake_executor_plugin_mantik.tracking.outbox import Outbox, RunRecord
+from snakemake_executor_plugin_mantik.tracking.outbox import Lane, Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 
 OUTBOX = "outbox.sqlite"
@@ -71,10 +72,13 @@ class Worker:
         """Prepare; `answer` is called with each answer to the controller."""
         self._workdir = workdir
         self._answer = answer
-        self._wake = {ending: threading.Event() for ending in (False, True)}
+        self._wake = {lane: threading.Event() for lane in Lane}
         self._ending = threading.Event()
         self._making_is_over = threading.Event()
-        self._told: set[str] = set()
+        self._said: set[str] = set()
+        # What MLflow has been told of what jobs log, by try; belongs to who is busy with that.
+        self._told: dict[str, Any] = {}
+        self._busy: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def wake(self) -> None:
         """There may be something new."""
@@ -86,19 +90,21 @@ class Worker:
         self._ending.set()
         self.wake()
 
-    def work(self, *, ending: bool) -> None:
-        """Tell what there is, the ends of runs or all that comes before; a thread's whole work."""
+    def work(self, lane: Lane) -> None:
+        """Tell what there is in a lane; a thread's whole work."""
         from snakemake_executor_plugin_mantik.tracking.telling import Teller
 
         outbox = Outbox(self._workdir / DIRECTORY / OUTBOX)
-        teller = Teller(outbox, self._workdir, self._answer, self._tell_once)
+        teller = Teller(outbox, self._workdir, self._answer, self._tell_once, self._told)
         wait = FIRST_WAIT_S
         failing: set[str | Place] = set()
         while True:
-            last = self._ending.is_set() and (not ending or self._making_is_over.is_set())
-            event = self._wake[ending]
+            last = self._ending.is_set() and (
+                lane is not Lane.ENDING or self._making_is_over.is_set()
+            )
+            event = self._wake[lane]
             event.clear()
-            if self._round(teller, outbox, ending, failing):
+            if self._round(teller, outbox, lane, failing):
                 wait = FIRST_WAIT_S
             elif last:
                 break
@@ -108,21 +114,21 @@ class Worker:
                 continue
             if last:
                 break
-            if not outbox.open_tries(ending=ending):
+            if not outbox.open_tries(lane):
                 event.wait(IDLE_S)
         outbox.close()
-        if not ending:
+        if lane is Lane.MAKING:
             self._making_is_over.set()
-            self._wake[True].set()
+            self._wake[Lane.ENDING].set()
 
-    def _round(self, teller: Any, outbox: Outbox, ending: bool, failing: set[str | Place]) -> bool:
+    def _round(self, teller: Any, outbox: Outbox, lane: Lane, failing: set[str | Place]) -> bool:
         """Tell what there is once; whether all of it could be told.
 
         A place that fails is left alone until the next round, and then comes last: what is told
         elsewhere neither waits for it nor stays untold. `failing`, the tries and places that failed
         the last time, is kept up to date.
         """
-        oldest_first = outbox.open_tries(ending=ending)
+        oldest_first = outbox.open_tries(lane)
         places = {try_id: _place(outbox.run(try_id)) for try_id in oldest_first}
         newest = {place: number for number, place in enumerate(places.values())}
         tries = sorted(
@@ -130,15 +136,16 @@ class Worker:
             key=lambda t: (places[t] in failing, -newest[places[t]], t in failing),
         )
         # All runs are made before anything else is told of one: jobs wait for them.
-        acts = [] if ending else [(teller.make, try_id) for try_id in tries]
+        acts = [(teller.make, try_id) for try_id in tries] if lane is Lane.MAKING else []
+        tell = partial(self._alone, teller, lane)
         failures: Counter[Place] = Counter()
         all_told = True
-        for act, try_id in [*acts, *((teller.tell, try_id) for try_id in tries)]:
+        for act, try_id in [*acts, *((tell, try_id) for try_id in tries)]:
             place = places[try_id]
             if failures[place] >= FAILURES:
                 continue
             try:
-                act(try_id)
+                all_told = act(try_id) is not False and all_told
                 failures[place] = 0
                 failing -= {try_id, place}
             except Exception as error:  # noqa: BLE001 - MLflow's stores and plugins raise anything
@@ -151,9 +158,20 @@ class Worker:
                 all_told = False
         return all_told
 
+    def _alone(self, teller: Any, lane: Lane, try_id: str) -> bool:
+        """Tell of a try while no other lane does; False: another one does, and only ends wait."""
+        busy = self._busy[try_id]
+        if not busy.acquire(blocking=lane is Lane.ENDING):
+            return False
+        try:
+            teller.tell(try_id, lane)
+        finally:
+            busy.release()
+        return True
+
     def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._said:
+            self._said.add(text)
             self._answer({"tell": text})
 
 
@@ -182,10 +200,7 @@ def main() -> int:
 
         answer({"ready": mlflow.__version__})
         worker = Worker(workdir, answer)
-        threads = [
-            threading.Thread(target=worker.work, kwargs={"ending": ending}, daemon=True)
-            for ending in (False, True)
-        ]
+        threads = [threading.Thread(target=worker.work, args=(lane,), daemon=True) for lane in Lane]
         for thread in threads:
             thread.start()
         for _ in sys.stdin.buffer:

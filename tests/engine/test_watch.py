@@ -10,7 +10,7 @@ import pytest
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watch import Watcher
+from snakemake_executor_plugin_mantik.engine.watch import LIVE_LOOK_S, Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
@@ -31,11 +31,13 @@ class Bench:
         self.site = SimulatedSite(world)
         self.journal = journal
         self.said: list[str] = []
+        self.logged: list[tuple[float, int]] = []
         self.settings = SiteSettings()
         clock = asyncio.get_running_loop().time
         self.watcher = Watcher(
             self.site, self.settings, Patience("sim", self.said.append, clock),
             journal.submitted, clock,
+            on_logged=lambda _, size: self.logged.append((self.now, size)),
         )  # fmt: skip
 
     def new(self, name: str = "job") -> TryRecord:
@@ -400,3 +402,22 @@ def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None
         return await waiting
 
     play(fated(Fate(starts=(4000.0,))), scenario)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player, live: bool) -> None:
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        ending = bench.watcher.watch(record, [site_job], 10 * 3600, live=live)
+        await asyncio.sleep(5 * 3600)
+        before, begun = bench.watcher.cycles, bench.now
+        bench.world.files[record.paths.live] = bytes(100)
+        await asyncio.sleep(60)
+
+        # A look each minute does for a job that tells nothing.
+        assert bench.watcher.cycles - before <= (6 if live else 2)
+        assert [size for _, size in bench.logged[:1]] == ([100] if live else [])
+        assert all(when - begun <= LIVE_LOOK_S + 1 for when, _ in bench.logged[:1])
+        return await ending
+
+    assert play(fated(Fate(), 6 * 3600.0), scenario).exit_code == 0

@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
     Environment,
     InputFile,
     JobSpec,
+    LiveDirectory,
     OutputFile,
 )
 
@@ -56,6 +57,7 @@ SCRIPTS = {
             after_on_login=("echo l2",),
         ),
     ),
+    "live": replace(PLAIN, live=LiveDirectory(".snakemake/mantik/tracking/t/mlruns", "^a/[^/]+/")),
     "python": replace(PLAIN, environment=Environment(python="/p/venvs/ml")),
 }
 

@@ -61,7 +61,8 @@ class TrackingServer:
             self.process = subprocess.Popen(
                 command, cwd=self.directory, stdout=log, stderr=log, start_new_session=True,
                 env={
-                    **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **self.environment,
+                    **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                    "MLFLOW_SERVER_ALLOWED_HOSTS": "*", **self.environment,
                 },
             )  # fmt: skip
         end = time.monotonic() + START_S
@@ -106,7 +107,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 def place(sandbox: Sandbox, name: str) -> Place:
     found = place_in(sandbox, name)
-    quick = found.config.replace("Heartbeat: 10s", "Heartbeat: 1s")
+    quick = found.config.replace("Heartbeat: 10s", "Heartbeat: 1s\n  Live: 1s")
     quick = quick.replace("Grace: 5s", "Grace: 1s")
     assert quick != found.config
     return replace(found, config=quick)

@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking import worker
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX, Worker
 from tests.tracking.conftest import TrackingServer, free_port
@@ -39,8 +39,8 @@ def work(workdir: Path) -> list[Mapping[str, Any]]:
     answers: list[Mapping[str, Any]] = []
     made = Worker(workdir, answers.append)
     made.finish()
-    made.work(ending=False)
-    made.work(ending=True)
+    for lane in Lane:
+        made.work(lane)
     return answers
 
 

@@ -17,8 +17,9 @@ from mlflow.entities import (
 )
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.replay import Destination, Replay
+from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.store import Identity, write_skeleton
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 
 SOURCE = "a" * 32
 TRY = "11111111-2222-4333-8444-555555555555"
@@ -99,7 +100,7 @@ def fill(root: Path) -> None:
 
 
 @dataclass
-class Told:
+class Replayed:
     """A replay into a run, and what it said."""
 
     client: MlflowClient
@@ -113,9 +114,9 @@ class Told:
             TRY, self.run_id, self.experiment_id, SOURCE, "7", name="train C=1"
         )
         Replay(
-            client or self.client, self.store, destination, again=again, status="FAILED",
+            client or self.client, self.store, destination, Told(doubt=again),
             tell=self.said.append,
-        ).run()  # fmt: skip
+        ).whole("FAILED")  # fmt: skip
 
     def view(self) -> dict[str, Any]:
         """All that MLflow knows, ids of what the replay made left out."""
@@ -158,16 +159,16 @@ class Told:
 
 
 @pytest.fixture
-def told(target: MlflowClient, store: Path) -> Told:
+def told(target: MlflowClient, store: Path) -> Replayed:
     experiment = target.get_experiment_by_name("digits")
     run = target.create_run(
         experiment.experiment_id, run_name="train C=1", tags={"mlflow.source.name": "churn"}
     )
     target.log_param(run.info.run_id, "C", "1")
-    return Told(target, store, run.info.run_id, experiment.experiment_id, [])
+    return Replayed(target, store, run.info.run_id, experiment.experiment_id, [])
 
 
-def test_everything_comes_over(told: Told) -> None:
+def test_everything_comes_over(told: Replayed) -> None:
     told.replay()
 
     found = told.view()
@@ -196,7 +197,7 @@ def test_everything_comes_over(told: Told) -> None:
     assert model[5] == [("score", 0.9, 4)]
 
 
-def test_a_models_description_names_the_model(told: Told) -> None:
+def test_a_models_description_names_the_model(told: Replayed) -> None:
     told.replay()
 
     (model,) = told.client.search_logged_models([told.experiment_id])
@@ -237,7 +238,7 @@ class Mortal:
 
 
 def test_killed_anywhere_and_repeated(
-    told: Told, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+    told: Replayed, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tmp_path / "whole.db"
     shutil.copyfile(tmp_path / "mlflow.db", whole)
@@ -248,7 +249,7 @@ def test_killed_anywhere_and_repeated(
         copy = tmp_path / f"{died}.db"
         shutil.copyfile(whole, copy)
         client = MlflowClient(tracking_uri=f"sqlite:///{copy}")
-        again = Told(client, told.store, told.run_id, told.experiment_id, [])
+        again = Replayed(client, told.store, told.run_id, told.experiment_id, [])
         try:
             again.replay(Mortal(client, died + 1))
         except Killed:
@@ -260,7 +261,7 @@ def test_killed_anywhere_and_repeated(
     assert died > 12
 
 
-def test_a_job_that_logged_nothing(told: Told) -> None:
+def test_a_job_that_logged_nothing(told: Replayed) -> None:
     shutil.rmtree(told.store)
     write_skeleton(
         told.store, "/at/the/site", TRY, Identity(SOURCE, "7", "digits"), name="train C=1",
@@ -275,7 +276,7 @@ def test_a_job_that_logged_nothing(told: Told) -> None:
 
 
 @pytest.mark.parametrize("damage", ["meta", "experiment", "metric", "half", "run", "all"])
-def test_a_damaged_store(told: Told, damage: str) -> None:
+def test_a_damaged_store(told: Replayed, damage: str) -> None:
     run = told.store / "7" / SOURCE
     if damage == "meta":
         (run / "meta.yaml").write_text("{ not: yaml: at all")

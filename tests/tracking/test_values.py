@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password,
 from snakemake_executor_plugin_mantik.tracking import figures
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import (
     TrackedRun,
     git_tags,
@@ -105,7 +105,7 @@ def test_an_end_is_told_once(tmp_path: Path) -> None:
     assert not outbox.add("t", Kind.END, {})  # of a try that is not tracked
     outbox.add_run("t", "", {})
     outbox.add_run("t", "", {})
-    assert outbox.open_tries(ending=False) == ["t"]
+    assert outbox.open_tries(Lane.MAKING) == ["t"]
     assert outbox.add("t", Kind.SUBMITTED, {"job": "1"})
     assert outbox.add("t", Kind.SUBMITTED, {"job": "2"})
     assert outbox.add("t", Kind.END, {"status": "FINISHED"})
@@ -118,7 +118,7 @@ def test_an_end_is_told_once(tmp_path: Path) -> None:
         (Kind.CREATE, {}), (Kind.SUBMITTED, {"job": "2"}), (Kind.END, {"status": "FINISHED"}),
     ]  # fmt: skip
     outbox.done(events[0])
-    assert outbox.open_tries(ending=True) == ["t"]
+    assert outbox.open_tries(Lane.ENDING) == ["t"]
     assert not outbox.settled("t")
     outbox.done(events[1])
     outbox.done(events[2])

@@ -1,0 +1,145 @@
+"""Carries over what a job has logged so far. Part of the worker: needs mlflow.
+
+The executor adds to a copy of the job's store while this reads it (`engine.live`): whatever looks
+half written is left to the next time, and to the end, when all of the store is here.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking.mending import mend
+from snakemake_executor_plugin_mantik.tracking.metrics import Logged, metric_files, parse
+from snakemake_executor_plugin_mantik.tracking.replay import Replay
+from snakemake_executor_plugin_mantik.tracking.source import Source, read
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Lines, Told
+
+TREE, LATER = "tree", "later"
+"""Names in the copy's directory, as in `engine.live`."""
+WRITTEN_AT_ONCE = 4096
+"""Bytes of a parameter or tag that are seen to be written in one go, or not at all."""
+
+_UNREADABLE = (MlflowException, ValueError, KeyError, TypeError, AttributeError, OSError)
+"""What MLflow's file store raises of descriptions that are half written (3.17)."""
+
+
+class LiveReplay:
+    """Carries one copy over, as far as it has come."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        copy: Path,
+        destination: Destination,
+        told: Told,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Prepare; the arguments are those of `Replay`, `copy` is the copy's directory here."""
+        self._copy = copy
+        self._store = copy / TREE
+        self._to = destination
+        self._told = told
+        self._replay = Replay(client, self._store, destination, told, live=True, tell=tell)
+
+    def run(self) -> None:
+        """Carry over what is new.
+
+        Raises:
+            Exception: the server does not answer, or not well; to be repeated later.
+        """
+        if not self._store.is_dir():
+            return
+        # If this breaks off, nobody knows how far it has come.
+        self._told.doubt = True
+        self._described()
+        self._metrics()
+        for run in self._told.source.runs:
+            self._replay.upload(run)
+        self._told.doubt = False
+
+    def _described(self) -> None:
+        """Runs, models and what is said of them, if any of that has changed."""
+        files = [
+            path
+            for path in self._store.rglob("*")
+            if path.is_file() and _describes(path, self._store)
+        ]
+        now = tuple(sorted((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files))
+        if now == self._told.descriptions:
+            return
+        view = self._copy / "view"
+        try:
+            source = self._view(view, files)
+        except _UNREADABLE:
+            return  # it was just being written
+        finally:
+            shutil.rmtree(view, ignore_errors=True)
+        self._told.source = source
+        self._replay.describe(source, self._later())
+        self._replay.end(source)
+        self._told.descriptions = now
+
+    def _view(self, view: Path, files: list[Path]) -> Source:
+        """What MLflow reads in the descriptions: they are looked at where nobody changes them."""
+        shutil.rmtree(view, ignore_errors=True)
+        for path in files:
+            place = view / path.relative_to(self._store)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, place)
+            except OSError:
+                shutil.copyfile(path, place)
+        for meta in [*view.glob("*/*/meta.yaml"), *view.glob("*/models/*/meta.yaml")]:
+            # Without these MLflow takes it for no run.
+            for name in ("metrics", "params", "tags", "artifacts"):
+                (meta.parent / name).mkdir(exist_ok=True)
+        mend(view, self._to.source_id, self._to.source_experiment_id, lambda _: None)
+        return read(view)
+
+    def _later(self) -> list[str]:
+        try:
+            text = (self._copy / LATER).read_text(encoding="utf-8", errors="surrogateescape")
+        except FileNotFoundError:
+            return []
+        return text.split("\0")
+
+    def _metrics(self) -> None:
+        """The lines that have been added, of each run's file and of its models'."""
+        logged: dict[str, list[Logged]] = {}
+        read: dict[str, bytes] = {}
+        for file in metric_files(self._store):
+            path = file.relative_to(self._store).as_posix()
+            begun = self._told.lines.get(path, Lines()).size
+            if file.stat().st_size <= begun or not self._is_made(path):
+                continue
+            with file.open("rb") as lines:
+                lines.seek(begun)
+                content = lines.read()
+            content = content[: content.rfind(b"\n") + 1]
+            for value in parse(path, content)[0]:
+                logged.setdefault(value.run_id, []).append(value)
+            read[path] = content
+        for run_id, values in logged.items():
+            self._replay.log(values, run_id)
+        for path, content in read.items():
+            self._told.lines.setdefault(path, Lines()).add(content)
+
+    def _is_made(self, path: str) -> bool:
+        """Whether MLflow knows the run or model that a file of metrics belongs to."""
+        parts = path.split("/")
+        if parts[1] == "models":
+            return parts[2] in self._told.models
+        return parts[1] in self._told.runs
+
+
+def _describes(path: Path, store: Path) -> bool:
+    """Whether a file says what there is, and is not a metric, an artifact, or half written."""
+    parts = path.relative_to(store).parts
+    of = parts[3:4] if len(parts) > 3 and parts[1] == "models" else parts[2:3]
+    if of in (("metrics",), ("artifacts",)):
+        return False
+    return of not in (("params",), ("tags",)) or 0 < path.stat().st_size <= WRITTEN_AT_ONCE

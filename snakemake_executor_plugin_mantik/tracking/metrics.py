@@ -1,0 +1,102 @@
+"""The metrics in a job's store: read here, line by line.
+
+MLflow's file store forgets the steps of metrics that belong to a data set (3.17), fails on a set's
+name with a blank, and one half line keeps it from reading the run at all.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One value of a metric, as the job logged it.
+
+    Attributes:
+        run_id: the run's id in the store.
+        model_id: the model that it was logged for, if the line is from the model's own files.
+        timestamp: milliseconds since the epoch.
+        dataset, digest: the data set that it belongs to; both or none.
+    """
+
+    run_id: str
+    model_id: str | None
+    key: str
+    value: float
+    timestamp: int
+    step: int
+    dataset: str | None = None
+    digest: str | None = None
+
+
+class Value(Protocol):
+    """A value of a metric, as MLflow or a job has it."""
+
+    @property
+    def key(self) -> str:
+        """The metric's name."""
+        ...
+
+    @property
+    def value(self) -> float:
+        """The value."""
+        ...
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since the epoch."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The step."""
+        ...
+
+
+def identity(metric: Value) -> tuple[object, ...]:
+    """What makes a logged value the one that it is; NaN is equal to itself here."""
+    value: object = "nan" if math.isnan(metric.value) else metric.value
+    return metric.key, metric.timestamp, metric.step, value
+
+
+def metric_files(store: Path) -> Iterator[Path]:
+    """The files of metrics in a store, of runs and models."""
+    for pattern in ("*/*/metrics/**/*", "*/models/*/metrics/**/*"):
+        for file in list(store.glob(pattern)):
+            if file.is_file() and not file.is_symlink():
+                yield file
+
+
+def parse(path: str, content: bytes) -> tuple[list[Logged], int]:
+    """The values in some lines of a file of metrics, and how many lines make no sense.
+
+    Args:
+        path: the file's, in the store.
+        content: lines of it; one that is cut off makes no sense.
+    """
+    parts = path.split("/")
+    model = parts[2] if parts[1] == "models" else None
+    key = "/".join(parts[4 if model else 3 :])
+    lines = content.splitlines(keepends=True)
+    found = [logged for line in lines if (logged := _logged(line, key, parts[1], model))]
+    return found, len(lines) - len(found)
+
+
+def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> Logged | None:
+    """What a line says: time, value, step, (a model's: run), (name and digest of a data set)."""
+    # Without its end it is cut off, wherever.
+    words = line.decode(errors="replace").split() if line.endswith(b"\n") else []
+    try:
+        timestamp, value = int(words[0]), float(words[1])
+        step = int(words[2]) if len(words) > 2 else 0
+        run = run_id if model_id is None else words[3]
+    except (IndexError, ValueError):
+        return None
+    name = words[3 if model_id is None else 4 :]
+    if len(name) == 1:
+        return None
+    dataset, digest = (" ".join(name[:-1]), name[-1]) if name else (None, None)
+    return Logged(run, model_id, key, value, timestamp, step, dataset, digest)

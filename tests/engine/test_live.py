@@ -1,0 +1,204 @@
+"""The copies of what jobs log go on where they stopped; trouble is left to the jobs' ends."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.live import LATER, TREE, LiveCopies
+from snakemake_executor_plugin_mantik.engine.observe import Addition, Live, Nobody
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable
+from snakemake_executor_plugin_mantik.jobs.live import PIECE_BYTES
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Site
+from tests.support.trial import packed
+
+RECORD = TryRecord(
+    "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
+    TryState.SUBMITTED,
+)  # fmt: skip
+ADDITION = Addition("log", live=Live("copy", "^metrics/"))
+
+
+class Listener(Nobody):
+    def __init__(self) -> None:
+        self.heard = 0
+
+    def logged(self, record: TryRecord) -> None:
+        assert record is RECORD
+        self.heard += 1
+
+
+class Pieces:
+    """The part of a site that gives files: the pieces of one try."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        self.trouble: list[Exception] = []
+
+    async def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        assert offset == 0
+        self.requests.append(path.rpartition(".")[2])
+        if self.trouble:
+            raise self.trouble.pop(0)
+        content = self.pieces.get(path)
+        if content is None:
+            raise SiteNotFound(path)
+        for start in range(0, len(content), 1000):
+            await asyncio.sleep(0)
+            yield content[start : start + 1000]
+
+    def add(self, pack: bytes, start: int = 0) -> int:
+        """Another pack at the end of a piece; how much there is then."""
+        path = RECORD.paths.piece(start)
+        self.pieces[path] = self.pieces.get(path, b"") + pack
+        return start + len(self.pieces[path])
+
+
+class Bench:
+    """A copy of what a job logs, and the site that it comes from."""
+
+    def __init__(self, workdir: Path) -> None:
+        self.workdir = workdir
+        self.site = Pieces()
+        self.said: list[str] = []
+        self.listener = Listener()
+        (workdir / "log").mkdir()
+        (workdir / "log" / "meta").write_text("from the start")
+        self.start()
+
+    def start(self) -> None:
+        """As a controller that starts does."""
+        self.copies = LiveCopies(
+            cast(Site, self.site), self.listener, self.workdir, self.said.append
+        )
+        self.copies.follow(RECORD, ADDITION)
+
+    async def look(self, size: int) -> None:
+        """A look that shows `size` bytes, and what comes of it."""
+        self.copies.grown(RECORD, size)
+        for _ in range(2000):
+            await asyncio.sleep(0.005)
+            task = self.copies._copies[RECORD.id].task
+            if task is None or task.done():
+                return
+        raise AssertionError("it does not come to an end")
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        tree = self.workdir / "copy" / TREE
+        return {
+            p.relative_to(tree).as_posix(): p.read_bytes() for p in tree.rglob("*") if p.is_file()
+        }
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_a_copy_grows_and_is_gone_on_with(workdir: Path) -> None:
+    async def work() -> None:
+        bench = Bench(workdir)
+        bench.site.add(packed({"part/0/metrics/a": b"1 2\n3", "./p": b"x", "later": b"big\0"}))
+        size = bench.site.add(packed({"part/5/metrics/a": b" 4\n"}))
+        cut = bench.site.add(packed({"./p": b"yy", "./big": b"small"})[:-1])
+
+        await bench.look(cut)
+        # There is no use to ask again before there is more.
+        await bench.look(cut)
+
+        assert bench.files == {"meta": b"from the start", "metrics/a": b"1 2\n3 4\n", "p": b"x"}
+        assert (workdir / "copy" / LATER).read_text() == "big"
+        assert bench.site.requests == ["0", "0"]
+        bench.start()
+        whole = packed({"./p": b"yy", "./big": b"small"})
+        bench.site.pieces = {RECORD.paths.piece(0): b"?" * size + whole}
+        await bench.look(size + len(whole))
+        assert bench.files["p"] == b"yy"
+        assert (workdir / "copy" / LATER).read_text() == ""
+        assert bench.listener.heard == 2
+        assert bench.said == []
+
+    run(work())
+
+
+def test_a_site_that_does_not_answer_is_asked_at_the_next_look(workdir: Path) -> None:
+    async def work() -> None:
+        bench = Bench(workdir)
+        bench.site.trouble = [SiteUnreachable("away"), SiteNotFound("not yet shown")]
+        size = bench.site.add(packed({"./p": b"x"}))
+
+        for _ in range(4):
+            await bench.look(size)
+
+        assert bench.files["p"] == b"x"
+        assert len(bench.site.requests) == 3
+        assert bench.listener.heard == 1
+
+    run(work())
+
+
+def test_pieces_are_asked_for_one_after_the_other(workdir: Path) -> None:
+    async def work() -> None:
+        bench = Bench(workdir)
+        content = os.urandom(20_000)  # packing does not make it smaller
+        size = 0
+        while size < PIECE_BYTES:
+            size = bench.site.add(packed({f"./{size}": content}))
+        more = bench.site.add(packed({"./more": b"x"}), size)
+
+        await bench.look(size)
+        await bench.look(more)
+
+        assert bench.files["more"] == b"x"
+        assert bench.site.requests == ["0", str(size)]
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [b"nonsense", packed({"part/7/metrics/a": b"x"}), packed({"./meta/x": b"x"})],
+    ids=["no pack", "gap", "below a file"],
+)
+def test_what_makes_no_sense_is_told_once_and_left_to_the_end(workdir: Path, pack: bytes) -> None:
+    async def work() -> None:
+        bench = Bench(workdir)
+        size = bench.site.add(pack)
+
+        await bench.look(size)
+        await bench.look(size + 1)
+
+        assert len(bench.said) == 1
+        assert "comes when it is over" in bench.said[0]
+        assert len(bench.site.requests) == 1
+        assert bench.files["meta"] == b"from the start"
+
+    run(work())
+
+
+def test_nothing_is_written_after_it_was_stopped(workdir: Path) -> None:
+    async def work() -> None:
+        bench = Bench(workdir)
+        for number in range(50):
+            size = bench.site.add(packed({f"./{number}": bytes(5000)}))
+        bench.copies.grown(RECORD, size)
+        await asyncio.sleep(0.01)
+
+        await bench.copies.stop(RECORD)
+
+        before = bench.files if (workdir / "copy" / TREE).exists() else {}
+        bench.copies.grown(RECORD, size)
+        await asyncio.sleep(0.1)
+        assert (bench.files if (workdir / "copy" / TREE).exists() else {}) == before
+
+    run(work())

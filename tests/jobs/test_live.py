@@ -1,0 +1,227 @@
+"""What a job writes to a directory is told while it runs, and whatever goes wrong costs nothing."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs import live
+from snakemake_executor_plugin_mantik.jobs.live import Pack, PackDamaged, packs
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, LiveDirectory, OutputFile
+from snakemake_executor_plugin_mantik.tracking.store import GROWING
+from tests.support.trial import NASTY, QUICK, Trial, packed, session, wait_until
+
+STORE = "log"
+QUICK_LIVE = replace(QUICK, live_s=1, live_file_bytes=1000)
+NAME = NASTY.replace("\n", " ")
+"""Without a newline: what has one in its name comes when the job is over."""
+WAIT = 'wait_for() { until [ -e "$1" ]; do sleep 0.05; done; }; '
+
+
+def spec_of(trial: Trial, command: str, **limits: int) -> JobSpec:
+    """A job that logs to a directory in which something lies already."""
+    trial.write(f"{STORE}/7/run/meta.yaml", "there before\n")
+    return trial.spec(
+        WAIT + command,
+        outputs=(OutputFile(STORE, "log", directory=True, keep=True),),
+        live=LiveDirectory(STORE, GROWING),
+        limits=replace(QUICK_LIVE, **limits),
+    )
+
+
+@dataclass
+class Reader:
+    """Reads the packs of a try as the controller does."""
+
+    trial: Trial
+    spec: JobSpec
+    read: int = 0
+    piece: int = 0
+    requests: list[int] = field(default_factory=list)
+
+    @property
+    def told(self) -> int:
+        """How much there is, as a listing of the claims tells."""
+        path = self.trial.workspace / self.spec.paths.live
+        return path.stat().st_size if path.exists() else 0
+
+    def packs(self) -> Iterator[Pack]:
+        """What is new."""
+        told = self.told
+        while self.read < told:
+            if self.read - self.piece >= live.PIECE_BYTES:
+                self.piece = self.read
+            self.requests.append(self.piece)
+            content = (self.trial.workspace / self.spec.paths.piece(self.piece)).read_bytes()
+            for pack in packs(content[self.read - self.piece : told - self.piece]):
+                self.read += pack.size
+                yield pack
+
+    def files(self, into: dict[str, bytes]) -> dict[str, bytes]:
+        """The same as files, in `into`."""
+        for pack in self.packs():
+            for file in pack.files:
+                before = into.get(str(file.path), b"")
+                if file.start is None:
+                    into[str(file.path)] = file.content
+                else:
+                    assert file.start <= len(before), file
+                    into[str(file.path)] = before[: file.start] + file.content
+        return into
+
+
+def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
+    metric = f"{STORE}/7/run/metrics/loss/{NAME}"
+    other = f"{STORE}/7/run/params/{NAME}"
+    for path in (metric, other):
+        (trial.workspace / path).parent.mkdir(parents=True, exist_ok=True)
+    spec = spec_of(trial, "wait_for go")
+    process = trial.start(spec)
+    reader = Reader(trial, spec)
+    found: dict[str, bytes] = {}
+    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+
+    with (trial.workspace / metric).open("ab") as lines:
+        lines.write(b"1 0.5 1\n2 0.")
+    trial.write(other, "3")
+    wait_until(lambda: reader.told)
+    first = reader.told
+    wait_until(lambda: {*reader.files(found)} == {metric[4:], other[4:]})
+    with (trial.workspace / metric).open("ab") as lines:
+        lines.write(b"25 2\n")
+    trial.write(f"{STORE}/7/run/artifacts/large", "x" * 1001)
+    wait_until(lambda: reader.told > first)
+    seen: set[str] = set()
+
+    def later() -> set[str]:
+        seen.update(str(path) for pack in reader.packs() for path in pack.later)
+        return seen
+
+    wait_until(later)
+    trial.write("go")
+    ended = trial.end(spec, process)
+
+    assert found[other[4:]] == b"3"
+    # What lay there from the start, and what is too large, are not told of.
+    assert {*found} == {metric[4:], other[4:]}
+    assert seen == {"7/run/artifacts/large"}
+    assert ended.sure.exit_code == 0
+    assert {e.path for e in ended.sure.files if e.type == "f"} == {
+        metric, other, f"{STORE}/7/run/meta.yaml", f"{STORE}/7/run/artifacts/large",
+    }  # fmt: skip
+    # When it is over all of it has come with the marker.
+    assert ended.entries == (spec.paths.try_id, f"{spec.paths.try_id}.0")
+
+
+def test_a_job_that_logs_nothing_tells_of_nothing(trial: Trial) -> None:
+    claim = trial.workspace / (spec := spec_of(trial, "wait_for go")).paths.claim
+    process = trial.start(spec)
+    wait_until(lambda: claim.exists() and claim.read_text().endswith("..."))
+
+    assert Reader(trial, spec).told == 0
+    assert not list((trial.workspace / spec.paths.work / "live").glob("piece.*"))
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
+
+
+def test_pieces_follow_each_other_and_come_to_an_end(trial: Trial) -> None:
+    spec = spec_of(trial, "wait_for go", live_file_bytes=60_000, live_bytes=250_000)
+    process = trial.start(spec)
+    reader = Reader(trial, spec)
+    found: dict[str, bytes] = {}
+    expected: dict[str, bytes] = {}
+    at = trial.workspace / spec.paths.work / "live"
+    wait_until((at / "seen").exists)
+
+    while not (at / "full").exists():
+        name, told = f"7/run/{len(expected)}", reader.told
+        # Random bytes: what does not become smaller when it is packed.
+        expected[name] = os.urandom(50_000)
+        part = trial.workspace / "part"
+        part.write_bytes(expected[name])
+        part.rename(trial.workspace / STORE / name)
+        wait_until(lambda: reader.told > told or (at / "full").exists())  # noqa: B023 - at once
+        reader.files(found)
+
+    assert len(expected) == 5
+    expected.popitem()
+    assert found == expected
+    assert len(set(reader.requests)) == 2
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
+
+
+@pytest.mark.parametrize("program", ["tar", "find"])
+def test_a_look_that_hangs_or_fails_holds_up_nothing(trial: Trial, program: str) -> None:
+    begun = trial.start_folder / "begun"
+    hangs = f'case "$*" in *{STORE}*) : > {begun}; exec sleep 1000 ;; esac'
+    if program == "tar":
+        hangs = hangs.replace(f"*{STORE}*", "*/live*")
+    trial.program(program, f'#!/bin/bash\n[ -e go ] || {hangs}\nexec /bin/{program} "$@"\n')
+    trial.write(f"{STORE}/7/run/metrics/a")
+    command = f"sleep 1; echo 1 >> {STORE}/7/run/metrics/a; wait_for go"
+    spec = spec_of(trial, command)
+    if program == "find":
+        trial.program("find", '#!/bin/bash\n[ -e go ] || exit 1\nexec /usr/bin/find "$@"\n')
+    claim = trial.workspace / spec.paths.claim
+    process = trial.start(spec)
+    if program == "tar":
+        wait_until(begun.exists)
+    before = claim.read_text().count(".") if claim.exists() else 0
+    wait_until(lambda: claim.exists() and claim.read_text().count(".") > before + 3)
+
+    trial.write("go")
+    ended = trial.end(spec, process)
+
+    assert ended.sure.exit_code == 0
+    assert Reader(trial, spec).told == 0
+    for left in session(process.pid):
+        os.kill(left, signal.SIGKILL)
+
+
+def test_half_a_pack_is_written_anew(trial: Trial) -> None:
+    # A disk that is full for a while: the first piece is cut.
+    cut = (
+        '#!/bin/bash\ncase "$*" in */pack) if [ ! -e {0} ]; then : > {0}; head -c 20 "${{@: -1}}";'
+        ' exit 1; fi ;; esac\nexec /bin/cat "$@"\n'
+    ).format(trial.start_folder / "cut")
+    trial.program("cat", cut)
+    spec = spec_of(trial, f"sleep 1.5; mkdir {STORE}/x; echo 1 > {STORE}/x/y; wait_for go")
+    process = trial.start(spec)
+    reader = Reader(trial, spec)
+    wait_until((trial.start_folder / "cut").exists)
+    wait_until(lambda: reader.told)
+
+    assert reader.files({}) == {"x/y": b"1\n"}
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no gzip at all",
+        packed({"./../../escaped": b"x"}),
+        packed({"part/0/../../../escaped": b"x"}),
+        packed({"/etc/passwd": b"x"}),
+        packed({"later": b"../x\0"}),
+    ],
+)
+def test_what_no_job_script_makes_is_not_taken(content: bytes) -> None:
+    with pytest.raises(PackDamaged):
+        list(packs(content))
+
+
+def test_a_pack_that_is_cut_is_left_to_the_next_time() -> None:
+    one, two = packed({"./a": b"1"}), packed({"part/17/b/c": b"2"})
+
+    found = list(packs(one + two[:-1]))
+
+    assert [pack.size for pack in found] == [len(one)]
+    assert [pack.files[0].path for pack in packs(one + two)] == [
+        PurePosixPath("a"), PurePosixPath("b/c"),
+    ]  # fmt: skip
+    assert [pack.files[0].start for pack in packs(one + two)] == [None, 17]

@@ -7,10 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any
-from zoneinfo import ZoneInfo
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,7 +19,7 @@ from snakemake_executor_plugin_mantik.errors import MantikError, UserError, prin
 from snakemake_executor_plugin_mantik.private import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
 from snakemake_executor_plugin_mantik.schedule.fire import fire as submit
-from snakemake_executor_plugin_mantik.schedule.fire import is_under_way, shown
+from snakemake_executor_plugin_mantik.schedule.fire import shown
 from snakemake_executor_plugin_mantik.schedule.loop import (
     Processes,
     Scheduler,
@@ -32,7 +30,8 @@ from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, Wish
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
 from snakemake_executor_plugin_mantik.schedule.unit import unit as unit_file
-from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, Schedule, State
+from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
+from snakemake_executor_plugin_mantik.schedule.words import became, firing_as_json, in_json, when
 
 _ONE_LINE = 10_000
 _ALONE = (
@@ -104,6 +103,7 @@ def _run_id(word: str) -> str:
 @app.command()
 def add(
     name: Name,
+    *,
     run: Annotated[str, typer.Option(help="The run that is submitted again: id or name.")],
     cron: Annotated[
         str, typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab.")
@@ -135,6 +135,7 @@ def _taken(name: str) -> UserError:
 @app.command()
 def edit(
     name: Name,
+    *,
     run: Annotated[
         str | None, typer.Option(help="The run that is submitted again: id or name.")
     ] = None,
@@ -171,7 +172,7 @@ def remove(name: Name) -> None:
 
 def _tell(store: Store, schedule: Schedule, *, as_json: bool) -> None:
     if as_json:
-        _print_json(_as_json(store, schedule))
+        _print_json(in_json(store, schedule, planning.now()))
         return
     due = next(schedule.due(planning.now()), None)
     when = f"next due {shown(due)}" if due else "not due any more"
@@ -189,7 +190,7 @@ def list_schedules(as_json: AsJson = False) -> None:
     with _store() as store:
         schedules = store.all()
         if as_json:
-            _print_json([_as_json(store, schedule) for schedule in schedules])
+            _print_json([in_json(store, schedule, planning.now()) for schedule in schedules])
             return
         if not schedules:
             typer.echo("There are no schedules. Make one: smk-mantik schedule add")
@@ -201,7 +202,7 @@ def list_schedules(as_json: AsJson = False) -> None:
             _row(
                 table, schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
                 str(schedule.until or ""), shown(due) if due else "not due any more",
-                *(f"{_when(schedule, firing)}: {_became(store, schedule, firing)}"
+                *(f"{when(schedule, firing)}: {became(store, schedule, firing)}"
                   for firing in last),
             )  # fmt: skip
         _print(table)
@@ -216,8 +217,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
         schedule = _the(store, name)
         history = store.history(schedule.id)
         if as_json:
-            each = [_firing_as_json(schedule, firing) for firing in history]
-            _print_json(_as_json(store, schedule) | {"history": each})
+            each = [firing_as_json(schedule, firing) for firing in history]
+            _print_json(in_json(store, schedule, planning.now()) | {"history": each})
             return
         due = next(schedule.due(planning.now()), None)
         facts = {
@@ -234,7 +235,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
             typer.echo()
             table = _table("due", "what became of it")
             for firing in history:
-                _row(table, _when(schedule, firing), _became(store, schedule, firing))
+                _row(table, when(schedule, firing), became(store, schedule, firing))
             _print(table)
         if not is_present(store.path.parent):
             typer.echo(_ALONE)
@@ -318,58 +319,7 @@ def unit() -> None:
     )
 
 
-# In words
-
-
-def _when(schedule: Schedule, firing: Firing) -> str:
-    return shown(datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz)))
-
-
-def _became(store: Store, schedule: Schedule, firing: Firing) -> str:
-    again_at = datetime.fromtimestamp(firing.retry, ZoneInfo(schedule.tz))
-    match firing.state:
-        case State.FIRED:
-            return f"run {firing.run}"
-        case State.MISSED:
-            return f"missed: {firing.told}"
-        case State.FAILED:
-            return f"not submitted, given up: {firing.told}"
-    if is_under_way(store.path.parent, schedule.id):
-        return "is being submitted"
-    if firing.begun:
-        return f"its submission was interrupted, and goes on after {shown(again_at)}"
-    if not firing.attempts:
-        return "about to be submitted"
-    return f"not submitted yet, again after {shown(again_at)}: {firing.told}"
-
-
-def _as_json(store: Store, schedule: Schedule) -> dict[str, Any]:
-    due = next(schedule.due(planning.now()), None)
-    last = store.history(schedule.id, 1)
-    return {
-        "name": schedule.name,
-        "run": schedule.run,
-        "cron": schedule.cron,
-        "tz": schedule.tz,
-        "until": schedule.until.isoformat() if schedule.until else None,
-        "account": schedule.account or None,
-        "missed": schedule.missed,
-        "next": due.isoformat() if due else None,
-        "last": _firing_as_json(schedule, last[0]) if last else None,
-    }
-
-
-def _firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
-    zone = ZoneInfo(schedule.tz)
-    waits = firing.state is State.FIRING
-    return {
-        "due": datetime.fromtimestamp(firing.due, zone).isoformat(),
-        "state": firing.state,
-        "run": firing.run or None,
-        "attempts": firing.attempts,
-        "reason": firing.told or None,
-        "retry": datetime.fromtimestamp(firing.retry, zone).isoformat() if waits else None,
-    }
+# Printing
 
 
 def _print_json(value: object) -> None:

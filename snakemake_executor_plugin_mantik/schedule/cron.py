@@ -24,8 +24,10 @@ DO: Final = (
     "Write five fields: minute, hour, day of the month, month, day of the week; as in"
     " '0 6 * * 1', Mondays at six"
 )
-_MONTHS: Final = tuple("jan feb mar apr may jun jul aug sep oct nov dec".split())
-_DAYS: Final = tuple("sun mon tue wed thu fri sat".split())
+_MONTHS: Final = (
+    "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
+)  # fmt: skip
+_DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _NICKNAMES: Final[Mapping[str, str]] = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -69,12 +71,9 @@ class _Field:
         star, one, other, step = match.groups()
         if step is not None and not int(step):
             raise ValueError(f"in {item!r} the step is 0")
-        if star:
-            # 7 is Sunday once more.
-            first, last = self.first, self.last - (self.names == _DAYS)
-        else:
-            first = self._number(one)
-            last = self._number(other) if other else self.last if step else first
+        most = self.last - (self.names == _DAYS)  # 7 is Sunday once more
+        first = self.first if star else self._number(one)
+        last = self._number(other) if other else max(first, most) if star or step else first
         if self.names == _DAYS and other and last == 0:
             last = 7
         if first > last:
@@ -121,19 +120,24 @@ class Cron:
 
         Ends if there is none within nine years.
         """
-        start = moment.astimezone(self.zone).replace(tzinfo=UTC) - _SHIFT
         last, soon = moment.astimezone(UTC), list[datetime]()
-        # A change of the clocks can put a later wall clock time first.
-        for wall in self._walls(start):
+        start = moment.astimezone(self.zone).replace(tzinfo=UTC)
+        for wall in self._walls(start if self._calm(last) else start - _SHIFT):
             due = wall.replace(tzinfo=self.zone).astimezone(UTC)
-            while soon and soon[0] <= due - _SHIFT:
+            heappush(soon, due)
+            # A change of the clocks can put a later wall clock time first.
+            while soon and (soon[0] < due - _SHIFT or self._calm(soon[0])):
                 if (first := heappop(soon)) > last:
                     last = first
                     yield first.astimezone(self.zone)
-            heappush(soon, due)
         for due in sorted(set(soon)):
             if due > last:
                 yield due.astimezone(self.zone)
+
+    def _calm(self, moment: datetime) -> bool:
+        """Whether the clocks are not changed around a moment."""
+        before, after = (at.astimezone(self.zone) for at in (moment - _SHIFT, moment + _SHIFT))
+        return before.utcoffset() == after.utcoffset()
 
     def latest(self, after: datetime, upto: datetime) -> datetime | None:
         """The last moment later than `after` and not later than `upto`; None: there is none."""

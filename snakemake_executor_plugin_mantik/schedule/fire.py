@@ -19,6 +19,10 @@ RETRY_MOST_S: Final = 3600.0
 GIVE_UP_S: Final = 7 * 86400.0
 """Seconds after which it is given up if no later one is due before."""
 
+INTERRUPTED: Final = (
+    "An attempt before was interrupted: smk-mantik runs list shows what came of it."
+)
+
 SCHEDULE: Final = "mantik.schedule"
 DUE: Final = "mantik.schedule.due"
 """Tags of the runs that were made: the schedule's name, and when it was due."""
@@ -74,7 +78,8 @@ def _submit(
         )
     except (MantikError, OSError) as error:
         now = clock()
-        store.put_off(firing, str(error), now, give_up=now - firing.due > GIVE_UP_S)
+        why = f"{error} {INTERRUPTED}" if firing.begun else str(error)
+        store.put_off(firing, why, now, give_up=now - firing.due > GIVE_UP_S)
         after = store.firing(firing.id)
         over = after is None or after.state is State.FAILED
         return f"{what}: not submitted{', given up' if over else ''}: {error}"

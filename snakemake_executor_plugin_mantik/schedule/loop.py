@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.private import open_private
-
 from snakemake_executor_plugin_mantik.schedule.fire import RETRY_MOST_S, is_under_way, shown
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, Schedule, State

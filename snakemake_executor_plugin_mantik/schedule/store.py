@@ -41,6 +41,14 @@ CREATE TABLE firings (
 CREATE INDEX firings_state ON firings (state);
 """
 
+_CLAIM: Final = """
+INSERT INTO firings (schedule, due, state, key, retry, told, changed)
+VALUES (:schedule, :due, :state, :key, :now, :told, :now)
+ON CONFLICT (schedule, due) DO UPDATE SET state = :state, told = :told, changed = :now, retry = :now
+WHERE state = 'missed' AND :state = 'firing'
+"""
+"""What was missed by a clock that was wrong comes after all."""
+
 
 class Store:
     """The schedules of a user.
@@ -66,20 +74,23 @@ class Store:
             raise
 
     def _prepare(self) -> None:
-        with self._write() as db:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > VERSION:
-                raise UserError(
-                    f"it is of version {version}, this command knows up to {VERSION}",
-                    where=str(self.path),
-                    do="Update snakemake-executor-plugin-mantik",
-                )
-            if version == 0:
-                for statement in _SCHEMA.split(";"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {VERSION}")
         with self._asked():
             self._db.execute("PRAGMA foreign_keys = ON")
+        if self._version() < VERSION:
+            with self._write() as db:
+                if self._version() == 0:  # nobody else has made them meanwhile
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
+                    db.execute(f"PRAGMA user_version = {VERSION}")
+        if (version := self._version()) > VERSION:
+            raise UserError(
+                f"it is of version {version}, this command knows up to {VERSION}",
+                where=str(self.path),
+                do="Update snakemake-executor-plugin-mantik",
+            )
+
+    def _version(self) -> int:
+        return int(self._rows("PRAGMA user_version")[0][0])
 
     def close(self) -> None:
         """Close the file."""
@@ -198,9 +209,15 @@ class Store:
                 )
             for due, state, told in rows:
                 db.execute(
-                    "INSERT OR IGNORE INTO firings (schedule, due, state, key, retry, told, changed)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (schedule.id, due, state, uuid.uuid4().hex, now, told, now),
+                    _CLAIM,
+                    {
+                        "schedule": schedule.id,
+                        "due": due,
+                        "state": state,
+                        "told": told,
+                        "key": uuid.uuid4().hex,
+                        "now": now,
+                    },
                 )
             db.execute(
                 "DELETE FROM firings WHERE schedule = ? AND state != ? AND due <= ("
@@ -241,16 +258,26 @@ class Store:
         )  # fmt: skip
 
     def put_off(self, firing: Firing, told: str, now: float, *, give_up: bool) -> None:
-        """It could not be submitted; it is given up, too, if a later one has been claimed."""
+        """It could not be submitted; it is given up, too, if a later one has been claimed.
+
+        Where an attempt before was interrupted, nobody knows whether a run came of it: then it
+        stays so, and it is not given up for a later one.
+
+        Args:
+            firing: as it was before this attempt.
+            told: why.
+            now: the time.
+            give_up: whether it is given up in any case.
+        """
         with self._write() as db:
             later = db.execute(
                 "SELECT 1 FROM firings WHERE schedule = ? AND due > ? AND state != ?",
                 (firing.schedule, firing.due, State.MISSED),
             ).fetchone()
-            state = State.FAILED if give_up or later else State.FIRING
+            over = give_up or (later and not firing.begun)
             db.execute(
-                "UPDATE firings SET state = ?, begun = 0, told = ?, changed = ? WHERE id = ?",
-                (state, told, now, firing.id),
+                "UPDATE firings SET state = ?, begun = ?, told = ?, changed = ? WHERE id = ?",
+                (State.FAILED if over else State.FIRING, firing.begun, told, now, firing.id),
             )
 
     def _change(self, setting: str, firing: Firing, *values: object) -> None:

@@ -26,11 +26,12 @@ def unit(environ: Mapping[str, str]) -> str:
         where["MLFLOW_TRACKING_URI"] = target(environ, Path.cwd()).uri
     words = [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", "run"]
     template = (Path(__file__).parent / f"{SERVICE}.j2").read_text(encoding="utf-8")
-    return jinja2.Template(template, keep_trailing_newline=True).render(  # noqa: S701 - no HTML
+    filled: str = jinja2.Template(template, keep_trailing_newline=True).render(
         command=" ".join(quoted(word).replace("$", "$$") for word in words),
         environment=[quoted(f"{name}={value}") for name, value in where.items()],
         path=quoted(f"PATH={environ.get('PATH', os.defpath)}"),
     )
+    return filled
 
 
 def quoted(word: str) -> str:

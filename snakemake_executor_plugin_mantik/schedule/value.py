@@ -86,7 +86,7 @@ class Firing:
         state: how far it is.
         key: what the run can be found by, if a submission was interrupted.
         attempts: how often it was begun to be submitted.
-        begun: whether the last attempt has not told how it ended: under way, or interrupted.
+        begun: whether nobody knows what came of an attempt: it is under way, or was interrupted.
         retry: when it is submitted again, if it is not fired then; seconds since the epoch.
         run: the run that was made; empty: none yet.
         told: why it is as it is, in words.

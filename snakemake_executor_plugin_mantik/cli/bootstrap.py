@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.run import RUNS
 from snakemake_executor_plugin_mantik.config.reading import read_all
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.mlproject.single import RUNS
 from snakemake_executor_plugin_mantik.private import STATE, make_private
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
 

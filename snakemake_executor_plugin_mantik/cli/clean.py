@@ -86,7 +86,7 @@ async def _clean(
                 troubled = True
             elif found:
                 cleared[name] = clearer
-        if not cleared or not (yes or _agreed()):
+        if not cleared or not (yes or agreed()):
             return troubled
         for name, clearer in cleared.items():
             troubled = not await _clear(there, name, clearer) or troubled
@@ -159,7 +159,7 @@ def _table(found: Mapping[str, Part]) -> list[str]:
     return lines
 
 
-def _agreed() -> bool:
+def agreed() -> bool:
     """Ask whether it is to go.
 
     Raises:

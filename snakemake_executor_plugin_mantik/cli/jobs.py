@@ -4,19 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.engine.messages import duration
-from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
 from snakemake_executor_plugin_mantik.private import STATE
-
-_ONE_LINE = 10_000
-"""Columns where nobody looks on but a program: each job has a line of its own."""
 
 _SHOWN = {
     TryState.PLANNED: "planned",
@@ -41,23 +36,18 @@ def jobs(
     if not every:
         last = {record.job: record.id for record in records}
         records = [r for r in records if r.id == last[r.job] or r.may_run]
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_ONE_LINE)
-    console.print(table(records))
+    tables.console().print(table(records))
 
 
 def table(records: list[TryRecord]) -> Table:
     """A table of tries, a line each, in the order of their making."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("job", "site", "queue", "id at the site", "waited", "ran", "outcome"):
-        shown.add_column(title, justify="right" if title in ("waited", "ran") else "left")
+    titles = ("job", "site", "queue", "id at the site", "waited", "ran", "outcome")
+    shown = tables.table(titles, right=("waited", "ran"))
     for record in records:
         times = [duration(t) if t is not None else "" for t in (record.waited, record.ran)]
         ids = ", ".join(record.site_jobs)
-        # As text: names and outcomes are the user's and the site's, not markup.
         cells = [record.name, record.site, record.queue, ids, *times, outcome(record)]
-        shown.add_row(*(Text(" ".join(printable(cell).split())) for cell in cells))
+        tables.add(shown, cells)
     return shown
 
 

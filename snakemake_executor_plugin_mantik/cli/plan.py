@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Uploads
 from snakemake_executor_plugin_mantik.engine.messages import duration, size
@@ -19,9 +19,6 @@ from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
 _OURS: Final = ("--json", "--connect", "--details", "--help")
-_ONE_LINE: Final = 10_000
-"""Columns where nobody looks on but a program: each job has a line of its own."""
-
 _LATER: Final = "follows from files that are still to be made"
 
 
@@ -78,9 +75,7 @@ def plan(
 
 
 def _tell(made: Plan, *, details: bool) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_ONE_LINE)
+    console = tables.console()
     if made.jobs:
         console.print(table(made.jobs))
     if details:
@@ -95,16 +90,13 @@ def _tell(made: Plan, *, details: bool) -> None:
 
 def table(jobs: list[Forecast]) -> Table:
     """A table of jobs, a line each."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    right = ("nodes", "tasks", "CPUs", "GPUs", "time")
-    for title in (
+    titles = (
         "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",
         "goes up", "",
-    ):  # fmt: skip
-        shown.add_column(title, justify="right" if title in right else "left")
+    )  # fmt: skip
+    shown = tables.table(titles, right=("nodes", "tasks", "CPUs", "GPUs", "time"))
     for job in jobs:
-        # As text: names are the user's, not markup.
-        shown.add_row(*(Text(" ".join(printable(cell).split())) for cell in _cells(job)))
+        tables.add(shown, _cells(job))
     return shown
 
 

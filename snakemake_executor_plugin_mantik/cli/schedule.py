@@ -11,10 +11,8 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.private import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
@@ -33,7 +31,6 @@ from snakemake_executor_plugin_mantik.schedule.unit import unit as unit_file
 from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
 from snakemake_executor_plugin_mantik.schedule.words import became, firing_as_json, in_json, when
 
-_ONE_LINE = 10_000
 _ALONE = (
     "No scheduler is running: start one with smk-mantik schedule run, or have systemd start it"
     " (smk-mantik schedule unit)."
@@ -195,17 +192,16 @@ def list_schedules(as_json: AsJson = False) -> None:
         if not schedules:
             typer.echo("There are no schedules. Make one: smk-mantik schedule add")
             return
-        table = _table("name", "run", "cron", "time zone", "until", "next", "last")
+        rows = tables.table(["name", "run", "cron", "time zone", "until", "next", "last"])
         for schedule in schedules:
             due = next(schedule.due(planning.now()), None)
             last = store.history(schedule.id, 1)
-            _row(
-                table, schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
+            tables.add(rows, [ schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
                 str(schedule.until or ""), shown(due) if due else "not due any more",
                 *(f"{when(schedule, firing)}: {became(store, schedule, firing)}"
                   for firing in last),
-            )  # fmt: skip
-        _print(table)
+            ])  # fmt: skip
+        tables.console().print(rows)
         if not is_present(store.path.parent):
             typer.echo(_ALONE)
 
@@ -233,10 +229,10 @@ def show(name: Name, as_json: AsJson = False) -> None:
             typer.echo(printable(f"{key + ':':10}{value}"))
         if history:
             typer.echo()
-            table = _table("due", "what became of it")
+            rows = tables.table(["due", "what became of it"])
             for firing in history:
-                _row(table, when(schedule, firing), became(store, schedule, firing))
-            _print(table)
+                tables.add(rows, [when(schedule, firing), became(store, schedule, firing)])
+            tables.console().print(rows)
         if not is_present(store.path.parent):
             typer.echo(_ALONE)
 
@@ -256,10 +252,10 @@ def next_times(
     if as_json:
         _print_json([{"name": s.name, "due": due.isoformat()} for due, s in found])
         return
-    table = _table("due", "schedule", "time zone")
+    rows = tables.table(["due", "schedule", "time zone"])
     for due, schedule in found:
-        _row(table, shown(due), schedule.name, schedule.tz)
-    _print(table)
+        tables.add(rows, [shown(due), schedule.name, schedule.tz])
+    tables.console().print(rows)
 
 
 # Running
@@ -301,7 +297,10 @@ def _look(scheduler: Scheduler) -> float:
 def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
     from snakemake_executor_plugin_mantik.runs import again
+    from snakemake_executor_plugin_mantik.tracking.worker import SETTINGS
 
+    for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
+        os.environ.setdefault(name, value)
     with _store() as store:
         if line := submit(store, firing, again, time.time):
             typer.echo(printable(line))
@@ -324,22 +323,3 @@ def unit() -> None:
 
 def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(title)
-    return table
-
-
-def _row(table: Table, *cells: str) -> None:
-    # As text: what others wrote is no markup.
-    table.add_row(*(Text(" ".join(printable(cell).split())) for cell in cells))
-
-
-def _print(table: Table) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_ONE_LINE)
-    console.print(table)

@@ -34,7 +34,8 @@ class Messenger:
         with log.open("a" if small else "w") as errors:
             # In a session of its own: Ctrl-C is for the controller, which then ends it in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", WORKER],
+                # -P: modules of the user's project do not stand in for others.
+                [sys.executable, "-P", "-m", WORKER],
                 cwd=workdir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 start_new_session=True,
             )  # fmt: skip

@@ -174,6 +174,13 @@ class Outbox:
         values = dict(row)
         return RunRecord(try_id=values.pop("try"), data=json.loads(values.pop("data")), **values)
 
+    def adopted(self, run_id: str) -> str:
+        """The try whose run was made by somebody else, with this id; empty: none."""
+        row = self._db.execute(
+            "SELECT try FROM runs WHERE json_extract(data, '$.run_id') = ?", (run_id,)
+        ).fetchone()
+        return str(row["try"]) if row else ""
+
     def pending(self) -> int:
         """The number of tries of which MLflow does not know everything yet."""
         row = self._db.execute("SELECT COUNT(DISTINCT try) FROM events WHERE done IS NULL")

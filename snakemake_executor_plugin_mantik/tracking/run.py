@@ -36,11 +36,14 @@ class Target:
     Attributes:
         uri: MLFLOW_TRACKING_URI, relative SQLite files made absolute, without user and password.
         experiment_id, experiment: MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME.
+        run_id: MANTIK_RUN_ID: the run that was made for the workflow's only job by whoever started
+            Snakemake (`runs.controller`).
     """
 
     uri: str = ""
     experiment_id: str = ""
     experiment: str = ""
+    run_id: str = ""
 
 
 def target(environ: Mapping[str, str], workdir: Path) -> Target:
@@ -58,6 +61,7 @@ def target(environ: Mapping[str, str], workdir: Path) -> Target:
         without_user(uri),
         environ.get("MLFLOW_EXPERIMENT_ID", ""),
         environ.get("MLFLOW_EXPERIMENT_NAME", ""),
+        run_id=environ.get("MANTIK_RUN_ID", ""),
     )
 
 

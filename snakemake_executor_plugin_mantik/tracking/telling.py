@@ -63,6 +63,10 @@ class Teller:
         self._outbox.begin(events[0])
         uri = run.uri or without_user(mlflow.get_tracking_uri())
         client = self._client(uri)
+        if run.data.get("run_id") and (adopted := self._adopt(client, run)):
+            self._outbox.made(try_id, uri, *adopted)
+            self._answer({"try": try_id, "run": adopted[0]})
+            return
         experiment_id, experiment = self._experiment(client, uri, run.data)
         run_id = ""
         if events[0].attempts:
@@ -76,6 +80,27 @@ class Teller:
             run_id = made.info.run_id
         self._outbox.made(try_id, uri, run_id, experiment_id, experiment)
         self._answer({"try": try_id, "run": run_id})
+
+    def _adopt(self, client: MlflowClient, run: RunRecord) -> tuple[str, str, str] | None:
+        """Take the run that was made for the try before; None: it is gone.
+
+        What it says of itself (its name, where its project is from) stays.
+        """
+        try:
+            there = client.get_run(run.data["run_id"])
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            return None
+        if there.info.lifecycle_stage != "active":
+            return None
+        known = there.data.tags
+        _set_tags(
+            client, there.info.run_id,
+            {name: value for name, value in run.data["tags"].items() if name not in known},
+        )  # fmt: skip
+        experiment = client.get_experiment(there.info.experiment_id)
+        return there.info.run_id, experiment.experiment_id, experiment.name
 
     def tell(self, try_id: str) -> None:
         """Tell all that is to be told of a try; an end only if it has been made before.
@@ -111,7 +136,8 @@ class Teller:
     def _complete(self, run: RunRecord) -> None:
         """What a run has from its start and cannot be made with."""
         client = self._client(run.uri)
-        self._params(client, run, run.run_id)
+        if run.run_id != run.data.get("run_id"):
+            self._params(client, run, run.run_id)
         client.update_run(run.run_id, status="SCHEDULED")
 
     def _params(self, client: MlflowClient, run: RunRecord, run_id: str) -> None:

@@ -219,6 +219,11 @@ class Tracker:
     async def _add(self, run: TrackedRun, record: TryRecord) -> None:
         if self._box.run(record.id) is None:
             made = await asyncio.to_thread(tags, run, record, self._workdir)
+            # A later try is a run of its own, in the directory of the one that was asked for.
+            asked = self._target.run_id
+            adopted = asked if asked and not self._box.adopted(asked) else ""
+            if asked and not adopted:
+                made |= {"mantik.run": asked}
             config = await asyncio.to_thread(self._config, record.site)
             data = {
                 "name": record.name,
@@ -227,6 +232,7 @@ class Tracker:
                 "experiment_id": self._target.experiment_id,
                 "experiment": self._target.experiment,
                 "config": config,
+                "run_id": adopted,
             }
             self._box.add_run(record.id, self._target.uri, data)
         self._tracked[record.id] = record.name

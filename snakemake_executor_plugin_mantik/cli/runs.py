@@ -1,0 +1,380 @@
+"""`smk-mantik runs`: runs of MLproject entry points, from submission to the registered model."""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from snakemake_executor_plugin_mantik.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.runs.listing import Found
+
+FAILED = 1
+"""Exit code where a run was waited for and did not finish, or something is left."""
+
+app = typer.Typer(help="Submit, follow and keep runs of MLproject entry points.",
+                  no_args_is_help=True)  # fmt: skip
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, the beginning of it, or name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param-list", "-P", metavar="NAME=VALUE", help="A parameter of the entry point."
+    ),
+]
+SiteOption = Annotated[
+    str, typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config.")
+]
+Account = Annotated[str, typer.Option("--account", help="The compute budget account.")]
+Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow finds one.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end; Ctrl-C cancels it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.callback()
+def _prepare() -> None:
+    """Keep MLflow quiet, and its answers quick."""
+    from snakemake_executor_plugin_mantik.tracking.worker import SETTINGS
+
+    if importlib.util.find_spec("mlflow") is None:
+        raise UserError(
+            "MLflow is not installed here",
+            do="Install it: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
+        )
+    for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
+        os.environ.setdefault(name, value)
+
+
+@app.command()
+def submit(
+    project: Annotated[str, typer.Argument(help="A folder or a git URL; #sub names a folder.")],
+    *,
+    version: Annotated[
+        str, typer.Option("--version", "-v", help="A branch, tag or commit of the project.")
+    ] = "",
+    entry_point: Annotated[
+        str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
+    ] = "main",
+    parameter: Parameters = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter that it does not declare."),
+    ] = None,
+    site: SiteOption = "",
+    account: Account = "",
+    experiment: Annotated[
+        str, typer.Option("--experiment", help="The MLflow experiment; it is made if need be.")
+    ] = "",
+    name: Name = "",
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit an entry point of an MLproject to a site. The run goes on when this command has ended.
+
+    All mistakes are told before a run is made and anything is sent.
+    """
+    from dataclasses import replace
+
+    from snakemake_executor_plugin_mantik.runs.configs import of_file
+    from snakemake_executor_plugin_mantik.runs.submit import Asked
+    from snakemake_executor_plugin_mantik.runs.submit import submit as submitted
+
+    given = _pairs("-P", parameter)
+    chosen = replace(of_file(site, os.environ), extra=_pairs("--extra", extra))
+    run_id = submitted(
+        Asked(project, chosen, entry_point, version, given, experiment, name=name, account=account)
+    )
+    _told_of(run_id, wait=wait, as_json=as_json)
+
+
+@app.command()
+def rerun(
+    run: Run,
+    *,
+    parameter: Parameters = None,
+    site: SiteOption = "",
+    account: Account = "",
+    name: Name = "",
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a run again: the same project, parameters and site, but for what is given here."""
+    from snakemake_executor_plugin_mantik.runs.configs import of_file
+    from snakemake_executor_plugin_mantik.runs.listing import find
+    from snakemake_executor_plugin_mantik.runs.submit import resubmit
+
+    found = find(run)
+    run_id = resubmit(
+        found.here.request.run_id if found.here is not None else found.run_id,
+        parameters=_pairs("-P", parameter), account=account, name=name,
+        site=of_file(site, os.environ) if site else None,
+    )  # fmt: skip
+    _told_of(run_id, wait=wait, as_json=as_json)
+
+
+@app.command("list")
+def list_(
+    *,
+    experiment: Annotated[str, typer.Option("--experiment", help="Of this experiment.")] = "",
+    state: Annotated[
+        str, typer.Option("--state", help="SCHEDULED, RUNNING, FINISHED, FAILED or KILLED.")
+    ] = "",
+    site: Annotated[str, typer.Option("--site", help="At this site.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", help="Submitted since a date, or 12h or 7d ago.")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The latest so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List the latest runs, those of workflows' jobs as well, with their times and metrics."""
+    from snakemake_executor_plugin_mantik.cli import runtable, tables
+    from snakemake_executor_plugin_mantik.runs import listing
+    from snakemake_executor_plugin_mantik.runs.store import STATES
+
+    wanted = state.upper()
+    if wanted and wanted not in STATES:
+        raise UserError(
+            f"there is no state {state!r}", where="--state", do=f"Give one of {', '.join(STATES)}"
+        )
+    found = listing.rows(
+        listing.Wanted(experiment, wanted, site, listing.since(since) if since else 0.0, limit),
+        lambda text: typer.echo(printable(text), err=True),
+    )
+    if as_json:
+        _print([row.as_json() for row in found])
+    elif found:
+        tables.console().print(runtable.table(found))
+    else:
+        typer.echo("No run.")
+
+
+@app.command()
+def show(run: Run, *, as_json: AsJson = False) -> None:
+    """Show a run: how it is, and all that was needed to submit it."""
+    from snakemake_executor_plugin_mantik.cli import runtable
+
+    found = runtable.details(_find(run))
+    if as_json:
+        _print(found)
+    else:
+        for line in runtable.lines(found):
+            typer.echo(printable(line))
+
+
+@app.command()
+def logs(
+    run: Run,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run is over.")
+    ] = False,
+    controller: Annotated[
+        bool, typer.Option("--controller", help="What Snakemake says, not the job.")
+    ] = False,
+) -> None:
+    """Print the output of a run's job; before there is one, what Snakemake says."""
+    from snakemake_executor_plugin_mantik.runs.logs import printed
+
+    found = _find(run)
+    if found.here is None:
+        raise UserError(
+            "it was not submitted from here", where=f"run {found.run_id}",
+            do="Its log is among its artifacts in MLflow, below mantik/, once it is over",
+        )  # fmt: skip
+    for text in printed(found.here, follow=follow, of_controller=controller):
+        sys.stdout.write(printable(text))
+        sys.stdout.flush()
+
+
+@app.command()
+def cancel(run: Run) -> None:
+    """Cancel a run, and wait until its site has confirmed it."""
+    from snakemake_executor_plugin_mantik.runs import ending
+
+    found = _find(run)
+    if found.here is None:
+        raise UserError(
+            "it was not submitted from here", where=f"run {found.run_id}",
+            do="Cancel it where it was: smk-mantik cancel in the workflow's directory",
+        )  # fmt: skip
+    ending.cancel(found.here, lambda text: typer.echo(printable(text)))
+    status = found.store.run(found.run_id).info.status
+    typer.echo(f"Run {found.run_id}: {status}.")
+
+
+@app.command("continue")
+def continue_(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="Default: all whose controllers are gone.")
+    ] = "",
+) -> None:
+    """Start the controllers of runs again that are gone; nothing runs twice."""
+    from snakemake_executor_plugin_mantik.runs import known
+    from snakemake_executor_plugin_mantik.runs.controller import start
+
+    if not run:
+        gone = [each for each in known.all_here() if each.gone]
+    elif (one := known.find_here(run)) is None:
+        raise UserError(f"no run {run!r} was submitted from here")
+    elif not one.gone:
+        how = "its controller is there" if one.alive else "it is over"
+        raise UserError(f"there is nothing to continue: {how}", where=f"run {one.request.run_id}")
+    else:
+        gone = [one]
+    for each in gone:
+        start(each.directory)
+        typer.echo(f"Run {each.request.run_id}: goes on.")
+    if not gone:
+        typer.echo("No run is to be continued.")
+
+
+@app.command()
+def delete(
+    run: Run,
+    *,
+    yes: Yes = False,
+    keep_site: Annotated[
+        bool, typer.Option("--keep-site", help="Leave what lies at the site, unreachable or gone.")
+    ] = False,
+) -> None:
+    """Delete a run that is over: in MLflow, its directory, and its workspace at the site."""
+    from snakemake_executor_plugin_mantik.cli.clean import agreed
+    from snakemake_executor_plugin_mantik.cli.runtable import what_goes
+    from snakemake_executor_plugin_mantik.runs import ending
+    from snakemake_executor_plugin_mantik.runs.store import ENDED
+
+    found = _find(run)
+    here = found.here
+    own = here is not None and here.request.run_id == found.run_id
+    status = found.run.info.status if found.run is not None else "FINISHED"
+    if (own and here is not None and here.end is None) or (not own and status not in ENDED):
+        raise UserError(
+            "it is not over", where=f"run {found.run_id}",
+            do=f"Cancel it first: smk-mantik runs cancel {found.run_id}",
+        )  # fmt: skip
+    for line in what_goes(found, site=not keep_site):
+        typer.echo(printable(line))
+    if not (yes or agreed()):
+        raise typer.Exit(FAILED)
+    if own and here is not None:
+        if not keep_site:
+            ending.clean(here, lambda text: typer.echo(printable(text)))
+        if found.run is not None:
+            found.store.delete(found.run_id)
+        ending.remove(here)
+    elif found.run is not None:
+        found.store.delete(found.run_id)
+    typer.echo(f"Run {found.run_id}: deleted.")
+
+
+@app.command()
+def register(
+    run: Run,
+    name: Annotated[str, typer.Argument(help="The registered model's name; nobody else's.")],
+    *,
+    model: Annotated[
+        str, typer.Option("--model", help="Which model, if the run has logged several.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Register the model that a finished run has logged."""
+    from snakemake_executor_plugin_mantik.runs import registry
+
+    found = _in_mlflow(run)
+    made = registry.register(found.store, found.run, name, model)
+    if as_json:
+        _print({"name": made.name, "version": made.number, "run_id": found.run_id})
+    else:
+        how = "registered" if made.new else "is registered already"
+        typer.echo(f"Run {found.run_id}: {how} as {made.name}, version {made.number}.")
+
+
+@app.command()
+def unregister(
+    run: Run,
+    name: Annotated[str, typer.Argument(help="Only the model of this name.")] = "",
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Also what an alias stands for.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take the models of a run out of the registry."""
+    from snakemake_executor_plugin_mantik.runs import registry
+
+    found = _in_mlflow(run)
+    gone = registry.unregister(found.store, found.run, name, force=force)
+    if as_json:
+        _print([{"name": v.name, "version": v.number} for v in gone])
+    for version in [] if as_json else gone:
+        typer.echo(f"Run {found.run_id}: {version.name}, version {version.number}, is gone.")
+
+
+def _find(run: str) -> "Found":
+    from snakemake_executor_plugin_mantik.runs.listing import find, refreshed
+
+    return refreshed(find(run))
+
+
+def _in_mlflow(run: str) -> "Found":
+    found = _find(run)
+    if found.run is None:
+        raise UserError("it is not in MLflow any more", where=f"run {found.run_id}")
+    return found
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    from snakemake_executor_plugin_mantik.mlproject.oneline import Wrong
+
+    wrong = Wrong()
+    found = wrong.pairs(option, given or [])
+    wrong.end()
+    return found
+
+
+def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
+    from snakemake_executor_plugin_mantik.runs import known
+    from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+
+    run = known.here(RunDirectory(home() / run_id))
+    if as_json and not wait:
+        _print({"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)})
+    elif not as_json:
+        typer.echo(
+            printable(
+                f"Run {run_id} ({run.request.name}): submitted to {run.request.site}."
+                f" Follow it with smk-mantik runs logs -f {run_id[:8]}"
+            )
+        )
+    if wait:
+        _wait(run_id, as_json=as_json)
+
+
+def _wait(run_id: str, *, as_json: bool) -> None:
+    from snakemake_executor_plugin_mantik.cli import runtable
+    from snakemake_executor_plugin_mantik.runs import controller, ending, known
+    from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+
+    directory = RunDirectory(home() / run_id)
+    try:
+        controller.wait(directory)
+    except KeyboardInterrupt:
+        typer.echo("Cancelling it.", err=True)
+        ending.cancel(known.here(directory), lambda text: typer.echo(printable(text), err=True))
+    found = _find(run_id)
+    details: dict[str, Any] = runtable.details(found)
+    if as_json:
+        _print(details)
+    else:
+        note = f" ({details['note']})" if details["note"] else ""
+        typer.echo(printable(f"Run {run_id}: {details['state']}{note}."))
+    if found.here is None or found.here.end is None or found.here.end["exit_code"] != 0:
+        raise typer.Exit(FAILED)
+
+
+def _print(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,142 @@
+"""What `smk-mantik runs` shows of runs."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.table import Table
+
+from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.engine.messages import duration, size
+from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.runs.listing import Found, Row
+
+SHORT: Final = 8
+"""Characters of a run's id in a table."""
+
+_METRICS: Final = 4
+"""Metrics that a table shows of a run."""
+
+
+def table(rows: "Sequence[Row]") -> Table:
+    """A table of runs, a line each."""
+    titles = (
+        "run", "name", "state", "site", "entry point", "experiment", "submitted", "waited", "ran",
+        "metrics", "",
+    )  # fmt: skip
+    shown = tables.table(titles, right=("waited", "ran"))
+    for row in rows:
+        times = [duration(t) if t is not None else "" for t in (row.waited, row.ran)]
+        tables.add(
+            shown,
+            [
+                row.run_id[:SHORT], row.name, row.state, row.site, row.entry_point, row.experiment,
+                _moment(row.started), *times, _metrics(row.metrics), row.note,
+            ],
+        )  # fmt: skip
+    return shown
+
+
+def details(found: "Found") -> dict[str, Any]:
+    """All that is known of a run, for JSON."""
+    from snakemake_executor_plugin_mantik.runs.listing import row
+
+    here = found.here
+    made: dict[str, Any] = {"run_id": found.run_id, "state": "deleted in MLflow", "note": ""}
+    if found.run is not None:
+        experiment = found.store.experiment_name(found.run.info.experiment_id)
+        made |= row(found.run, experiment, here, found.store).as_json()
+        made["metrics"] = dict(found.run.data.metrics)
+        made["parameters"] = dict(found.run.data.params)
+        made["tags"] = {k: v for k, v in found.run.data.tags.items() if k.startswith("mantik.")}
+    if here is not None:
+        results = here.workdir / RESULTS
+        made |= {
+            "request": here.request.as_json(),
+            "directory": str(here.directory.path),
+            "results": str(results) if results.is_dir() else "",
+            "controller": "there" if here.alive else "gone" if here.gone else "ended",
+            "jobs": [
+                {"id": ", ".join(t.site_jobs), "queue": t.queue, "outcome": t.outcome}
+                for t in here.tries
+            ],
+        }
+    return made
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same for people."""
+    request: Mapping[str, Any] = found.get("request", {})
+    yield f"Run {found['run_id']}"
+    shown = {
+        "name": found.get("name") or request.get("name", ""),
+        "state": f"{found['state']}{_in_brackets(found['note'])}",
+        "experiment": found.get("experiment") or request.get("experiment", ""),
+        "store": found.get("uri") or request.get("tracking_uri", ""),
+        "project": f"{request.get('uri', '')}{_in_brackets(_version(request))}",
+        "entry point": found.get("entry_point") or request.get("entry_point", ""),
+        "site": found.get("site") or request.get("site", ""),
+        "account": request.get("account", ""),
+        "backend config": request.get("config_source", ""),
+        "again of": request.get("again_of", ""),
+        "submitted": _moment(request.get("created") or found.get("started") or 0.0),
+        "waited": _duration(found.get("waited")),
+        "ran": _duration(found.get("ran")),
+        "directory": found.get("directory", ""),
+        "results": found.get("results", ""),
+    }
+    for job in found.get("jobs", ()):
+        shown["job"] = ", ".join(v for v in (job["id"], job["queue"], job["outcome"]) if v)
+    yield from (f"  {name}: {value}" for name, value in shown.items() if value)
+    given = {**request.get("parameters", {}), **request.get("extra", {})}
+    for title, values in (
+        ("parameters", found.get("parameters") or given),
+        ("metrics", found.get("metrics", {})),
+    ):
+        if values:
+            yield f"  {title}:"
+            yield from (f"    {name} = {value}" for name, value in sorted(values.items()))
+
+
+def what_goes(found: "Found", *, site: bool) -> Iterator[str]:
+    """What is deleted with a run.
+
+    Args:
+        found: the run.
+        site: whether what lies at its site is.
+    """
+    if found.run is not None:
+        info = found.run.info
+        yield f"MLflow: run {found.run_id} ({info.run_name}, {info.status}) in {found.store.uri}"
+    here = found.here
+    if here is not None and here.request.run_id == found.run_id:
+        files = [path for path in here.directory.path.rglob("*") if path.is_file()]
+        total = sum(path.lstat().st_size for path in files)
+        yield f"here: {here.directory.path} ({len(files)} files, {size(total)})"
+        if site:
+            yield f"at {here.request.site}: its workspace"
+
+
+def _version(request: Mapping[str, Any]) -> str:
+    version, commit = request.get("version", ""), request.get("commit", "")
+    return ", ".join(part for part in (version, commit[:12]) if part)
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _duration(seconds: float | None) -> str:
+    return duration(seconds) if seconds is not None else ""
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    some = [f"{name}={value:.4g}" for name, value in sorted(metrics.items())[:_METRICS]]
+    more = [f"and {len(metrics) - _METRICS} more"] if len(metrics) > _METRICS else []
+    return ", ".join([*some, *more])

@@ -1,0 +1,125 @@
+"""`mlflow run --backend mantik`: MLflow's own way to submit a run. Imported by mlflow.
+
+    mlflow run churn -b mantik -c juwels.json -P alpha=0.5
+
+MLflow loads this by the entry point `mlflow.project_backend`. Environments are none of MLflow's
+business then: the backend config says what a job finds at its site.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import mlflow
+from mlflow.exceptions import ExecutionException
+from mlflow.projects.backend.abstract_backend import AbstractBackend
+from mlflow.projects.submitted_run import SubmittedRun
+from mlflow.utils.logging_utils import eprint
+
+from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.runs import controller, known
+from snakemake_executor_plugin_mantik.runs.configs import of_values
+from snakemake_executor_plugin_mantik.runs.ending import cancel
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.settling import settle
+from snakemake_executor_plugin_mantik.runs.store import Store
+from snakemake_executor_plugin_mantik.runs.submit import Asked, submit
+from snakemake_executor_plugin_mantik.tracking.run import target, without_user
+
+
+class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
+    """A run at a site, as MLflow waits for it and cancels it."""
+
+    def __init__(self, run_id: str) -> None:
+        """A run that was submitted from here."""
+        super().__init__()
+        self._run_id = run_id
+        self._directory = RunDirectory(home() / run_id)
+
+    @property
+    def run_id(self) -> str:
+        """MLflow's id."""
+        return self._run_id
+
+    def wait(self) -> bool:
+        """Wait for the run's end, or that of its controller; whether it succeeded."""
+        controller.wait(self._directory)
+        run = known.here(self._directory)
+        if run.end is None:
+            raise ExecutionException(
+                f"Run (ID '{self._run_id}'): its controller is gone, and its job may go on at"
+                f" {run.request.site}: smk-mantik runs continue {self._run_id}"
+            )
+        try:
+            settle(self._directory, run.request)
+        except MantikError as error:
+            eprint(f"{error}")
+        return bool(run.end["exit_code"] == 0)
+
+    def get_status(self) -> str:
+        """The run's status, in MLflow's words."""
+        run = Store(known.here(self._directory).request.tracking_uri).run(self._run_id)
+        return "UNKNOWN" if run is None else str(run.info.status)
+
+    def cancel(self) -> None:
+        """Cancel the job at its site, and wait until that has confirmed it."""
+        try:
+            cancel(known.here(self._directory), eprint)
+        except MantikError as error:
+            raise ExecutionException(str(error)) from None
+
+
+class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not typed
+    """What MLflow calls for `--backend mantik`."""
+
+    def run(  # noqa: PLR0917 - MLflow's
+        self,
+        project_uri: str,
+        entry_point: str,
+        params: Mapping[str, object] | None,
+        version: str | None,
+        backend_config: Mapping[str, Any],
+        tracking_uri: str,
+        experiment_id: str,
+    ) -> MantikRun:
+        """Submit an entry point.
+
+        Raises:
+            ExecutionException: with all that is wrong; nothing was sent.
+        """
+        try:
+            chosen = of_values(backend_config, os.environ)
+            active = mlflow.active_run()
+            tags = {"mlflow.parentRunId": active.info.run_id} if active is not None else {}
+            run_id = submit(
+                Asked(
+                    project_uri.strip("'\""), chosen, entry_point, version or "",
+                    parameters={name: str(value) for name, value in (params or {}).items()},
+                    experiment_id=str(experiment_id), account=chosen.account, tags=tags,
+                    tracking_uri=_absolute(tracking_uri),
+                )
+            )  # fmt: skip
+        except MantikError as error:
+            raise ExecutionException(str(error)) from None
+        made = MantikRun(run_id)
+        eprint(f"Run (ID '{run_id}') submitted to {chosen.site}: smk-mantik runs show {run_id}")
+        if chosen.wait and not backend_config.get("SYNCHRONOUS"):
+            _wait(made)
+        return made
+
+
+def _absolute(uri: str) -> str:
+    """A tracking URI without user and password, a relative SQLite file made absolute."""
+    from pathlib import Path
+
+    return target({"MLFLOW_TRACKING_URI": without_user(uri)}, Path.cwd()).uri
+
+
+def _wait(run: MantikRun) -> None:
+    """Wait for a run as MLflow does where it waits."""
+    try:
+        if not run.wait():
+            raise ExecutionException(f"Run (ID '{run.run_id}') failed")
+    except KeyboardInterrupt:
+        run.cancel()
+        raise

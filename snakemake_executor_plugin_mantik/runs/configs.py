@@ -1,0 +1,132 @@
+"""The backend config that a run is asked for with: a file, or values as `mlflow run` hands them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.reading import (
+    KINDS,
+    name_mistake,
+    parse_backend_config,
+    read_named,
+    split_spec,
+)
+from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
+
+FROM_ENVIRONMENT: Final = "SNAKEMAKE_MANTIK_BACKEND_CONFIG"
+"""The variable that Snakemake's option --mantik-backend-config has, too."""
+
+UNNAMED: Final = "site"
+"""The name of a site whose backend config is given as values, without one."""
+
+_MLFLOW: Final = frozenset(
+    ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")
+)
+"""What MLflow adds to the values for backends that build environments."""
+
+_OURS: Final = ("config", "site", "account", "extra", "wait")
+_SHOWN: Final = "backend config"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A backend config, and what else was said beside it.
+
+    Attributes:
+        site: the site's name.
+        content: the config's text.
+        suffix: how it is written, as a file's suffix.
+        config: its values.
+        source: the absolute path of the file; empty if it was none.
+        account: the compute budget account; empty: as the environment says.
+        extra: parameters that the entry point does not declare.
+        wait: whether to wait for the run's end, whatever MLflow does.
+    """
+
+    site: str
+    content: bytes
+    suffix: str
+    config: BackendConfig
+    source: str = ""
+    account: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    wait: bool = False
+
+
+def of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
+    """The backend config that `[NAME=]FILE` names, or else the environment.
+
+    Raises:
+        UserError: none is named, or several, or it has mistakes.
+    """
+    if not spec:
+        named = environ.get(FROM_ENVIRONMENT, "").split()
+        if len(named) != 1:
+            found = "none" if not named else f"{len(named)} in {FROM_ENVIRONMENT}"
+            raise UserError(
+                f"a run needs one backend config, found {found}",
+                do="Name it with --site [NAME=]FILE",
+            )
+        spec = named[0]
+    name, file = split_spec(spec)
+    wrong = [Mistake(file or spec, "", told)] if (told := name_mistake(name)) else []
+    try:
+        # The files that it names are looked for in the snapshot, later.
+        loaded = read_named(name, file, Path(), project=None)
+    except ConfigError as error:
+        raise ConfigError([*wrong, *error.mistakes]) from None
+    if wrong:
+        raise ConfigError(wrong)
+    path = loaded.path
+    return Chosen(name, path.read_bytes(), path.suffix.lower(), loaded.config, str(path))
+
+
+def of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> Chosen:
+    """The backend config that `mlflow run` hands over.
+
+    Args:
+        values: those of a Compute Backend Config itself, or `config`, a file's path. Beside either
+            `site` (its name), `account`, `extra` and `wait` may stand.
+        environ: names a config where the values do not.
+
+    Raises:
+        UserError: with all that is wrong.
+    """
+    given = {name: value for name, value in values.items() if name not in _MLFLOW}
+    ours = {name: given.pop(name) for name in _OURS if name in given}
+    wrong = []
+    for name in ("config", "site", "account"):
+        if not isinstance(ours.get(name, ""), str):
+            wrong.append(Mistake(_SHOWN, name, f"has to be a text, found {ours[name]!r}"))
+    if not isinstance(ours.get("wait", False), bool):
+        wrong.append(Mistake(_SHOWN, "wait", f"has to be true or false, found {ours['wait']!r}"))
+    if not isinstance(ours.get("extra", {}), Mapping):
+        wrong.append(Mistake(_SHOWN, "extra", f"has to be a mapping, found {ours['extra']!r}"))
+    if "config" in ours and given:
+        told = f"names a file, and its keys stand here as well: {', '.join(map(str, given))}"
+        wrong.append(Mistake(_SHOWN, "config", told))
+    if wrong:
+        raise ConfigError(wrong)
+    name = ours.get("site", "")
+    if given:
+        chosen = _of_keys(given, name or UNNAMED)
+    else:
+        file = ours.get("config", "")
+        chosen = of_file(f"{name}={file}" if name and file else file, environ)
+    return Chosen(
+        chosen.site, chosen.content, chosen.suffix, chosen.config, chosen.source,
+        account=ours.get("account", ""),
+        extra={str(name): str(value) for name, value in ours.get("extra", {}).items()},
+        wait=ours.get("wait", False),
+    )  # fmt: skip
+
+
+def _of_keys(given: Mapping[str, Any], name: str) -> Chosen:
+    if told := name_mistake(name):
+        raise ConfigError([Mistake(_SHOWN, "site", told)])
+    content = json.dumps(given, indent=2, ensure_ascii=False).encode()
+    config, _ = parse_backend_config(content, KINDS[".json"], None, shown=_SHOWN)
+    return Chosen(name, content, ".json", config)

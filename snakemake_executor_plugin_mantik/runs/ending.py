@@ -1,0 +1,119 @@
+"""Ends runs: cancels what is under way, and removes what is over."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.journal import FILE
+from snakemake_executor_plugin_mantik.private import STATE
+from snakemake_executor_plugin_mantik.runs import controller
+from snakemake_executor_plugin_mantik.runs.known import Here, here
+from snakemake_executor_plugin_mantik.runs.settling import settle
+
+_INTERRUPTED = 130
+
+
+def cancel(run: Here, say: Callable[[str], None]) -> None:
+    """Cancel a run and wait until its site has confirmed it. Needs mlflow.
+
+    Args:
+        run: the run.
+        say: writes a line for the user.
+
+    Raises:
+        UserError: it is over, or its controller is on another machine.
+        MantikError: its job may still run.
+    """
+    if run.end is not None:
+        raise UserError("it is over already", where=f"run {run.request.run_id}")
+    run.directory.cancelled.touch()
+    if run.alive:
+        controller.interrupt(run.directory)
+        try:
+            controller.wait(run.directory)
+        except KeyboardInterrupt:
+            # As at a terminal: the second one is not to wait for the site.
+            controller.interrupt(run.directory)
+            raise
+    if here(run.directory).end is None:
+        _without_controller(run, say)
+    settle(run.directory, run.request)
+
+
+def _without_controller(run: Here, say: Callable[[str], None]) -> None:
+    lock = controller.taken(run.directory)
+    if lock is None:
+        raise UserError(
+            "somebody has just started it again", where=f"run {run.request.run_id}",
+            do="Cancel it again",
+        )  # fmt: skip
+    with lock:
+        if (run.workdir / STATE / FILE).exists():
+            _at_site(run, say)
+        if controller.left_at_site(run.workdir):
+            raise MantikError(
+                f"its job at {run.request.site} did not confirm that it was cancelled, or had"
+                " ended already",
+                where=f"run {run.request.run_id}",
+                do=f"Try again, or: smk-mantik runs continue {run.request.run_id}",
+            )
+        controller.note_end(run.directory, _INTERRUPTED)
+
+
+def _at_site(run: Here, say: Callable[[str], None]) -> None:
+    """Have `smk-mantik cancel` end what is at the site."""
+    for line in _smk_mantik(run, "cancel", "--all"):
+        say(line)
+
+
+def clean(run: Here, say: Callable[[str], None]) -> None:
+    """Remove what a run that is over has at its site.
+
+    Raises:
+        MantikError: something is left there.
+    """
+    if (run.workdir / STATE / FILE).exists():
+        for line in _smk_mantik(run, "clean", "--yes", "--force"):
+            say(line)
+
+
+def remove(run: Here) -> None:
+    """Remove the directory of a run that is over.
+
+    Raises:
+        UserError: it is not over.
+        MantikError: something of it is left.
+    """
+    lock = controller.taken(run.directory)
+    if lock is None or here(run.directory).end is None:
+        raise UserError("it is under way", where=f"run {run.request.run_id}")
+    with lock:
+        try:
+            shutil.rmtree(run.directory.path)
+        except OSError as error:
+            raise MantikError(
+                f"it cannot be removed ({error.strerror or error})",
+                where=str(run.directory.path),
+                do="Remove it by hand",
+            ) from None
+
+
+def _smk_mantik(run: Here, *words: str) -> list[str]:
+    """Run a command in the workflow's directory; what it said.
+
+    Raises:
+        MantikError: it has failed.
+    """
+    environ = controller.environment(run.request, run.directory, os.environ)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", *words],
+        cwd=run.workdir, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    told = ended.stdout.strip()
+    if ended.returncode != 0:
+        raise MantikError(told.removeprefix("smk-mantik: "), where=f"run {run.request.run_id}")
+    return told.splitlines()

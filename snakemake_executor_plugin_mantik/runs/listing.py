@@ -1,0 +1,246 @@
+"""Runs as they are listed and found: in MLflow, and in their directories here. Needs mlflow."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.runs import known
+from snakemake_executor_plugin_mantik.runs.known import Here
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.settling import settle
+from snakemake_executor_plugin_mantik.runs.store import (
+    ENDED,
+    SITE,
+    Store,
+    conditions,
+    quoted,
+    tracking_uri,
+)
+
+OURS: Final = "mantik/"
+"""How the names of metrics begin that tracking adds."""
+DIRECTORY_OF: Final = "mantik.run"
+"""The tag of a later try: the run in whose directory it is."""
+_ID: Final = re.compile(r"[0-9a-f]{4,32}")
+GONE: Final = "its controller is gone: smk-mantik runs continue"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run; times are seconds since the epoch, durations seconds.
+
+    Attributes:
+        state: MLflow's status.
+        waited, ran: in the queue, and at work; None: not known (yet).
+        metrics: the last values of what the code has logged.
+        note: what is to be done about it, or why it failed.
+        here: whether it was submitted from here, so that it can be continued or submitted again.
+        uri: the MLflow store that it is in.
+    """
+
+    run_id: str
+    name: str
+    experiment: str
+    state: str
+    site: str
+    entry_point: str
+    started: float
+    ended: float | None
+    waited: float | None
+    ran: float | None
+    metrics: Mapping[str, float]
+    note: str
+    here: bool
+    uri: str
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which runs are to be listed; what is empty does not matter.
+
+    Attributes:
+        state: MLflow's status.
+        since: seconds since the epoch.
+    """
+
+    experiment: str = ""
+    state: str = ""
+    site: str = ""
+    since: float = 0.0
+    limit: int = 50
+
+
+def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
+    """The latest runs, in the user's store and in those that runs of this machine went to.
+
+    Args:
+        wanted: which ones.
+        say: told of a store that does not answer.
+
+    Raises:
+        UserError: a condition cannot be asked for.
+        MantikError: no store answers.
+    """
+    there = known.all_here()
+    uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
+    stores = [uri for uri in uris if _is_there(uri)]
+    found: list[Row] = []
+    failed: list[MantikError] = []
+    for uri in stores:
+        try:
+            found += _in_store(Store(uri), wanted, {h.request.run_id: h for h in there})
+        except UserError:
+            raise
+        except MantikError as error:
+            failed.append(error)
+    if failed and len(failed) == len(stores):
+        raise failed[0]
+    for why in failed:
+        say(str(why))
+    return sorted(found, key=lambda row: row.started, reverse=True)[: wanted.limit]
+
+
+def _is_there(uri: str) -> bool:
+    """Whether a store is there to be asked; MLflow would make a SQLite file that is not."""
+    path = uri.removeprefix("sqlite:///")
+    return path == uri or Path(path.partition("?")[0]).exists()
+
+
+def _in_store(store: Store, wanted: Wanted, there: Mapping[str, Here]) -> list[Row]:
+    condition = conditions(
+        [
+            f"tags.`{SITE}` = {quoted(wanted.site)}" if wanted.site else f"tags.`{SITE}` LIKE '%'",
+            # What is over here may not be known there yet.
+            f"attributes.start_time >= {int(wanted.since * 1000)}" if wanted.since else "",
+            f"attributes.status = {quoted(wanted.state)}" if wanted.state in ENDED else "",
+        ]
+    )
+    runs = store.search(condition, wanted.experiment, wanted.limit)
+    names = {e: store.experiment_name(e) for e in {run.info.experiment_id for run in runs}}
+    made = [row(run, names[run.info.experiment_id], there.get(_owner(run)), store) for run in runs]
+    return [each for each in made if not wanted.state or each.state == wanted.state]
+
+
+def _owner(run: Any) -> str:
+    return str(run.data.tags.get(DIRECTORY_OF) or run.info.run_id)
+
+
+def row(run: Any, experiment: str, here: Here | None, store: Store) -> Row:
+    """One of MLflow's runs; where its end is known here alone, MLflow is told of it.
+
+    Args:
+        run: MLflow's.
+        experiment: the name of its experiment.
+        here: its directory, if it is here.
+        store: that it is in.
+    """
+    info, tags = run.info, run.data.tags
+    state, note = info.status, str(tags.get("mantik.reason", "")).partition("\n")[0]
+    last = here is not None and here.request.run_id == info.run_id
+    if last and here is not None and state not in ENDED:
+        if here.end is not None:
+            settle(here.directory, here.request)
+            told = store.run(info.run_id)
+            state = told.info.status if told is not None else state
+        elif here.gone:
+            note = GONE
+    waited = run.data.metrics.get(f"{OURS}queued_seconds")
+    ran = run.data.metrics.get(f"{OURS}running_seconds")
+    if here is not None and (tries := here.tries):
+        of_run = [t for t in tries if t.id == tags.get("mantik.try")] or tries[:1]
+        waited, ran = of_run[0].waited or waited, of_run[0].ran or ran
+    return Row(
+        run_id=info.run_id, name=info.run_name, experiment=experiment, state=state,
+        site=tags.get(SITE, ""), entry_point=tags.get("mlflow.project.entryPoint", ""),
+        started=info.start_time / 1000,
+        ended=info.end_time / 1000 if info.end_time else None,
+        waited=waited, ran=ran,
+        metrics={k: v for k, v in run.data.metrics.items() if not k.startswith(OURS)},
+        note=note, here=here is not None, uri=store.uri,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run that was named: MLflow's, its store, and its directory if that is here.
+
+    `run` is None where MLflow does not have it any more.
+    """
+
+    run_id: str
+    run: Any
+    store: Store
+    here: Here | None
+
+
+def find(word: str) -> Found:
+    """The run that a word names: its id, the beginning of it, or its name.
+
+    Raises:
+        UserError: there is none, or several.
+        MantikError: MLflow cannot be asked.
+    """
+    there = known.find_here(word)
+    if there is not None:
+        store = Store(there.request.tracking_uri)
+        return Found(there.request.run_id, store.run(there.request.run_id), store, there)
+    uri = tracking_uri(os.environ)
+    uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in known.all_here())])
+    for each in filter(_is_there, uris):
+        store = Store(each)
+        ours = f"tags.`{SITE}` LIKE '%'"
+        by_id = f"attributes.run_id LIKE '{word}%'" if _ID.fullmatch(word) else ""
+        runs = store.search(conditions([by_id, ours]), limit=5) if by_id else []
+        runs = runs or store.search(conditions([f"attributes.run_name = {quoted(word)}", ours]))
+        if len(runs) > 1:
+            raise known.several(word, [run.info.run_id for run in runs])
+        if runs:
+            directory = RunDirectory(home() / _owner(runs[0]))
+            found = known.here(directory) if directory.request.exists() else None
+            return Found(runs[0].info.run_id, runs[0], store, found)
+    raise UserError(
+        f"there is no run {word!r} here or in {uri}",
+        do="smk-mantik runs list shows those that there are",
+    )
+
+
+def refreshed(found: Found) -> Found:
+    """The same run as it is now, MLflow told of its end where it does not know it."""
+    if found.here is None:
+        return found
+    now = known.here(found.here.directory)
+    if now.end is not None and found.run is not None and found.run.info.status not in ENDED:
+        settle(now.directory, now.request)
+    return replace(found, here=now, run=found.store.run(found.run_id))
+
+
+def since(text: str) -> float:
+    """A time, seconds since the epoch: a date as 2027-03-31, or how long ago as 12h or 7d.
+
+    Raises:
+        UserError: it is neither.
+    """
+    from datetime import datetime
+
+    from snakemake_executor_plugin_mantik.config.units import parse_duration
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        return time.time() - parse_duration(text)
+    except ValueError as error:
+        raise UserError(
+            f"{text!r} is no time ({error})", where="--since",
+            do="Give a date as 2027-03-31, or how long ago as 12h or 7d",
+        ) from None  # fmt: skip

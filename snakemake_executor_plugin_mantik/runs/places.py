@@ -1,0 +1,89 @@
+"""Where runs lie on this machine: a directory per run, below one that belongs to the user."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.private import data_home, make_private
+
+HOME: Final = "MANTIK_RUNS"
+"""The variable that names the directory of all runs."""
+
+NEW: Final = ".new-"
+"""How the name of a run directory begins until its run is made in MLflow."""
+
+CONFIGS: Final = "site"
+"""In a run directory: where the backend config is, under the site's name."""
+
+_PROJECTS: Final = "project"
+
+
+def home(environ: Mapping[str, str] | None = None) -> Path:
+    """The directory of all runs, which need not be there yet."""
+    known = os.environ if environ is None else environ
+    if given := known.get(HOME):
+        return Path(given).expanduser().absolute()
+    return data_home(known) / "runs"
+
+
+def make_home(environ: Mapping[str, str] | None = None) -> Path:
+    """The directory of all runs; it is made if it is not there, closed to others.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    found = home(environ)
+    try:
+        make_private(found)
+    except OSError as error:
+        raise UserError(
+            f"it cannot be made ({error.strerror or error})",
+            where=str(found),
+            do=f"Name another directory for runs with {HOME}",
+        ) from None
+    return found
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths in a run directory."""
+
+    path: Path
+
+    @property
+    def request(self) -> Path:
+        """What the run was asked for."""
+        return self.path / "request.json"
+
+    @property
+    def log(self) -> Path:
+        """What the controller and Snakemake have said."""
+        return self.path / "snakemake.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a controller, or a Snakemake that it started, is there."""
+        return self.path / "lock"
+
+    @property
+    def cancelled(self) -> Path:
+        """There if somebody has asked for the run to be cancelled."""
+        return self.path / "cancelled"
+
+    @property
+    def ended(self) -> Path:
+        """There when the workflow is over and nothing of it is at the site."""
+        return self.path / "ended.json"
+
+    def project(self, name: str) -> Path:
+        """The snapshot of a project of this name: the workflow's working directory."""
+        readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
+        return self.path / _PROJECTS / (readable or "project")
+
+    def config(self, site: str, suffix: str) -> Path:
+        """The copy of a site's backend config."""
+        return self.path / CONFIGS / f"{site}{suffix}"

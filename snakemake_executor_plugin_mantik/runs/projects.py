@@ -1,0 +1,223 @@
+"""Projects as runs take them: a folder's snapshot, or one version of a git repository."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
+from snakemake_executor_plugin_mantik.runs import git
+from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
+
+INPUTS: Final = "mantik-inputs"
+"""In a snapshot: copies of files that parameters name and that lie outside of the project."""
+
+_MLPROJECT: Final = "mlproject"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A project in a run directory.
+
+    Attributes:
+        uri: where it is from: an absolute path, or a URL without password; `#sub` names a folder.
+        folder: the snapshot.
+        origin: the folder that it is a copy of; None: it is from git.
+        version: as it was asked for.
+        tags: what MLflow is told of its version.
+    """
+
+    uri: str
+    folder: Path
+    origin: Path | None = None
+    version: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def take(uri: str, version: str, config: BackendConfig, directory: RunDirectory) -> Taken:
+    """Take a project into a run directory; nothing is written where it lies.
+
+    Args:
+        uri: a folder, its MLproject file, a git URL; each with `#sub` for a folder in it.
+        version: a branch, tag or commit; empty: the folder as it is, or the repository's HEAD.
+        config: the backend config: what it excludes is left out.
+        directory: of the run.
+
+    Raises:
+        UserError: there is no such project, or it cannot be read.
+    """
+    where, sub = _split(uri)
+    folder = None if git.is_remote(where) else _folder(where)
+    if folder is None:
+        return _from_git(where, version, sub, directory, where)
+    if version or (git.is_repository(folder) and not (folder / ".git").exists()):
+        top, below = _top(folder)
+        inside = os.path.normpath(os.path.join(below, sub)) if below or sub else ""
+        return _from_git(str(top), version, "" if inside == "." else inside, directory, where)
+    origin = _inside(folder, sub, uri)
+    target = directory.project(origin.resolve().name)
+    with _telling(origin):
+        copy_sources(origin, target, Exclude(config.exclude), _leave(origin))
+        for path in _named(origin, config):
+            if not (target / path).exists():
+                copy_file(origin / path, target / path)
+    return Taken(str(origin), target, origin, tags=dict(git_tags(origin)))
+
+
+def retake(old: Path, directory: RunDirectory) -> Path:
+    """Take the snapshot of another run; what that run brought back is left out.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    target = directory.project(old.name)
+    with _telling(old):
+        copy_sources(old, target, Exclude(()), {RESULTS})
+    return target
+
+
+def values_in(taken: Taken, parameters: Mapping[str, str], paths: set[str]) -> dict[str, str]:
+    """The parameters as the workflow in the snapshot has them.
+
+    A file that one of type path names is looked up where the command was typed, as `mlflow run`
+    does, and then in the project; one that is not in the snapshot is copied into it.
+
+    Args:
+        taken: the project.
+        parameters: as they were given.
+        paths: the names of those of type path.
+
+    Raises:
+        UserError: a file cannot be copied.
+    """
+    return {
+        name: _value(taken, name, value) if name in paths else value
+        for name, value in parameters.items()
+    }
+
+
+def _value(taken: Taken, name: str, value: str) -> str:
+    given = value.removeprefix("file://")
+    if not given or "://" in given or "{" in given:
+        return value
+    here = Path(given).expanduser().absolute()
+    if not here.exists():
+        return value  # in the project, or a mistake that is told with the others
+    real, origin = here.resolve(), taken.origin and taken.origin.resolve()
+    if real.is_relative_to(taken.folder.resolve()):
+        return str(real.relative_to(taken.folder.resolve()))
+    path = os.path.join(INPUTS, name, here.name)
+    if origin is not None and real != origin and real.is_relative_to(origin):
+        inside = real.relative_to(origin)
+        path = path if any(part.startswith(".") for part in inside.parts) else str(inside)
+    with _telling(here):
+        copy_any(real, taken.folder / path)
+    return path
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """Where the project is, and the folder in it."""
+    if os.path.exists(uri):
+        return uri, ""
+    where, _, sub = uri.partition("#")
+    return where, sub.strip("/")
+
+
+def _folder(where: str) -> Path | None:
+    """The folder that a URI names; None for a repository to be cloned from where it lies."""
+    path = Path(unquote(where.removeprefix("file://")) if where.startswith("file://") else where)
+    path = path.expanduser().absolute()
+    if where.endswith(".zip"):
+        raise UserError(
+            "projects in zip files are not taken", where=where, do="Unpack it and give the folder"
+        )
+    if path.is_file() and path.name.lower() == _MLPROJECT:
+        path = path.parent
+    if not path.is_dir():
+        raise UserError(
+            "there is no such folder", where=where, do="Give a folder or the URL of a repository"
+        )
+    return path
+
+
+def _inside(folder: Path, sub: str, uri: str) -> Path:
+    found = folder / sub
+    if os.path.normpath(sub).split("/")[0] == ".." or os.path.isabs(sub) or not found.is_dir():
+        raise UserError(f"there is no folder {sub!r} in it", where=without_user(uri))
+    if not found.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"its folder {sub!r} is a link that leads out", where=without_user(uri))
+    return found
+
+
+def _top(folder: Path) -> tuple[Path, str]:
+    """The repository that a folder belongs to, and where in it that lies."""
+    if git.is_repository(folder):
+        return folder, ""
+    ended = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "--show-prefix", "--show-toplevel"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if ended.returncode != 0:
+        raise UserError(
+            "it is in no git repository, and so has no versions", where=str(folder),
+            do="Leave the version out",
+        )  # fmt: skip
+    prefix, top = ended.stdout.split("\n")[:2]
+    return Path(top), prefix.rstrip("/")
+
+
+def _from_git(url: str, version: str, sub: str, directory: RunDirectory, shown: str) -> Taken:
+    clone = directory.path / "clone"
+    commit = git.fetch(url, version, clone)
+    name = Path(sub).name or url.rstrip("/").removesuffix("/.git").removesuffix(".git")
+    found = _inside(clone, sub, shown) if sub else clone
+    tags = {**git_tags(found), "mlflow.source.git.commit": commit}
+    if branch := git.branch(clone, version):
+        tags["mlflow.source.git.branch"] = branch
+    target = directory.project(name.replace(":", "/").rpartition("/")[2])
+    with _telling(clone):
+        shutil.rmtree(clone / ".git", ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        found.rename(target)
+        shutil.rmtree(clone, ignore_errors=True)
+    uri = without_user(url if git.is_remote(url) else str(Path(url).absolute()))
+    return Taken(f"{uri}#{sub}" if sub else uri, target, None, version, tags)
+
+
+def _leave(origin: Path) -> set[str]:
+    """What of a folder is never taken: results of its own runs, and the runs themselves."""
+    runs = home().resolve()
+    inside = runs.is_relative_to(origin.resolve())
+    return {RESULTS, *([str(runs.relative_to(origin.resolve()))] if inside else [])}
+
+
+def _named(origin: Path, config: BackendConfig) -> Iterator[str]:
+    """Files that go along even if they are excluded: the MLproject file, and the config's own."""
+    yield from (p.name for p in origin.iterdir() if p.name.lower() == _MLPROJECT and p.is_file())
+    apptainer = config.environment.apptainer
+    image = apptainer.path if apptainer is not None and apptainer.type == "local" else None
+    for path in (image, config.site.ca_file):
+        if path and not os.path.isabs(path) and (origin / path).is_file():
+            yield str(path)
+
+
+@contextmanager
+def _telling(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the project cannot be copied ({error})",
+            where=str(where),
+            do="See whether it can be read, and whether there is room for a copy",
+        ) from None

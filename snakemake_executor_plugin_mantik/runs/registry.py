@@ -1,0 +1,182 @@
+"""The models of runs in MLflow's registry. Needs mlflow."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mlflow.exceptions import MlflowException
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.runs.store import Store, quoted
+
+_VERSIONS = "mlflow.modelVersions"
+"""The tag of a logged model that MLflow's pages find its registered versions by."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model.
+
+    Attributes:
+        name: of the registered model.
+        number: of the version.
+        aliases: that stand for it.
+        new: whether it was registered just now.
+    """
+
+    name: str
+    number: str
+    aliases: tuple[str, ...] = ()
+    new: bool = False
+
+
+def register(store: Store, run: Any, name: str, model: str = "") -> Version:
+    """Register the model of a run that has finished.
+
+    Args:
+        store: that the run is in.
+        run: MLflow's.
+        name: one that no other model has; the same run may be registered under it again.
+        model: which one, if the run has logged several.
+
+    Raises:
+        UserError: it cannot be registered so; nothing was changed.
+    """
+    run_id = run.info.run_id
+    if run.info.status != "FINISHED":
+        raise UserError(
+            f"it is {run.info.status}: only what has finished can be registered",
+            where=f"run {run_id}",
+        )
+    if not name or set(name) & set("/:"):
+        raise UserError(f"{name!r} cannot be a model's name: it may hold no / and no :")
+    logged = _chosen(store, run, model)
+    with store.asked():
+        there = _registered(store, name)
+        if there is not None:
+            return _again(store, name, run_id, logged)
+        store.client.create_registered_model(name)
+        try:
+            made = store.client.create_model_version(
+                name, source=_source(logged), run_id=run_id, model_id=logged.model_id
+            )
+        except BaseException:
+            store.client.delete_registered_model(name)
+            raise
+        link = [{"name": name, "version": int(made.version)}]
+        known = json.loads(logged.tags.get(_VERSIONS, "[]"))
+        store.client.set_logged_model_tags(logged.model_id, {_VERSIONS: json.dumps(known + link)})
+    return Version(name, str(made.version), new=True)
+
+
+def _again(store: Store, name: str, run_id: str, logged: Any) -> Version:
+    """The version that a name has already, if it is the same model."""
+    versions = store.client.search_model_versions(f"name = {quoted(name)}")
+    # Of a version MLflow tells the model in its source alone.
+    same = [v for v in versions if v.source == _source(logged)]
+    if not same:
+        whose = ", ".join(sorted({str(v.run_id) for v in versions})) or "no run"
+        raise UserError(
+            f"the name {name} is taken, by a model of {whose}",
+            where=f"run {run_id}",
+            do="Choose another name, or unregister that one",
+        )
+    return Version(name, str(same[0].version), _aliases(store, name, same[0].version))
+
+
+def unregister(store: Store, run: Any, name: str = "", *, force: bool = False) -> list[Version]:
+    """Take the models of a run out of the registry; those that went.
+
+    A registered model without a version left goes, too; one with others stays as it is.
+
+    Args:
+        store: that the run is in.
+        run: MLflow's.
+        name: only the model of this name.
+        force: also those that an alias stands for.
+
+    Raises:
+        UserError: there is none, or an alias stands for it; nothing was changed.
+    """
+    run_id = run.info.run_id
+    with store.asked():
+        found = [
+            Version(v.name, str(v.version), _aliases(store, v.name, v.version))
+            for v in store.client.search_model_versions(f"run_id = {quoted(run_id)}")
+            if not name or v.name == name
+        ]
+        if not found:
+            which = f" as {name}" if name else ""
+            raise UserError(f"no model of it is registered{which}", where=f"run {run_id}")
+        held = [f"{v.name}@{alias}" for v in found for alias in v.aliases]
+        if held and not force:
+            raise UserError(
+                f"aliases stand for it: {', '.join(held)}",
+                where=f"run {run_id}",
+                do="Give them to another version, or add --force",
+            )
+        for version in found:
+            for alias in version.aliases:
+                store.client.delete_registered_model_alias(version.name, alias)
+            store.client.delete_model_version(version.name, version.number)
+            if not store.client.search_model_versions(f"name = {quoted(version.name)}"):
+                store.client.delete_registered_model(version.name)
+        _unlink(store, run, found)
+    return found
+
+
+def _unlink(store: Store, run: Any, gone: Sequence[Version]) -> None:
+    names = {(v.name, v.number) for v in gone}
+    for model in _logged(store, run):
+        with suppress(ValueError):
+            known = json.loads(model.tags.get(_VERSIONS, "[]"))
+            left = [v for v in known if (v["name"], str(v["version"])) not in names]
+            if left != known:
+                store.client.set_logged_model_tags(model.model_id, {_VERSIONS: json.dumps(left)})
+
+
+def _source(logged: Any) -> str:
+    return f"models:/{logged.model_id}"
+
+
+def _registered(store: Store, name: str) -> Any:
+    try:
+        return store.client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+
+
+def _aliases(store: Store, name: str, version: object) -> tuple[str, ...]:
+    there = store.client.get_registered_model(name).aliases
+    return tuple(alias for alias, number in there.items() if str(number) == str(version))
+
+
+def _logged(store: Store, run: Any) -> list[Any]:
+    condition = f"source_run_id = {quoted(run.info.run_id)}"
+    return list(store.client.search_logged_models([run.info.experiment_id], condition))
+
+
+def _chosen(store: Store, run: Any, name: str) -> Any:
+    """The logged model that is meant; of several of one name the latest."""
+    with store.asked():
+        logged = _logged(store, run)
+    names = sorted({model.name for model in logged})
+    where = f"run {run.info.run_id}"
+    if not logged:
+        raise UserError(
+            "it has logged no model", where=where,
+            do="Log one where it is trained: mlflow.sklearn.log_model(…), say",
+        )  # fmt: skip
+    if name and name not in names:
+        raise UserError(f"it has logged no model {name}, but {', '.join(names)}", where=where)
+    if not name and len(names) > 1:
+        raise UserError(
+            f"it has logged several models: {', '.join(names)}", where=where,
+            do="Name one with --model",
+        )  # fmt: skip
+    meant = [model for model in logged if model.name == (name or names[0])]
+    return max(meant, key=lambda model: model.creation_timestamp)

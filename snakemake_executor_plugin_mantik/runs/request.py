@@ -1,0 +1,96 @@
+"""What a run was asked for: all that is needed to submit it again. Values."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run was asked for.
+
+    Attributes:
+        uri: the project: an absolute path, or a git URL without password; `#sub` names a folder.
+        version: the branch, tag or commit that was asked for.
+        commit: the commit that it is, if the project is in git.
+        folder: the snapshot, relative to the run directory.
+        entry_point: of the project.
+        parameters: as they were given.
+        values: the same as the workflow has them: files by their paths in the snapshot.
+        extra: parameters that the entry point does not declare.
+        site: its name.
+        config: the copy of its backend config, relative to the run directory.
+        config_source: where that was copied from; empty: it was given as values.
+        account: the compute budget account; empty: none.
+        tracking_uri: the MLflow store, without user and password.
+        experiment_id, experiment: the run's, there.
+        name: the run's name.
+        tags: further tags that it was given.
+        again_of: the run that this one repeats; empty: none.
+        created: seconds since the epoch.
+        run_id: MLflow's id of the run; empty until it is made.
+    """
+
+    uri: str
+    version: str
+    commit: str
+    folder: str
+    entry_point: str
+    parameters: Mapping[str, str]
+    values: Mapping[str, str]
+    extra: Mapping[str, str]
+    site: str
+    config: str
+    config_source: str
+    account: str
+    tracking_uri: str
+    experiment_id: str
+    experiment: str
+    name: str
+    created: float
+    tags: Mapping[str, str] = field(default_factory=dict)
+    again_of: str = ""
+    run_id: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {"format": VERSION, **asdict(self)}
+
+
+def write(directory: RunDirectory, request: Request) -> None:
+    """Write a run's request, all of it or nothing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    new = directory.request.with_suffix(".new")
+    new.write_text(json.dumps(request.as_json(), indent=2, ensure_ascii=False), encoding="utf-8")
+    new.replace(directory.request)
+
+
+def read(directory: RunDirectory) -> Request:
+    """Read a run's request.
+
+    Raises:
+        MantikError: there is none that can be read.
+    """
+    where = str(directory.request)
+    try:
+        values = json.loads(directory.request.read_text(encoding="utf-8"))
+        newer = values.pop("format") > VERSION
+        known = {f.name for f in fields(Request)}
+        if not newer:
+            return Request(**{name: value for name, value in values.items() if name in known})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MantikError(
+            f"what the run was asked for cannot be read ({error})",
+            where=where,
+            do="If the directory is of no use any more, remove it",
+        ) from None
+    raise MantikError("a newer version has written it", where=where, do="Update this one")

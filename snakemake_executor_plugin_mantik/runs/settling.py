@@ -1,0 +1,80 @@
+"""Sees to it that MLflow knows how a run ended, also where no job of it was ever sent."""
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from snakemake_executor_plugin_mantik.runs.controller import ended
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+from snakemake_executor_plugin_mantik.runs.request import Request
+from snakemake_executor_plugin_mantik.tracking.messenger import WORKER
+from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
+
+_REASON: Final = "it ended before a job was sent; see smk-mantik runs logs"
+
+
+def status_of(directory: RunDirectory) -> str:
+    """How a run that is over ended, in MLflow's words."""
+    end = ended(directory)
+    if end is not None and end["exit_code"] == 0:
+        return "FINISHED"
+    return "KILLED" if directory.cancelled.exists() else "FAILED"
+
+
+def is_told(directory: RunDirectory, request: Request) -> bool:
+    """Whether the tracking of jobs has told MLflow how the run ended, without asking MLflow."""
+    outbox = _outbox(directory, request)
+    if outbox is None:
+        return False
+    try:
+        try_id = outbox.adopted(request.run_id)
+        return bool(try_id) and outbox.settled(try_id)
+    except sqlite3.Error:
+        return False
+    finally:
+        outbox.close()
+
+
+def settle(directory: RunDirectory, request: Request) -> None:
+    """Tell MLflow how a run that is over ended, if it does not know. Needs mlflow.
+
+    What is still in the workflow's outbox goes first, by a process of its own.
+
+    Raises:
+        MantikError: MLflow cannot be asked.
+    """
+    outbox = _outbox(directory, request)
+    if outbox is not None:
+        try:
+            pending = outbox.pending()
+        except sqlite3.Error:
+            pending = 0
+        finally:
+            outbox.close()
+        if pending:
+            _tell_rest(directory.path / request.folder)
+            return
+    from snakemake_executor_plugin_mantik.runs.store import Store
+
+    Store(request.tracking_uri).end(request.run_id, status_of(directory), _REASON)
+
+
+def _outbox(directory: RunDirectory, request: Request) -> Outbox | None:
+    path = directory.path / request.folder / DIRECTORY / OUTBOX
+    try:
+        return Outbox(path) if path.exists() else None
+    except sqlite3.Error:
+        return None
+
+
+def _tell_rest(workdir: Path) -> None:
+    with (workdir / DIRECTORY / "worker.log").open("ab") as log:
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-P", "-m", WORKER],
+            cwd=workdir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+            start_new_session=True, check=False,
+        )  # fmt: skip

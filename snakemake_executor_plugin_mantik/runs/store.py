@@ -1,0 +1,185 @@
+"""Runs in MLflow. Needs mlflow, whose import takes seconds: imported where a run is looked at."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlflow
+from mlflow.entities import Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.tracking.run import target, without_user
+
+BATCH: Final = 100
+ENDED: Final = ("FINISHED", "FAILED", "KILLED")
+STATES: Final = ("SCHEDULED", "RUNNING", *ENDED)
+SITE: Final = "mantik.site"
+KEY: Final = "mantik.key"
+"""A tag: what a run can be found by that was asked for twice."""
+
+_VALUE: Final = 6000
+"""Characters that MLflow keeps of a parameter's value."""
+
+
+def tracking_uri(environ: Mapping[str, str]) -> str:
+    """Where the user's runs are, absolute and without user and password."""
+    found = target(environ, Path.cwd()).uri or without_user(mlflow.get_tracking_uri())
+    return str(Path(found).absolute()) if ":" not in found else found
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run that was made: its id, its name, its experiment."""
+
+    run_id: str
+    name: str
+    experiment_id: str
+    experiment: str
+
+
+class Store:
+    """An MLflow store: a server, or a SQLite file.
+
+    All methods raise `MantikError` where it cannot be asked or refuses.
+    """
+
+    def __init__(self, uri: str) -> None:
+        """Reach the store at `uri`, which names no user: those are in the environment."""
+        self.uri = uri
+        given = os.environ.get("MLFLOW_TRACKING_URI", "")
+        with self.asked():
+            self.client = MlflowClient(given if without_user(given) == uri else uri)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Tell MLflow's errors as ours."""
+        try:
+            yield
+        except MlflowException as error:
+            raise MantikError(
+                f"MLflow: {' '.join(str(error).split())[:500]}",
+                where=without_user(self.uri),
+                do="See whether MLFLOW_TRACKING_URI is right and the store there",
+            ) from None
+
+    # Making and ending
+
+    def make(
+        self, experiment: str, experiment_id: str, name: str, tags: Mapping[str, str],
+        params: Mapping[str, str],
+    ) -> Made:  # fmt: skip
+        """Make a run that is about to be submitted.
+
+        Args:
+            experiment: its name; it is made if it is not there.
+            experiment_id: its id instead.
+            name: the run's; empty: MLflow finds one.
+            tags: from its start.
+            params: raw.
+        """
+        with self.asked():
+            found = self._experiment(experiment, experiment_id)
+            made = self.client.create_run(
+                found.experiment_id, start_time=int(time.time() * 1000), tags=dict(tags),
+                run_name=name or None,
+            )  # fmt: skip
+            run_id = made.info.run_id
+            told = [Param(key, value[:_VALUE]) for key, value in params.items()]
+            for at in range(0, len(told), BATCH):
+                self.client.log_batch(run_id, params=told[at : at + BATCH])
+            self.client.update_run(run_id, status="SCHEDULED")
+        return Made(run_id, made.info.run_name, found.experiment_id, found.name)
+
+    def _experiment(self, name: str, wanted: str) -> Any:
+        if wanted:
+            return self.client.get_experiment(wanted)
+        name = name or "Default"
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            found = self.client.get_experiment(self.client.create_experiment(name))
+        if found.lifecycle_stage != "active":
+            raise UserError(
+                f"the experiment {name} was deleted in MLflow", where=self.uri,
+                do="Restore it, or name another one",
+            )  # fmt: skip
+        return found
+
+    def end(self, run_id: str, status: str, reason: str = "") -> None:
+        """Set a run's final status, unless it has one."""
+        with self.asked():
+            if self.client.get_run(run_id).info.status in ENDED:
+                return
+            if reason and status != "FINISHED":
+                self.client.log_batch(run_id, tags=[RunTag("mantik.reason", reason)])
+            self.client.set_terminated(run_id, status)
+
+    # Looking
+
+    def run(self, run_id: str) -> Any:
+        """A run by its id; None: there is none, or it was deleted."""
+        try:
+            found = self.client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            with self.asked():
+                raise
+        return found if found.info.lifecycle_stage == "active" else None
+
+    def search(
+        self, condition: str, experiment: str = "", limit: int = 50, *, latest: bool = True
+    ) -> list[Any]:
+        """Runs that match a condition in MLflow's words, the latest first."""
+        with self.asked():
+            if experiment:
+                found = self.client.get_experiment_by_name(experiment)
+                ids = [found.experiment_id] if found is not None else []
+            else:
+                ids = self._experiments()
+            order = ["attributes.start_time DESC"] if latest else None
+            if not ids:
+                return []
+            return list(self.client.search_runs(ids, condition, max_results=limit, order_by=order))
+
+    def _experiments(self) -> list[str]:
+        ids: list[str] = []
+        token = None
+        while True:
+            page = self.client.search_experiments(page_token=token)
+            ids += [each.experiment_id for each in page]
+            token = page.token
+            if not token:
+                return ids
+
+    def experiment_name(self, experiment_id: str) -> str:
+        """An experiment's name."""
+        with self.asked():
+            return str(self.client.get_experiment(experiment_id).name)
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run, as MLflow does: `mlflow gc` removes it for good."""
+        with self.asked():
+            self.client.delete_run(run_id)
+
+
+def quoted(text: str) -> str:
+    """A text for a condition.
+
+    Raises:
+        UserError: MLflow's conditions cannot hold it.
+    """
+    for sign in ("'", '"'):
+        if sign not in text:
+            return f"{sign}{text}{sign}"
+    raise UserError(f"MLflow cannot search for a name with both kinds of quotes: {text}")
+
+
+def conditions(parts: Sequence[str]) -> str:
+    """All of some conditions."""
+    return " AND ".join(part for part in parts if part)

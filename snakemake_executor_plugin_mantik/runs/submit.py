@@ -1,0 +1,312 @@
+"""Submits runs: everything is checked, the run is made in MLflow, its controller is started."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from snakemake_executor_plugin_mantik.atsites import credentials_of
+from snakemake_executor_plugin_mantik.config.reading import read_all
+from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake, UserError
+from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
+from snakemake_executor_plugin_mantik.mlproject.project import load
+from snakemake_executor_plugin_mantik.runs import controller, known
+from snakemake_executor_plugin_mantik.runs.configs import Chosen
+from snakemake_executor_plugin_mantik.runs.places import (
+    CONFIGS,
+    NEW,
+    RunDirectory,
+    home,
+    make_home,
+)
+from snakemake_executor_plugin_mantik.runs.projects import Taken, retake, take, values_in
+from snakemake_executor_plugin_mantik.runs.request import Request, write
+from snakemake_executor_plugin_mantik.runs.store import (
+    KEY,
+    SITE,
+    Made,
+    Store,
+    quoted,
+    tracking_uri,
+)
+from snakemake_executor_plugin_mantik.sites.credentials import find_account
+from snakemake_executor_plugin_mantik.tracking.run import user
+
+STALE_S: Final = 86400.0
+"""Seconds after which a directory that never became a run is removed."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What somebody asks for.
+
+    Attributes:
+        uri: the project: a folder or a git URL, with `#sub` for a folder in it.
+        chosen: the backend config.
+        entry_point: of the project.
+        version: a branch, tag or commit.
+        parameters: of the entry point.
+        experiment, experiment_id: where the run goes; empty: as MLflow's variables say.
+        name: the run's; empty: MLflow finds one.
+        account: the compute budget account; empty: as the environment says.
+        tags: further tags of the run.
+        tracking_uri: the MLflow store; empty: as the environment says.
+    """
+
+    uri: str
+    chosen: Chosen
+    entry_point: str = "main"
+    version: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    experiment: str = ""
+    experiment_id: str = ""
+    name: str = ""
+    account: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    tracking_uri: str = ""
+
+
+def submit(asked: Asked) -> str:
+    """Submit a run; its MLflow id. Needs mlflow.
+
+    Raises:
+        UserError: with all that is wrong; nothing was sent, and no run made.
+        MantikError: MLflow cannot be asked.
+    """
+    stage = _stage()
+    try:
+        taken = take(asked.uri, asked.version, asked.chosen.config, stage)
+        config = stage.config(asked.chosen.site, asked.chosen.suffix)
+        config.parent.mkdir(exist_ok=True)
+        config.write_bytes(asked.chosen.content)
+        parameters, extra = dict(asked.parameters), dict(asked.chosen.extra)
+        point = _entry(taken.folder, asked.entry_point)
+        if point is not None and point.script:  # it declares none, and takes any
+            parameters, extra = {}, {**parameters, **extra}
+        values = values_in(taken, parameters, _paths(point))
+        account = asked.account or find_account(asked.chosen.site, os.environ) or ""
+        request = Request(
+            uri=taken.uri, version=taken.version,
+            commit=taken.tags.get("mlflow.source.git.commit", ""),
+            folder=str(taken.folder.relative_to(stage.path)),
+            entry_point=asked.entry_point, parameters=parameters, values=values, extra=extra,
+            site=asked.chosen.site, config=str(config.relative_to(stage.path)),
+            config_source=asked.chosen.source, account=account,
+            tracking_uri=asked.tracking_uri or tracking_uri(os.environ),
+            experiment_id=asked.experiment_id or _default("ID", asked.experiment),
+            experiment=asked.experiment or _default("NAME", asked.experiment_id),
+            name=asked.name, created=time.time(), tags={**taken.tags, **asked.tags},
+        )  # fmt: skip
+        return _submitted(stage, request, point)
+    finally:
+        shutil.rmtree(stage.path, ignore_errors=True)  # unless it has become a run
+
+
+def resubmit(
+    run_id: str,
+    *,
+    parameters: Mapping[str, str] | None = None,
+    site: Chosen | None = None,
+    account: str = "",
+    name: str = "",
+    tags: Mapping[str, str] | None = None,
+    key: str = "",
+) -> str:
+    """Submit a run again, or with something changed (`runs.again`).
+
+    Args:
+        run_id: the run.
+        parameters: those that have other values now; an undeclared one is a mistake.
+        site: another backend config.
+        account: another account; empty: the same, unless the site is another one.
+        name: another name; empty: the same.
+        tags: further tags.
+        key: see `runs.again`.
+
+    Raises:
+        UserError: there is no such run here, or something is wrong with it now.
+        MantikError: MLflow cannot be asked.
+    """
+    old = RunDirectory(home() / run_id)
+    if not old.request.exists():
+        raise UserError(
+            f"the run {run_id} was not submitted from here: there is no {old.path}",
+            do="Submit it anew: smk-mantik runs submit",
+        )
+    before = known.here(old).request
+    if key and (found := _of_key(before.tracking_uri, key)):
+        return found
+    stage = _stage()
+    try:
+        folder = retake(old.path / before.folder, stage)
+        if site is None:
+            shutil.copytree(old.path / CONFIGS, stage.path / CONFIGS)
+            config = stage.path / before.config
+        else:
+            config = stage.config(site.site, site.suffix)
+            config.parent.mkdir(exist_ok=True)
+            config.write_bytes(site.content)
+        point = _entry(folder, before.entry_point)
+        changed = dict(parameters or {})
+        taken = Taken(before.uri, folder, None, before.version)
+        scripted = point is not None and point.script
+        values = {} if scripted else values_in(taken, changed, _paths(point))
+        if not account:
+            account = before.account
+            if site is not None and site.site != before.site:
+                account = find_account(site.site, os.environ) or ""
+        request = replace(
+            before,
+            folder=str(folder.relative_to(stage.path)),
+            parameters={**before.parameters, **({} if scripted else changed)},
+            values={**before.values, **values},
+            extra={**before.extra, **(changed if scripted else {})},
+            site=before.site if site is None else site.site,
+            config=str(config.relative_to(stage.path)),
+            config_source=before.config_source if site is None else site.source,
+            account=account,
+            name=name or before.name,
+            tags={**_kept(before.tags), **(tags or {}), **({KEY: key} if key else {})},
+            created=time.time(), again_of=run_id, run_id="",
+        )  # fmt: skip
+        return _submitted(stage, request, point)
+    finally:
+        shutil.rmtree(stage.path, ignore_errors=True)
+
+
+def _stage() -> RunDirectory:
+    """A directory for a run that is not made yet; old ones that never became any are removed."""
+    runs = make_home()
+    for path in runs.glob(f"{NEW}*"):
+        if path.stat().st_mtime < time.time() - STALE_S:
+            shutil.rmtree(path, ignore_errors=True)
+    stage = runs / f"{NEW}{uuid.uuid4().hex}"
+    stage.mkdir(mode=0o700)
+    return RunDirectory(stage)
+
+
+def _entry(folder: Path, name: str) -> EntryPoint | None:
+    """The entry point; None where it is a mistake that is told with all others."""
+    try:
+        return load(folder, warn=False).entry(name)
+    except MantikError:
+        return None
+
+
+def _paths(point: EntryPoint | None) -> set[str]:
+    return {p.name for p in point.parameters.values() if p.type == "path"} if point else set()
+
+
+def _default(what: str, given: str) -> str:
+    """What MLflow's variable says of the experiment, where nothing else says it."""
+    return "" if given else os.environ.get(f"MLFLOW_EXPERIMENT_{what}", "")
+
+
+def _kept(tags: Mapping[str, str]) -> dict[str, str]:
+    """Of a run's tags those of its project; what somebody else gave it was for it alone."""
+    return {name: value for name, value in tags.items() if name.startswith("mlflow.source.")}
+
+
+def _of_key(uri: str, key: str) -> str:
+    """The run that was made for a key before; one that never got a directory is given up."""
+    store = Store(uri)
+    for run in store.search(f"tags.`{KEY}` = {quoted(key)}"):
+        directory = RunDirectory(home() / run.info.run_id)
+        if directory.request.exists():
+            if known.here(directory).gone:
+                controller.start(directory)
+            return str(run.info.run_id)
+        store.end(run.info.run_id, "KILLED", "it was never submitted")
+    return ""
+
+
+def _submitted(stage: RunDirectory, request: Request, point: EntryPoint | None) -> str:
+    _check(stage, request)
+    store = Store(request.tracking_uri)
+    assert point is not None
+    defaults = {p.name: p.default for p in point.parameters.values() if p.default is not None}
+    params = {**defaults, **request.parameters, **request.extra}
+    made = store.make(
+        request.experiment, request.experiment_id, request.name, _tags(request, stage), params
+    )
+    directory = RunDirectory(home() / made.run_id)
+    try:
+        _become(stage, directory, request, made)
+        controller.start(directory)
+    except (MantikError, OSError):
+        if not directory.request.exists():
+            store.end(made.run_id, "KILLED", "it was never submitted")
+        raise
+    return made.run_id
+
+
+def _become(stage: RunDirectory, directory: RunDirectory, request: Request, made: Made) -> None:
+    complete = replace(
+        request, run_id=made.run_id, name=made.name, experiment_id=made.experiment_id,
+        experiment=made.experiment,
+    )  # fmt: skip
+    try:
+        write(stage, complete)
+        stage.path.rename(directory.path)
+    except OSError as error:
+        raise UserError(
+            f"the run directory cannot be made ({error.strerror or error})",
+            where=str(directory.path),
+        ) from None
+
+
+def _tags(request: Request, stage: RunDirectory) -> dict[str, str]:
+    project = load(stage.path / request.folder, warn=False)
+    found = {
+        "mlflow.user": user(),
+        "mlflow.source.name": request.uri,
+        "mlflow.source.type": "PROJECT",
+        "mlflow.project.entryPoint": request.entry_point,
+        "mlflow.project.backend": "mantik",
+        "mantik.project": project.name,
+        SITE: request.site,
+        "mantik.account": request.account,
+        "mantik.again_of": request.again_of,
+        **request.tags,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _check(stage: RunDirectory, request: Request) -> None:
+    """See to it that the run can be sent, as far as that can be told here.
+
+    Paths are looked up in the snapshot, which a process of its own is in.
+    """
+    workdir = stage.path / request.folder
+    site = f"{request.site}={stage.path / request.config}"
+    words = [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "run", "."]
+    words += ["--entry-point", request.entry_point, "--site", site, "--check"]
+    for option, pairs in (("-P", request.values), ("--extra", request.extra)):
+        words += [word for name, value in pairs.items() for word in (option, f"{name}={value}")]
+    ended = subprocess.run(
+        words, cwd=workdir, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        errors="replace", check=False,
+    )  # fmt: skip
+    if ended.returncode != 0:
+        # In words of the snapshot; the user knows the project and the config by other names.
+        config = str(stage.path / request.config)
+        told = ended.stderr.replace(config, request.config_source or "backend config")
+        told = told.replace(str(workdir), request.uri)
+        raise ToldError(told.removeprefix("smk-mantik: ").strip())
+    configs = read_all([site], workdir)
+    if not configs:
+        raise ConfigError([Mistake(site, "", "is no backend config")])
+    credentials_of(configs, workdir)
+
+
+class ToldError(UserError):
+    """Mistakes that another process has put into words."""
+
+    def __str__(self) -> str:
+        return self.what

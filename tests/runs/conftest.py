@@ -1,0 +1,165 @@
+"""A project and a site for runs, and what MLflow knows of them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.runs import controller
+from snakemake_executor_plugin_mantik.runs.known import Here, here
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.command import smk_mantik
+from tests.support.workflows import WAIT_S, Project, Ran, until
+from tests.tracking.conftest import TrackingServer, place, sandbox, tracking_server
+
+__all__ = ["sandbox", "tracking_server"]
+
+MLPROJECT = """
+name: churn
+python_env: python_env.yaml
+entry_points:
+  main:
+    parameters:
+      alpha: {type: float, default: 0.5}
+      data: {type: path, default: data.csv}
+    command: "python train.py {alpha} {data}"
+  waits:
+    command: "touch started && until test -e go; do sleep 0.1; done && echo over"
+"""
+
+TRAIN = """
+import os, sys
+print("alpha", sys.argv[1])
+with open("model.txt", "w") as out:
+    out.write(sys.argv[1] + " " + open(sys.argv[2]).read())
+"""
+
+
+@dataclass
+class Runs:
+    """A project `churn` beside which commands are typed, and the runs of it."""
+
+    project: Project
+    uri: str
+
+    def __post_init__(self) -> None:
+        self.home = self.project.directory.parent / "all runs"
+        self.project.extra |= {
+            "MANTIK_RUNS": str(self.home),
+            "MLFLOW_TRACKING_URI": self.uri,
+            "MLFLOW_EXPERIMENT_NAME": str(self.project.directory.parent),
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        }
+        self.project.write("churn/MLproject", MLPROJECT)
+        self.project.write("churn/python_env.yaml", "python: '2.7'\n")
+        self.project.write("churn/train.py", TRAIN)
+        self.project.write("churn/data.csv", "1,2\n")
+
+    @property
+    def experiment(self) -> str:
+        return self.project.extra["MLFLOW_EXPERIMENT_NAME"]
+
+    @property
+    def client(self) -> MlflowClient:
+        return MlflowClient(tracking_uri=self.uri)
+
+    @property
+    def site(self) -> str:
+        return f"{self.project.place.name}={self.project.config}"
+
+    def tell(self, *words: str) -> Ran:
+        """Type `smk-mantik runs …`."""
+        return smk_mantik(self.project, "runs", *words)
+
+    def json(self, *words: str) -> Any:
+        """The same with `--json`, which must succeed."""
+        said = self.tell(*words, "--json").ok().output
+        # What MLflow logs goes to the standard error, which is in between here.
+        begin = re.search(r"^[\[{]", said, re.MULTILINE)
+        assert begin is not None, said
+        return json.loads(said[begin.start() :])
+
+    def submit(self, *words: str, project: str = "churn") -> str:
+        """Submit a run; its id."""
+        made = self.json("submit", project, "--site", self.site, *words)
+        return str(made["run_id"])
+
+    def mlflow(self, *words: str) -> "subprocess.Popen[str]":
+        """Start the real `mlflow run churn -b mantik …`."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "run", *words, "-b", "mantik"],
+            cwd=self.project.directory, env=self.project.environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def directory(self, run_id: str) -> RunDirectory:
+        return RunDirectory(self.home / run_id)
+
+    def here(self, run_id: str) -> Here:
+        return here(self.directory(run_id))
+
+    def workspace(self, run_id: str) -> Path:
+        """The run's workspace at the site, as this machine sees it."""
+        return Project(self.here(run_id).workdir, self.project.place).workspace
+
+    def started(self, run_id: str) -> None:
+        """Wait until the job of the entry point `waits` runs."""
+        until(lambda: any(t.site_jobs for t in self.here(run_id).tries), "the journal", WAIT_S)
+        until((self.workspace(run_id) / "started").exists, "the job", WAIT_S)
+
+    def let_go(self, run_id: str) -> None:
+        """Let that job come to its end."""
+        (self.workspace(run_id) / "go").touch()
+
+    def over(self, run_id: str) -> Run:
+        """Wait for a run's controller; the run in MLflow."""
+        controller.wait(self.directory(run_id))
+        assert self.here(run_id).end is not None, self.log(run_id)
+        return self.client.get_run(run_id)
+
+    def log(self, run_id: str) -> str:
+        return self.directory(run_id).log.read_text()
+
+    def kill(self, run_id: str) -> None:
+        """Kill a run's controller and its Snakemake with -9."""
+        holder = json.loads(self.directory(run_id).lock.read_text())
+        with suppress(ProcessLookupError):
+            os.killpg(holder["group"], signal.SIGKILL)
+        controller.wait(self.directory(run_id))
+
+    def close(self) -> None:
+        if self.home.exists():
+            for path in self.home.iterdir():
+                if controller.is_alive(RunDirectory(path)):
+                    self.kill(path.name)
+        self.project.close()
+
+
+@pytest.fixture
+def runs(sandbox: Sandbox, tmp_path: Path) -> Iterator[Runs]:
+    """Runs at the UNICORE site that go to a SQLite file."""
+    project = Project(tmp_path / "it's here", place(sandbox, "hpc1"))
+    made = Runs(project, f"sqlite:///{tmp_path}/runs.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def served(sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path) -> Iterator[Runs]:
+    """Runs at the firecREST site that go to a server."""
+    made = Runs(Project(tmp_path / "project", place(sandbox, "hpc2")), tracking_server.uri)
+    yield made
+    made.close()

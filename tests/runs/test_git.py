@@ -1,0 +1,203 @@
+"""Projects from git: a real repository here, and the ways in which one is not to be had."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.runs import git
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+from snakemake_executor_plugin_mantik.runs.projects import take, values_in
+
+WEIRD = "it's a repo %ü"
+
+
+def config(**more: object) -> BackendConfig:
+    values = {"UnicoreApiUrl": "https://x.org/rest/core", "Resources": {"Queue": "q"}, **more}
+    return BackendConfig.model_validate(values)
+
+
+def run(directory: Path, *words: str) -> str:
+    identity = ("-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ["git", *identity, "-C", str(directory), *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def commit(directory: Path, text: str) -> str:
+    (directory / "sub").mkdir(exist_ok=True)
+    (directory / "sub" / "train.py").write_text(text)
+    (directory / "MLproject").write_text("name: top\n")
+    run(directory, "add", "-A")
+    run(directory, "commit", "-qm", text)
+    return run(directory, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    made = tmp_path / WEIRD
+    made.mkdir()
+    run(made, "init", "-q", "-b", "main")
+    commit(made, "one")
+    return made
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
+
+
+def content(folder: Path) -> str:
+    return (folder / "train.py").read_text()
+
+
+def test_versions_and_folders(repository: Path, directory: RunDirectory) -> None:
+    first = run(repository, "rev-parse", "HEAD")
+    run(repository, "tag", "v1.0")
+    run(repository, "checkout", "-q", "-b", "feature/x")
+    second = commit(repository, "two")
+    (repository / "sub" / "train.py").write_text("not committed")
+    uri = f"file://{repository}".replace("%", "%25")
+
+    for version, text, sha, branch in (
+        ("main", "one", first, "main"),
+        ("v1.0", "one", first, None),
+        ("feature/x", "two", second, "feature/x"),
+        (first, "one", first, None),
+        (first[:9], "one", first, None),
+    ):
+        taken = take(f"{uri}#sub", version, config(), directory)
+        assert content(taken.folder) == text, version
+        assert taken.folder.name == "sub"
+        assert taken.tags["mlflow.source.git.commit"] == sha
+        assert taken.tags.get("mlflow.source.git.branch") == branch
+        assert not (directory.path / "clone").exists()
+        assert taken.origin is None
+        shutil.rmtree(taken.folder)
+
+    # A folder as it is, one in a repository, and the whole of it.
+    assert content(take(str(repository / "sub"), "", config(), directory).folder) == "not committed"
+    shutil.rmtree(directory.path / "project")
+    assert content(take(str(repository / "sub"), "main", config(), directory).folder) == "one"
+    whole = take(str(repository), "main", config(), directory)
+    assert content(whole.folder / "sub") == "one"
+    assert not (whole.folder / ".git").exists()
+    assert content(repository / "sub") == "not committed"
+    assert run(repository, "status", "--porcelain") == "M sub/train.py"
+    assert run(repository, "branch", "--show-current") == "feature/x"
+
+
+def test_a_bare_repository_and_submodules(
+    repository: Path, directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Git refuses submodules that are files, unless told so.
+    for name, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    run(outer, "init", "-q", "-b", "main")
+    run(outer, "submodule", "--quiet", "add", str(repository), "inner")
+    commit(outer, "outer")
+    run(tmp_path, "clone", "-q", "--bare", str(outer), "bare.git")
+
+    taken = take(str(tmp_path / "bare.git"), "", config(), directory)
+
+    assert taken.folder.name == "bare"
+    assert content(taken.folder / "inner" / "sub") == "one"
+
+
+@pytest.mark.parametrize(
+    ("uri", "version", "told"),
+    [
+        ("{repository}", "man", ["no branch, tag or commit 'man'", "did you mean main?"]),
+        ("{repository}", "0123456789", ["no branch, tag or commit '0123456789'"]),
+        ("{repository}#gone", "main", ["there is no folder 'gone' in it"]),
+        ("{repository}#../x", "main", ["there is no folder '../x' in it"]),
+        ("{repository}#out", "", ["leads out"]),
+        ("{repository}", "--upload-pack=x", ["may not begin with -"]),
+        ("{tmp_path}", "main", ["in no git repository"]),
+        ("{tmp_path}/gone", "", ["there is no such folder"]),
+        ("x.zip", "", ["zip"]),
+        ("https://me:hunter2@127.0.0.1:9/x.git", "", ["https://127.0.0.1:9/x.git"]),
+        ("file://{tmp_path}/gone", "", ["there is no such folder"]),
+    ],
+)
+def test_what_is_not_to_be_had(
+    repository: Path, directory: RunDirectory, tmp_path: Path, uri: str, version: str,
+    told: list[str],
+) -> None:  # fmt: skip
+    (repository / "out").symlink_to("/usr")
+    with pytest.raises(UserError) as caught:
+        take(uri.format(repository=repository, tmp_path=tmp_path), version, config(), directory)
+    for words in told:
+        assert words in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_no_access_and_no_git(
+    directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(UserError, match="program git is not here"):
+        git.fetch("https://example.org/x.git", "", directory.path / "clone")
+    stub = programs / "git"
+    # What git and a server say to a private repository without credentials.
+    stub.write_text(
+        "#!/bin/sh\necho \"fatal: could not read Username for 'https://example.org': terminal"
+        ' prompts disabled" >&2\nexit 128\n'
+    )
+    stub.chmod(0o755)
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        git.fetch("https://me:hunter2@example.org/x.git", "", directory.path / "clone")
+    assert "credential helper" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_snapshot(
+    tmp_path: Path, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "a project\n"
+    for path in (
+        "MLproject", "train.py", "data/big.bin", "data/keep.csv", "img/x.sif", ".hidden/x",
+        "out.log",
+        "__pycache__/x.pyc", "mlproject-runs/x/model", "runs/there/request.json", "venv/pyvenv.cfg",
+    ):  # fmt: skip
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(path)
+    (project / "link.txt").symlink_to("train.py")
+    monkeypatch.setenv("MANTIK_RUNS", str(project / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.csv").write_text("own")
+    excluding = config(
+        Exclude=["data/", "*.sif", "*.log", "MLproject"],
+        Environment={"Apptainer": {"Path": "img/x.sif"}},
+    )
+
+    taken = take("a project\n", "", excluding, directory)
+
+    def there() -> set[str]:
+        files = (path for path in taken.folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(taken.folder)) for path in files}
+
+    assert there() == {"MLproject", "train.py", "img/x.sif", "link.txt"}
+    assert taken.folder.name == "a-project"
+    given = {
+        "a": "a project\n/data/keep.csv", "b": "own.csv", "c": str(project / "data"),
+        "d": "train.py", "e": "a project\n/.hidden/x", "f": "gone", "g": "own.csv",
+    }  # fmt: skip
+    values = values_in(taken, given, {"a", "b", "c", "d", "e", "f"})
+    assert values == {
+        "a": "data/keep.csv", "b": "mantik-inputs/b/own.csv", "c": "data", "d": "train.py",
+        "e": "mantik-inputs/e/x", "f": "gone", "g": "own.csv",
+    }  # fmt: skip
+    assert (taken.folder / "mantik-inputs/b/own.csv").read_text() == "own"
+    assert there() == {
+        "MLproject", "train.py", "img/x.sif", "link.txt", "data/keep.csv", "data/big.bin",
+        "mantik-inputs/b/own.csv", "mantik-inputs/e/x",
+    }  # fmt: skip

@@ -1,0 +1,148 @@
+"""Runs from their submission to their end, through the real command, controller and site."""
+
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.runs import again, controller
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.runs.conftest import Runs
+from tests.support.workflows import tells
+
+# A run takes half a dozen starts of Python, and MLflow's import in three of them.
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
+    project = runs.project
+    project.write("elsewhere.csv", "9\n")
+    before = sorted((project.directory / "churn").rglob("*"))
+
+    run_id = runs.submit("-P", "alpha=2", "-P", "data=elsewhere.csv", "--name", "first")
+    run = runs.over(run_id)
+
+    assert run.info.status == "FINISHED", runs.log(run_id)
+    assert run.data.params == {"alpha": "2", "data": "elsewhere.csv"}
+    assert run.info.run_name == "first"
+    shown = runs.json("show", "first")
+    (model,) = Path(shown["results"]).rglob("model.txt")
+    assert model.read_text() == "2 9\n"
+    assert shown["state"] == "FINISHED"
+    assert shown["jobs"][0]["outcome"] == "succeeded"
+    assert shown["request"]["config_source"] == str(project.config)
+    assert sorted((project.directory / "churn").rglob("*")) == before
+    tells(runs.tell("show", run_id[:6]).ok().output, "  site: hpc1", "    alpha = 2", "  results:")
+    tells(runs.tell("logs", "first").ok().output, "alpha 2")
+    tells(runs.tell("logs", "--controller", "first").ok().output, "run_main: done at hpc1")
+    (row,) = runs.json("list")
+    assert (row["run_id"], row["state"], row["site"], row["here"]) == (
+        run_id, "FINISHED", "hpc1", True,
+    )  # fmt: skip
+    assert row["ran"] > 0
+    for words, count in (
+        (("--site", "hpc1", "--state", "finished", "--since", "1h"), 1),
+        (("--experiment", str(project.directory.parent)), 1),
+        (("--experiment", "no such one"), 0),
+        (("--site", "other"), 0),
+        (("--state", "RUNNING"), 0),
+        (("--since", "2999-01-01"), 0),
+    ):
+        assert len(runs.json("list", *words)) == count, words
+    tells(runs.tell("list").ok().output, run_id[:8], "first", "FINISHED", "hpc1")
+    assert runs.tell("cancel", "first").code == 2
+    assert runs.tell("continue", "first").code == 2
+    tells(runs.tell("continue").ok().output, "No run")
+    assert runs.directory(run_id).path.stat().st_mode & 0o077 == 0
+    assert runs.home.stat().st_mode & 0o077 == 0
+
+    workspace = runs.workspace(run_id)
+    assert any(path.is_file() for path in workspace.rglob("*"))
+    said = runs.tell("delete", "first").output
+    tells(said, str(runs.directory(run_id).path), "Add --yes")
+    assert runs.directory(run_id).path.exists()
+    said = runs.tell("delete", "first", "--yes").ok().output
+    assert not runs.directory(run_id).path.exists(), said
+    assert not [path for path in workspace.rglob("*") if path.is_file()]
+    assert runs.client.get_run(run_id).info.lifecycle_stage == "deleted"
+    assert runs.json("list") == []
+
+
+def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = runs.submit("-e", "waits")
+    runs.started(run_id)
+    # A second one is refused while the first is there.
+    assert runs.here(run_id).alive
+    assert not controller.start(runs.directory(run_id))
+
+    runs.kill(run_id)
+
+    (row,) = runs.json("list")
+    assert row["note"] == "its controller is gone: smk-mantik runs continue"
+    assert row["state"] not in ("FINISHED", "FAILED", "KILLED")
+    said = runs.tell("delete", run_id, "--yes")
+    assert said.code == 2, said.output
+    tells(said.output, "it is not over")
+    tells(runs.tell("continue").ok().output, f"Run {run_id}: goes on")
+    runs.let_go(run_id)
+    run = runs.over(run_id)
+    assert run.info.status == "FINISHED", runs.log(run_id)
+    (tried,) = runs.here(run_id).tries
+    assert tried.outcome == "succeeded"
+    assert run.data.tags["mantik.try"] == tried.id
+
+    # Again, from Python, by two who do not know of each other.
+    for name, value in {**runs.project.environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MANTIK_RUNS", str(runs.home))
+    other = again(run_id, name="second", account="else", tags={"who": "cron"}, key="due at six")
+    assert again(run_id, key="due at six") == other != run_id
+    runs.started(other)
+    assert runs.json("show", "second")["request"]["again_of"] == run_id
+    runs.kill(other)
+    assert again(run_id, key="due at six") == other
+    runs.let_go(other)
+    run = runs.over(other)
+    assert run.info.status == "FINISHED", runs.log(other)
+    assert run.data.tags["who"] == "cron"
+    assert run.data.tags["mantik.account"] == "else"
+    assert len(runs.here(other).tries) == 1
+
+
+def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
+    run_id = runs.submit("-e", "waits")
+    runs.started(run_id)
+    tells(runs.tell("cancel", run_id).ok().output, "KILLED")
+    assert runs.client.get_run(run_id).info.status == "KILLED"
+    assert [t.outcome for t in runs.here(run_id).tries] == ["cancelled"]
+
+    other = runs.json("rerun", run_id, "--name", "other")["run_id"]
+    runs.started(other)
+    runs.kill(other)
+    said = runs.tell("cancel", "other").ok().output
+    assert runs.client.get_run(other).info.status == "KILLED", said
+    assert [t.outcome for t in runs.here(other).tries] == ["cancelled"]
+    assert runs.here(other).end is not None
+
+
+def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
+    served.project.write("churn/train.py", "import sys; sys.exit(float(sys.argv[1]) > 1)\n")
+    run_id = served.submit("-P", "alpha=2")
+    # The snapshot counts, not what becomes of the folder.
+    served.project.write("churn/train.py", "raise SystemError\n")
+
+    assert served.over(run_id).info.status == "FAILED"
+    (row,) = served.json("list", "--state", "FAILED", "--experiment", served.experiment)
+    assert "exit code 1" in row["note"]
+    said = served.tell("rerun", run_id, "-P", "alhpa=0.5")
+    assert said.code == 2
+    tells(said.output, "main.alhpa: is no parameter of main")
+
+    again_id = served.json("rerun", run_id, "-P", "alpha=0.5", "--wait")["run_id"]
+
+    run = served.client.get_run(again_id)
+    assert run.info.status == "FINISHED", served.log(again_id)
+    assert run.data.params["alpha"] == "0.5"
+    assert run.data.tags["mantik.again_of"] == run_id
+    said = served.tell("rerun", run_id, "--wait")
+    assert said.code == 1, said.output
+    tells(said.output, "FAILED")

@@ -1,0 +1,99 @@
+"""Models of runs in a real registry: checked first, and nothing half done."""
+
+from pathlib import Path
+
+import pytest
+from mlflow.entities.logged_model_status import LoggedModelStatus
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.runs.registry import Version, register, unregister
+from snakemake_executor_plugin_mantik.runs.store import Store
+from tests.tracking.conftest import TrackingServer, tracking_server
+
+__all__ = ["tracking_server"]
+
+
+@pytest.fixture(params=["file", "server"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "file":
+        return Store(f"sqlite:///{tmp_path}/runs.db")
+    server: TrackingServer = request.getfixturevalue("tracking_server")
+    return Store(server.uri)
+
+
+def logged(client: MlflowClient, *models: str, status: str = "FINISHED") -> str:
+    """A run that has logged models."""
+    run_id: str = client.create_run("0").info.run_id
+    for name in models:
+        made = client.create_logged_model("0", name=name, source_run_id=run_id)
+        client.finalize_logged_model(made.model_id, LoggedModelStatus.READY)
+    client.set_terminated(run_id, status)
+    return run_id
+
+
+def names(store: Store) -> set[str]:
+    return {model.name for model in store.client.search_registered_models()}
+
+
+def test_registered_once_and_taken_out(store: Store, tmp_path: Path) -> None:
+    client, name = store.client, tmp_path.name
+    one, two = logged(client, "model"), logged(client, "model", "other")
+
+    made = register(store, client.get_run(one), name)
+    assert made == Version(name, "1", new=True)
+    version = client.get_model_version(name, "1")
+    assert version.run_id == one
+    (model,) = client.search_logged_models(["0"], f"source_run_id = '{one}'")
+    assert version.source == f"models:/{model.model_id}"
+    assert register(store, client.get_run(one), name) == Version(name, "1")
+    with pytest.raises(UserError, match=f"taken, by a model of {one}"):
+        register(store, client.get_run(two), name, "model")
+    # A version that somebody has added by hand stays, and so do its aliases.
+    client.create_model_version(name, version.source)
+    client.set_registered_model_alias(name, "best", "2")
+    client.set_registered_model_alias(name, "first", "1")
+
+    with pytest.raises(UserError, match=f"aliases stand for it: {name}@first"):
+        unregister(store, client.get_run(one))
+    assert len(client.search_model_versions(f"name = '{name}'")) == 2
+    unregister(store, client.get_run(one), force=True)
+    assert dict(client.get_registered_model(name).aliases) == {"best": "2"}
+    assert client.get_logged_model(model.model_id).tags["mlflow.modelVersions"] == "[]"
+
+    other = f"{name}-other"
+    register(store, client.get_run(two), other, "other")
+    assert unregister(store, client.get_run(two), other) == [Version(other, "1")]
+    assert other not in names(store)
+
+
+def test_what_cannot_be_registered(store: Store, tmp_path: Path) -> None:
+    client, before = store.client, names(store)
+    name = tmp_path.name
+    for run_id, given, told in (
+        (logged(client), (name,), "it has logged no model"),
+        (logged(client, "a", "b"), (name,), "several models: a, b"),
+        (logged(client, "a"), (name, "b"), "logged no model b, but a"),
+        (logged(client, "a"), ("x/y",), "no / and no :"),
+        (logged(client, "a", status="FAILED"), (name,), "it is FAILED"),
+    ):
+        with pytest.raises(UserError, match=told):
+            register(store, client.get_run(run_id), *given)
+        with pytest.raises(UserError, match="no model of it is registered"):
+            unregister(store, client.get_run(run_id))
+    # No empty model is left behind.
+    assert names(store) == before
+
+
+def test_a_version_that_cannot_be_made_leaves_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = logged(store.client, "model")
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.client, "create_model_version", broken)
+    with pytest.raises(KeyboardInterrupt):
+        register(store, store.client.get_run(run_id), tmp_path.name)
+    assert tmp_path.name not in names(store)

@@ -151,11 +151,12 @@ def find_zone(name: str) -> ZoneInfo:
     # People know their city, and rarely the continent that it is filed under.
     by_word = {zone.lower(): zone for zone in known}
     by_word |= {zone.lower().rpartition("/")[2]: zone for zone in known if "/" in zone}
-    close = difflib.get_close_matches(wanted, by_word, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(wanted, by_word, n=3, cutoff=0.7)
     likely = list(dict.fromkeys(by_word[word] for word in close))
     raise UserError(
-        f"there is no time zone {name!r}" + f", did you mean {' or '.join(likely)}?" * bool(likely),
-        do="Name one of the IANA data base, as Europe/Berlin, or UTC",
+        f"there is no time zone {name!r}",
+        do=f"Use {', '.join([*likely, 'or UTC' if likely else 'UTC'])}, or another one of the"
+        " IANA data base",
     ) from None
 
 

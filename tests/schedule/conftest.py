@@ -1,5 +1,7 @@
 """A machine whose clock is moved by hand, schedulers on it, and runs that are only written down."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -114,7 +116,16 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path / "data", datetime(2026, 3, 1, 12, tzinfo=UTC))
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is such: each write of a store waits for the disk."""
+    shared = Path("/dev/shm")
+    where = Path(tempfile.mkdtemp(prefix="mantik-", dir=shared if shared.is_dir() else tmp_path))
+    yield where
+    shutil.rmtree(where)
+
+
+@pytest.fixture
+def machine(memory: Path) -> Iterator[Machine]:
+    made = Machine(memory / "data", datetime(2026, 3, 1, 12, tzinfo=UTC))
     yield made
     made.store.close()

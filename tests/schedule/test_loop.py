@@ -213,11 +213,11 @@ def test_pauses_grow_and_end_growing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_each_due_time_is_one_run_or_told(seed: int, tmp_path: Path) -> None:
+def test_whatever_happens_each_due_time_is_one_run_or_told(seed: int, memory: Path) -> None:
     """Kills, failures, pauses, clocks set back, two schedulers, edits: drawn from a seed."""
     draw = random.Random(seed)
     start = datetime(2026, 3, 28, 18, tzinfo=UTC)  # clocks change in the night
-    machine = Machine(tmp_path, start)
+    machine = Machine(memory, start)
     machine.add("*/10 * * * *", missed=draw.choice([Missed.SKIP, Missed.ONCE]))
     for _ in range(20):
         machine.runs.trouble = draw.choice(["", "", "", "away", "before", "after"])

@@ -173,8 +173,9 @@ def test_the_store_is_private_and_one_of_a_newer_version_is_refused(command: Com
 
 def test_the_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
     environ = {
-        "PATH": "/usr/bin", "XDG_DATA_HOME": "/a 100% \"good\" \\ $HOME",
-        "MLFLOW_TRACKING_URI": "https://me:secret@mlflow.example.org", "MLFLOW_TRACKING_TOKEN": "t0k",
+        "XDG_DATA_HOME": "/a 100% \"good\" \\ $HOME",
+        "PATH": "/usr/bin", "MLFLOW_TRACKING_TOKEN": "t0k",
+        "MLFLOW_TRACKING_URI": "https://me:secret@mlflow.example.org",
     }  # fmt: skip
     text = unit(environ)
     assert "secret" not in text

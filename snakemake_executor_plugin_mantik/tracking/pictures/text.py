@@ -23,6 +23,9 @@ GLYPHS: Final[Mapping[State, str]] = {
 }
 """A sign for each state besides its colour, in the order in which states are counted."""
 
+_LEAST: Final = 0.7
+"""What is left, at least, of a drawing's width in a narrow frame."""
+
 
 def line(text: str) -> str:
     """Text as one line without control characters; XML cannot hold them."""
@@ -91,7 +94,12 @@ def title(node: Node, now: float) -> str:
 
 def rendered(name: str, **values: Any) -> str:
     """A template beside this module, filled in; what is put in is escaped for HTML."""
-    return _environment().get_template(name).render(values, glyphs=GLYPHS)
+    return _environment().get_template(name).render(values, glyphs=GLYPHS, least=_LEAST)
+
+
+def _writable(value: Any) -> Any:
+    """Text that XML and UTF-8 can hold, wherever it comes from."""
+    return printable(value) if type(value) is str else value
 
 
 @cache
@@ -99,6 +107,7 @@ def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, "."),
         autoescape=True,
+        finalize=_writable,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -25,16 +25,16 @@ SOME_BARS: Final = 40
 MOST_NAMES: Final = 100
 """Bars above which they are thin, and their names are shown only where the mouse is."""
 
-_NAMES: Final = 230.0
-_PLOT: Final = 720.0
-_AFTER: Final = 170.0
+_NAMES: Final = 205.0
+_PLOT: Final = 560.0
+_AFTER: Final = 150.0
 _TOP: Final = 20.0
 _ROW: Final = 20.0
 _THIN_ROW: Final = 7.0
 _HEAD: Final = 26.0
 _PROFILE: Final = 40.0
-_BINS: Final = 240
-_LETTERS: Final = 33
+_BINS: Final = 280
+_LETTERS: Final = 29
 
 
 @dataclass(frozen=True)

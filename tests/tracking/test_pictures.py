@@ -94,7 +94,7 @@ def test_each_try_is_a_bar_at_its_site_from_queue_to_end() -> None:
     told = {texts(bar)[0] + texts(bar)[1]: bar for bar in bars}
     assert sorted(told) == [
         "prepare✓ 30 s", "train C=0✓ 30 s", "train C=0✗ failed, 30 s", "train C=1✗ failed, 30 s",
-        "train C=2▶ running, 2 min 20 s", "train C=3… queued, waited 3 min 20 s",
+        "train C=2▶ running, 2 min 20 s", "train C=3… queued, 3 min 20 s",
         "train C=4■ killed, 30 s",
     ]  # fmt: skip
     waiting, running = (
@@ -104,7 +104,7 @@ def test_each_try_is_a_bar_at_its_site_from_queue_to_end() -> None:
     assert (running[2] - running[0]) / (waiting[2] - waiting[0]) == pytest.approx(
         140 / 60, abs=0.01
     )
-    (only,) = told["train C=3… queued, waited 3 min 20 s"].iter(f"{SVG}rect")
+    (only,) = told["train C=3… queued, 3 min 20 s"].iter(f"{SVG}rect")
     assert "wait" in only.attrib["class"].split()
     for one, other in combinations(bars, 2):
         assert apart(

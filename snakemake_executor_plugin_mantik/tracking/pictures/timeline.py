@@ -159,7 +159,8 @@ class _Drawing:
         if seconds is not None:
             told.append(duration(seconds))
         elif (in_queue := waited(node, self.now)) is not None:
-            told.append(f"waited {duration(in_queue)}")
+            word = "" if node.state is State.QUEUED else "waited "
+            told.append(f"{word}{duration(in_queue)}")
         self.drawn_bars.append(
             Bar(
                 node, title(node, self.now), self.y + row * 0.12, row * 0.76,

@@ -178,8 +178,11 @@ def logs(
         bool, typer.Option("--controller", help="What Snakemake says, not the job.")
     ] = False,
 ) -> None:
-    """Print the output of a run's job; before there is one, what Snakemake says."""
-    from snakemake_executor_plugin_mantik.runs.logs import printed
+    """Print the output of a run's job, from the site while it runs.
+
+    Before there is a job, or if there never was one, it is what Snakemake says.
+    """
+    from snakemake_executor_plugin_mantik.runs import logs as said
 
     found = _find(run)
     if found.here is None:
@@ -187,9 +190,13 @@ def logs(
             "it was not submitted from here", where=f"run {found.run_id}",
             do="Its log is among its artifacts in MLflow, below mantik/, once it is over",
         )  # fmt: skip
-    for text in printed(found.here, follow=follow, of_controller=controller):
-        sys.stdout.write(printable(text))
-        sys.stdout.flush()
+    if controller or not said.of_job(found.here, _write, follow=follow):
+        said.of_controller(found.here, _write, follow=follow)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(printable(text))
+    sys.stdout.flush()
 
 
 @app.command()
@@ -228,8 +235,8 @@ def continue_(
     else:
         gone = [one]
     for each in gone:
-        start(each.directory)
-        typer.echo(f"Run {each.request.run_id}: goes on.")
+        how = "goes on" if start(each.directory) else "its controller is there already"
+        typer.echo(f"Run {each.request.run_id}: {how}.")
     if not gone:
         typer.echo("No run is to be continued.")
 

@@ -41,14 +41,14 @@ def table(rows: "Sequence[Row]") -> Table:
 
 def details(found: "Found") -> dict[str, Any]:
     """All that is known of a run, for JSON."""
-    from snakemake_executor_plugin_mantik.runs.listing import row
+    from snakemake_executor_plugin_mantik.runs.listing import finite, row
 
     here = found.here
     made: dict[str, Any] = {"run_id": found.run_id, "state": "deleted in MLflow", "note": ""}
     if found.run is not None:
         experiment = found.store.experiment_name(found.run.info.experiment_id)
         made |= row(found.run, experiment, here, found.store).as_json()
-        made["metrics"] = dict(found.run.data.metrics)
+        made["metrics"] = finite(found.run.data.metrics)
         made["parameters"] = dict(found.run.data.params)
         made["tags"] = {k: v for k, v in found.run.data.tags.items() if k.startswith("mantik.")}
     if here is not None:
@@ -132,11 +132,15 @@ def _duration(seconds: float | None) -> str:
     return duration(seconds) if seconds is not None else ""
 
 
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
 def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
 
 
-def _metrics(metrics: Mapping[str, float]) -> str:
-    some = [f"{name}={value:.4g}" for name, value in sorted(metrics.items())[:_METRICS]]
+def _metrics(metrics: Mapping[str, float | str]) -> str:
+    some = [f"{name}={_short(value)}" for name, value in sorted(metrics.items())[:_METRICS]]
     more = [f"and {len(metrics) - _METRICS} more"] if len(metrics) > _METRICS else []
     return ", ".join([*some, *more])

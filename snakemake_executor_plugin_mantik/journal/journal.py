@@ -369,6 +369,8 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
             sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
         ) as db:
             db.row_factory = sqlite3.Row
+            if not db.execute("PRAGMA user_version").fetchone()[0]:
+                return []  # its first controller is about to fill it
             if not name:
                 return read_tries(db, "", ())
             named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"

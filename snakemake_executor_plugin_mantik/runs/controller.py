@@ -38,6 +38,8 @@ _FOREIGN: Final = ("SNAKEMAKE_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", RUN_ID)
 """How variables begin that were set for something else, and would change the run."""
 
 _INTERRUPTED: Final = 130
+_LOOKS: Final = 4
+_LOOK_S: Final = 0.1
 
 # As whoever starts and asks
 
@@ -106,12 +108,18 @@ def taken(directory: RunDirectory) -> BinaryIO | None:
             f"the run's lock cannot be used ({error.strerror or error})",
             where=str(directory.path),
         ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    return lock
+    for left in reversed(range(_LOOKS)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if left:  # somebody may just have looked whether it is held
+                time.sleep(_LOOK_S)
+        else:
+            # Nobody is interrupted whom an earlier holder has named.
+            lock.truncate(0)
+            return lock
+    lock.close()
+    return None
 
 
 def is_alive(directory: RunDirectory) -> bool:
@@ -192,8 +200,9 @@ class _Controller:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._hear)
         holder = {"group": os.getpgrp(), "pid": os.getpid(), "host": platform.node()}
-        os.ftruncate(self._lock, 0)
         os.write(self._lock, json.dumps(holder).encode())
+        if self._directory.cancelled.exists():  # by somebody who could not see whom to interrupt
+            self._stopped = signal.SIGINT
         request = read(self._directory)
         workdir = self._directory.path / request.folder
         os.chdir(workdir)
@@ -242,11 +251,10 @@ class _Controller:
             self._child.send_signal(number)
 
     def _settle(self, request: Request) -> None:
-        from snakemake_executor_plugin_mantik.runs.settling import is_told, settle
+        from snakemake_executor_plugin_mantik.runs.settling import settle
 
         try:
-            if not is_told(self._directory, request):
-                settle(self._directory, request)
+            settle(self._directory, request)
         except MantikError as error:
             # Whoever asks about the run tries again.
             sys.stderr.write(f"MLflow has not been told of the end yet. {error}\n")

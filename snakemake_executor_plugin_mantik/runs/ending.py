@@ -88,9 +88,11 @@ def remove(run: Here) -> None:
         MantikError: something of it is left.
     """
     lock = controller.taken(run.directory)
-    if lock is None or here(run.directory).end is None:
+    if lock is None:
         raise UserError("it is under way", where=f"run {run.request.run_id}")
     with lock:
+        if here(run.directory).end is None:
+            raise UserError("it is not over", where=f"run {run.request.run_id}")
         try:
             shutil.rmtree(run.directory.path)
         except OSError as error:

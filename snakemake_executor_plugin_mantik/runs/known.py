@@ -76,7 +76,9 @@ def find_here(word: str) -> Here | None:
     Raises:
         UserError: it may be several.
     """
-    if (home() / word / "request.json").is_file() and "/" not in word:
+    if "/" in word:
+        return None
+    if (home() / word / "request.json").is_file():
         return here(RunDirectory(home() / word))
     close = [p for p in _directories() if len(word) >= SHORTEST and p.name.startswith(word)]
     found = [here(RunDirectory(path)) for path in close]

@@ -1,5 +1,6 @@
 """Runs as they are listed and found: in MLflow, and in their directories here. Needs mlflow."""
 
+import math
 import os
 import re
 import time
@@ -14,7 +15,6 @@ from snakemake_executor_plugin_mantik.runs.known import Here
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.settling import settle
 from snakemake_executor_plugin_mantik.runs.store import (
-    ENDED,
     SITE,
     Store,
     conditions,
@@ -53,7 +53,7 @@ class Row:
     ended: float | None
     waited: float | None
     ran: float | None
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | str]
     note: str
     here: bool
     uri: str
@@ -91,6 +91,8 @@ def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
         MantikError: no store answers.
     """
     there = known.all_here()
+    for each in there:
+        _settled(each, say)
     uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
     stores = [uri for uri in uris if _is_there(uri)]
     found: list[Row] = []
@@ -109,6 +111,14 @@ def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
     return sorted(found, key=lambda row: row.started, reverse=True)[: wanted.limit]
 
 
+def _settled(run: Here, say: Callable[[str], None]) -> None:
+    if run.end is not None:
+        try:
+            settle(run.directory, run.request)
+        except MantikError as error:
+            say(f"run {run.request.run_id}: {error}")
+
+
 def _is_there(uri: str) -> bool:
     """Whether a store is there to be asked; MLflow would make a SQLite file that is not."""
     path = uri.removeprefix("sqlite:///")
@@ -119,15 +129,13 @@ def _in_store(store: Store, wanted: Wanted, there: Mapping[str, Here]) -> list[R
     condition = conditions(
         [
             f"tags.`{SITE}` = {quoted(wanted.site)}" if wanted.site else f"tags.`{SITE}` LIKE '%'",
-            # What is over here may not be known there yet.
             f"attributes.start_time >= {int(wanted.since * 1000)}" if wanted.since else "",
-            f"attributes.status = {quoted(wanted.state)}" if wanted.state in ENDED else "",
+            f"attributes.status = {quoted(wanted.state)}" if wanted.state else "",
         ]
     )
     runs = store.search(condition, wanted.experiment, wanted.limit)
     names = {e: store.experiment_name(e) for e in {run.info.experiment_id for run in runs}}
-    made = [row(run, names[run.info.experiment_id], there.get(_owner(run)), store) for run in runs]
-    return [each for each in made if not wanted.state or each.state == wanted.state]
+    return [row(run, names[run.info.experiment_id], there.get(_owner(run)), store) for run in runs]
 
 
 def _owner(run: Any) -> str:
@@ -135,7 +143,7 @@ def _owner(run: Any) -> str:
 
 
 def row(run: Any, experiment: str, here: Here | None, store: Store) -> Row:
-    """One of MLflow's runs; where its end is known here alone, MLflow is told of it.
+    """One of MLflow's runs.
 
     Args:
         run: MLflow's.
@@ -145,14 +153,8 @@ def row(run: Any, experiment: str, here: Here | None, store: Store) -> Row:
     """
     info, tags = run.info, run.data.tags
     state, note = info.status, str(tags.get("mantik.reason", "")).partition("\n")[0]
-    last = here is not None and here.request.run_id == info.run_id
-    if last and here is not None and state not in ENDED:
-        if here.end is not None:
-            settle(here.directory, here.request)
-            told = store.run(info.run_id)
-            state = told.info.status if told is not None else state
-        elif here.gone:
-            note = GONE
+    if here is not None and here.request.run_id == info.run_id and here.gone:
+        note = GONE
     waited = run.data.metrics.get(f"{OURS}queued_seconds")
     ran = run.data.metrics.get(f"{OURS}running_seconds")
     if here is not None and (tries := here.tries):
@@ -164,9 +166,14 @@ def row(run: Any, experiment: str, here: Here | None, store: Store) -> Row:
         started=info.start_time / 1000,
         ended=info.end_time / 1000 if info.end_time else None,
         waited=waited, ran=ran,
-        metrics={k: v for k, v in run.data.metrics.items() if not k.startswith(OURS)},
+        metrics=finite({k: v for k, v in run.data.metrics.items() if not k.startswith(OURS)}),
         note=note, here=here is not None, uri=store.uri,
     )  # fmt: skip
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """Metrics for JSON, which has no infinity and nothing that is no number: these are texts."""
+    return {name: v if math.isfinite(v) else str(v) for name, v in metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,7 @@ def refreshed(found: Found) -> Found:
     if found.here is None:
         return found
     now = known.here(found.here.directory)
-    if now.end is not None and found.run is not None and found.run.info.status not in ENDED:
+    if now.end is not None and found.run is not None:
         settle(now.directory, now.request)
     return replace(found, here=now, run=found.store.run(found.run_id))
 

@@ -1,55 +1,140 @@
-"""What a run says: its job's output, and its controller's."""
+"""What a run says: its job's output, at the site while it runs, and its controller's."""
 
+import asyncio
+import codecs
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from snakemake_executor_plugin_mantik.atsites import credentials_of, sites_of, workspace_name
+from snakemake_executor_plugin_mantik.config.reading import read_named
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
+from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal.database import Copy
+from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.known import Here
+from snakemake_executor_plugin_mantik.sites.base import Site
 
 LOOK_S: Final = 0.5
-"""Seconds between two looks at a log that grows."""
+"""Seconds between two looks at a log here that grows."""
+
+LOOK_THERE_S: Final = 5.0
+"""Seconds between two looks at a log at a site; each takes one or two requests."""
 
 _PIECE: Final = 1 << 16
 
+Write = Callable[[str], None]
 
-def printed(run: Here, *, follow: bool, of_controller: bool) -> Iterator[str]:
-    """The text of a run's log, in pieces.
+
+def of_controller(run: Here, write: Write, *, follow: bool) -> None:
+    """Write what a run's controller and Snakemake have said.
 
     Args:
         run: the run.
-        follow: whether to wait for what comes, until the run is over.
-        of_controller: what Snakemake says, and not the job's output.
+        write: takes a piece of text.
+        follow: whether to wait for what comes, until no controller is there.
     """
-    if (follow and run.alive) or of_controller or _job_log(run) is None:
-        yield from _grown(run, follow=follow)
-    if not of_controller and (log := _job_log(run)) is not None:
-        yield from _all(log)
-
-
-def _job_log(run: Here) -> Path | None:
-    """The output of the last job that has ended."""
-    for record in reversed(run.tries):
-        path = run.workdir / record.log
-        if record.log and path.is_file():
-            return path
-    return None
-
-
-def _grown(run: Here, *, follow: bool) -> Iterator[str]:
     with run.directory.log.open(errors="replace") as file:
         while True:
             # Asked before it is read: what is written after that is read once more.
             alive = follow and controller.is_alive(run.directory)
             while text := file.read(_PIECE):
-                yield text
+                write(text)
             if not alive:
                 return
             time.sleep(LOOK_S)
 
 
-def _all(path: Path) -> Iterator[str]:
-    with path.open(errors="replace") as file:
-        while text := file.read(_PIECE):
-            yield text
+def of_job(run: Here, write: Write, *, follow: bool) -> bool:
+    """Write the output of a run's job, from the site as long as it is not here.
+
+    Args:
+        run: the run.
+        write: takes a piece of text.
+        follow: whether to wait for what comes, until no controller is there.
+
+    Returns:
+        Whether there was a job that may have had an output.
+
+    Raises:
+        MantikError: the site is to be asked and cannot be.
+    """
+    return asyncio.run(_of_job(run, write, follow=follow))
+
+
+async def _of_job(run: Here, write: Write, *, follow: bool) -> bool:
+    last, shown, told = "", 0, codecs.getincrementaldecoder("utf-8")("replace")
+    async with AsyncExitStack() as stack:
+        site: Site | None = None
+        while True:
+            alive = controller.is_alive(run.directory)
+            record = next(reversed(run.tries), None)
+            if record is not None and record.id != last:  # it was tried again
+                last, shown = record.id, 0
+            if record is not None and (log := _here(run, record)) is not None:
+                shown += _rest(log, shown, write, told)
+            elif record is not None and record.site_jobs:
+                if site is None:
+                    site = await stack.enter_async_context(_site(run, record))
+                async for piece in _there(site, record.paths.log, shown, patient=follow):
+                    shown += len(piece)
+                    write(told.decode(piece))
+            if not (follow and alive):
+                return bool(last)
+            await asyncio.sleep(LOOK_THERE_S if site is not None else LOOK_S)
+
+
+def _here(run: Here, record: TryRecord) -> Path | None:
+    """The output of a job that has ended."""
+    path = run.workdir / record.log
+    return path if record.log and path.is_file() else None
+
+
+def _rest(log: Path, shown: int, write: Write, told: codecs.IncrementalDecoder) -> int:
+    size = 0
+    with log.open("rb") as file:
+        file.seek(shown)
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            write(told.decode(piece))
+    return size
+
+
+async def _there(site: Site, path: str, shown: int, *, patient: bool) -> AsyncIterator[bytes]:
+    """What a log at a site has more than was shown; nothing while it is not there."""
+    try:
+        entry = await site.stat(path)
+        if entry is not None and entry.size > shown:
+            async for piece in site.get(path, offset=shown):
+                yield piece
+    except SiteNotFound:
+        return
+    except SiteError:
+        if not patient:
+            raise
+
+
+@asynccontextmanager
+async def _site(run: Here, record: TryRecord) -> AsyncIterator[Site]:
+    """The site of a try, reached beside the controller."""
+    path = str(run.directory.path / run.request.config)
+    configs = {record.site: read_named(record.site, path, run.workdir, project=None)}
+    credentials = credentials_of(configs, run.workdir)
+    for credential in credentials.values():
+        credential.login()
+    config = configs[record.site].config
+    planners = {record.site: Planner(config, run.request.account or None, run.workdir)}
+    copy = Copy(run.workdir / STATE)
+    workflow = copy.db.execute("SELECT id FROM workflow").fetchone()["id"]
+    copy.db.close()
+    sites = sites_of(configs, credentials, planners, workspace_name(run.workdir, workflow))
+    site, _ = sites[record.site]
+    try:
+        await site.open()
+        yield site
+    finally:
+        await site.close()

@@ -79,6 +79,11 @@ class RunDirectory:
         """There when the workflow is over and nothing of it is at the site."""
         return self.path / "ended.json"
 
+    @property
+    def told(self) -> Path:
+        """There when MLflow knows how the run ended."""
+        return self.path / "told"
+
     def project(self, name: str) -> Path:
         """The snapshot of a project of this name: the workflow's working directory."""
         readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]

@@ -1,11 +1,12 @@
 """The models of runs in MLflow's registry. Needs mlflow."""
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import mlflow
 from mlflow.exceptions import MlflowException
 
 from snakemake_executor_plugin_mantik.errors import UserError
@@ -59,9 +60,10 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
             return _again(store, name, run_id, logged)
         store.client.create_registered_model(name)
         try:
-            made = store.client.create_model_version(
-                name, source=_source(logged), run_id=run_id, model_id=logged.model_id
-            )
+            with as_the_only(store):
+                made = store.client.create_model_version(
+                    name, source=_source(logged), run_id=run_id, model_id=logged.model_id
+                )
         except BaseException:
             store.client.delete_registered_model(name)
             raise
@@ -69,6 +71,17 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
         known = json.loads(logged.tags.get(_VERSIONS, "[]"))
         store.client.set_logged_model_tags(logged.model_id, {_VERSIONS: json.dumps(known + link)})
     return Version(name, str(made.version), new=True)
+
+
+@contextmanager
+def as_the_only(store: Store) -> Iterator[None]:
+    """Have MLflow take a store for the only one: it looks models up there, whatever it is asked."""
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(store.client.tracking_uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
 
 
 def _again(store: Store, name: str, run_id: str, logged: Any) -> Version:

@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -25,50 +26,38 @@ def status_of(directory: RunDirectory) -> str:
     return "KILLED" if directory.cancelled.exists() else "FAILED"
 
 
-def is_told(directory: RunDirectory, request: Request) -> bool:
-    """Whether the tracking of jobs has told MLflow how the run ended, without asking MLflow."""
-    outbox = _outbox(directory, request)
-    if outbox is None:
-        return False
-    try:
-        try_id = outbox.adopted(request.run_id)
-        return bool(try_id) and outbox.settled(try_id)
-    except sqlite3.Error:
-        return False
-    finally:
-        outbox.close()
-
-
 def settle(directory: RunDirectory, request: Request) -> None:
-    """Tell MLflow how a run that is over ended, if it does not know. Needs mlflow.
+    """See to it that MLflow knows how a run ended that is over. Imports mlflow if it does not.
 
     What is still in the workflow's outbox goes first, by a process of its own.
 
     Raises:
         MantikError: MLflow cannot be asked.
     """
-    outbox = _outbox(directory, request)
-    if outbox is not None:
-        try:
-            pending = outbox.pending()
-        except sqlite3.Error:
-            pending = 0
-        finally:
-            outbox.close()
-        if pending:
-            _tell_rest(directory.path / request.folder)
-            return
-    from snakemake_executor_plugin_mantik.runs.store import Store
+    if directory.told.exists():
+        return
+    pending, told = _outbox(directory, request)
+    if pending:
+        _tell_rest(directory.path / request.folder)
+        return
+    if not told:
+        from snakemake_executor_plugin_mantik.runs.store import Store
 
-    Store(request.tracking_uri).end(request.run_id, status_of(directory), _REASON)
+        Store(request.tracking_uri).end(request.run_id, status_of(directory), _REASON)
+    directory.told.touch()
 
 
-def _outbox(directory: RunDirectory, request: Request) -> Outbox | None:
+def _outbox(directory: RunDirectory, request: Request) -> tuple[bool, bool]:
+    """Whether the tracking of jobs has something left to tell, and whether it has told the end."""
     path = directory.path / request.folder / DIRECTORY / OUTBOX
+    if not path.exists():
+        return False, False
     try:
-        return Outbox(path) if path.exists() else None
+        with closing(Outbox(path)) as outbox:
+            try_id = outbox.adopted(request.run_id)
+            return outbox.pending() > 0, bool(try_id) and outbox.settled(try_id)
     except sqlite3.Error:
-        return None
+        return False, False
 
 
 def _tell_rest(workdir: Path) -> None:

@@ -239,7 +239,7 @@ def _submitted(stage: RunDirectory, request: Request, point: EntryPoint | None) 
     try:
         _become(stage, directory, request, made)
         controller.start(directory)
-    except (MantikError, OSError):
+    except BaseException:
         if not directory.request.exists():
             store.end(made.run_id, "KILLED", "it was never submitted")
         raise

@@ -390,6 +390,12 @@ def test_history_without_a_journal(tmp_path: Path) -> None:
         history(tmp_path)
 
 
+def test_history_of_a_journal_that_is_just_being_made(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        assert history(tmp_path) == []
+
+
 def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
     steps = []
     for _ in range(3):

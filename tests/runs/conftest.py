@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ entry_points:
       data: {type: path, default: data.csv}
     command: "python train.py {alpha} {data}"
   waits:
-    command: "touch started && until test -e go; do sleep 0.1; done && echo over"
+    command: "echo begun && touch started && until test -e go; do sleep 0.1; done && echo over"
 """
 
 TRAIN = """
@@ -148,11 +149,25 @@ class Runs:
         self.project.close()
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs: a SQLite file, which takes seconds to make."""
+    made = tmp_path_factory.mktemp("store") / "runs.db"
+    MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments()
+    return made
+
+
 @pytest.fixture
-def runs(sandbox: Sandbox, tmp_path: Path) -> Iterator[Runs]:
+def store_uri(empty_store: Path, tmp_path: Path) -> str:
+    """A store of the test's own."""
+    shutil.copyfile(empty_store, tmp_path / "runs.db")
+    return f"sqlite:///{tmp_path}/runs.db"
+
+
+@pytest.fixture
+def runs(sandbox: Sandbox, store_uri: str, tmp_path: Path) -> Iterator[Runs]:
     """Runs at the UNICORE site that go to a SQLite file."""
-    project = Project(tmp_path / "it's here", place(sandbox, "hpc1"))
-    made = Runs(project, f"sqlite:///{tmp_path}/runs.db")
+    made = Runs(Project(tmp_path / "it's here", place(sandbox, "hpc1")), store_uri)
     yield made
     made.close()
 

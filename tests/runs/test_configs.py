@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home, mak
 from snakemake_executor_plugin_mantik.runs.request import read
 
 KEYS = {"UnicoreApiUrl": "https://x.org/rest/core", "Resources": {"Queue": "q"}}
-MLFLOW = {
+MLFLOW: dict[str, object] = {
     "ENV_MANAGER": None, "SYNCHRONOUS": False, "DOCKER_ARGS": {}, "STORAGE_DIR": None,
     "build_image": False, "docker_auth": None,
 }  # fmt: skip

@@ -73,6 +73,8 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     # A second one is refused while the first is there.
     assert runs.here(run_id).alive
     assert not controller.start(runs.directory(run_id))
+    # The job's output is still at the site.
+    assert runs.tell("logs", run_id).ok().output == "begun\n"
 
     runs.kill(run_id)
 

@@ -7,7 +7,12 @@ from mlflow.entities.logged_model_status import LoggedModelStatus
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.runs.registry import Version, register, unregister
+from snakemake_executor_plugin_mantik.runs.registry import (
+    Version,
+    as_the_only,
+    register,
+    unregister,
+)
 from snakemake_executor_plugin_mantik.runs.store import Store
 from tests.tracking.conftest import TrackingServer, tracking_server
 
@@ -15,9 +20,9 @@ __all__ = ["tracking_server"]
 
 
 @pytest.fixture(params=["file", "server"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "file":
-        return Store(f"sqlite:///{tmp_path}/runs.db")
+        return Store(request.getfixturevalue("store_uri"))
     server: TrackingServer = request.getfixturevalue("tracking_server")
     return Store(server.uri)
 
@@ -50,7 +55,8 @@ def test_registered_once_and_taken_out(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"taken, by a model of {one}"):
         register(store, client.get_run(two), name, "model")
     # A version that somebody has added by hand stays, and so do its aliases.
-    client.create_model_version(name, version.source)
+    with as_the_only(store):
+        client.create_model_version(name, version.source, two, model_id=model.model_id)
     client.set_registered_model_alias(name, "best", "2")
     client.set_registered_model_alias(name, "first", "1")
 
@@ -58,7 +64,8 @@ def test_registered_once_and_taken_out(store: Store, tmp_path: Path) -> None:
         unregister(store, client.get_run(one))
     assert len(client.search_model_versions(f"name = '{name}'")) == 2
     unregister(store, client.get_run(one), force=True)
-    assert dict(client.get_registered_model(name).aliases) == {"best": "2"}
+    aliases = client.get_registered_model(name).aliases.items()
+    assert {alias: str(number) for alias, number in aliases} == {"best": "2"}
     assert client.get_logged_model(model.model_id).tags["mlflow.modelVersions"] == "[]"
 
     other = f"{name}-other"

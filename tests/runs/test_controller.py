@@ -1,0 +1,119 @@
+"""Controllers whose workflow never gets as far as a job, and runs that have none."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.runs import controller
+from snakemake_executor_plugin_mantik.runs.ending import cancel, remove
+from snakemake_executor_plugin_mantik.runs.known import Here, find_here, here
+from snakemake_executor_plugin_mantik.runs.listing import GONE, Wanted, find, refreshed, rows
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+from snakemake_executor_plugin_mantik.runs.request import Request, write
+from snakemake_executor_plugin_mantik.runs.store import SITE, Store
+
+
+@pytest.fixture
+def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """A run that was made and whose controller was never started."""
+    monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
+    made = Store(store_uri).make("churn", "", "first", {SITE: "alps"}, {"alpha": "1"})
+    directory = RunDirectory(tmp_path / "runs" / made.run_id)
+    (directory.path / "project" / "churn").mkdir(parents=True)
+    request = Request(
+        uri="/churn", version="", commit="", folder="project/churn", entry_point="main",
+        parameters={}, values={}, extra={}, site="alps", config="site/alps.yaml", config_source="",
+        account="", tracking_uri=store_uri, experiment_id=made.experiment_id, experiment="churn",
+        name=made.name, created=time.time(), run_id=made.run_id,
+    )  # fmt: skip
+    write(directory, request)
+    return here(directory)
+
+
+def listed(**wanted: str) -> list[tuple[str, str]]:
+    found = rows(Wanted(**wanted), pytest.fail)  # type: ignore[arg-type]
+    return [(row.state, row.note) for row in found]
+
+
+def status(run: Here) -> str:
+    return str(Store(run.request.tracking_uri).run(run.request.run_id).info.status)
+
+
+def test_a_mistake_that_only_the_controller_finds(run: Here) -> None:
+    assert listed() == [("SCHEDULED", GONE)]
+    assert listed(state="SCHEDULED") == [("SCHEDULED", GONE)]
+
+    assert controller.start(run.directory)
+    controller.wait(run.directory)
+
+    now = here(run.directory)
+    assert now.end is not None
+    assert now.end["exit_code"] == 2
+    assert "there is no MLproject file" in run.directory.log.read_text()
+    assert status(run) == "FAILED"
+    assert listed(state="FAILED") == [
+        ("FAILED", "it ended before a job was sent; see smk-mantik runs logs")
+    ]
+    with pytest.raises(UserError, match="over already"):
+        cancel(now, pytest.fail)
+    remove(now)
+    assert find_here("first") is None
+    assert not run.directory.path.exists()
+
+
+def test_an_end_that_mlflow_was_not_told_of(run: Here) -> None:
+    controller.note_end(run.directory, 0)
+
+    assert listed() == [("FINISHED", "")]
+
+    found = refreshed(find("first"))
+    assert (found.run_id, found.run.info.status) == (run.request.run_id, "FINISHED")
+
+
+def test_cancelled_before_it_was_started(run: Here) -> None:
+    with pytest.raises(UserError, match="not over"):
+        remove(run)
+    cancel(run, pytest.fail)
+    assert status(run) == "KILLED"
+    assert here(run.directory).end is not None
+
+
+def test_what_the_controller_is_told(run: Here) -> None:
+    environ = {
+        "HOME": "/home/me", "SNAKEMAKE_MANTIK_TRACK": "none", "MLFLOW_RUN_ID": "other",
+        "MLFLOW_TRACKING_URI": "https://me:hunter2@mlflow.org", "MANTIK_RUN_ID": "other",
+    }  # fmt: skip
+    request = replace(run.request, account="a1", site="my-site")
+
+    made = controller.environment(request, run.directory, environ)
+
+    assert made["MLFLOW_TRACKING_URI"] == request.tracking_uri
+    assert made["MANTIK_MY_SITE_COMPUTE_BUDGET_ACCOUNT"] == "a1"
+    assert made["MANTIK_RUN_ID"] == request.run_id
+    assert made["HOME"] == "/home/me"
+    assert not {"SNAKEMAKE_MANTIK_TRACK", "MLFLOW_RUN_ID"} & made.keys()
+    # A password is taken from the environment, where it is the same server.
+    same = replace(request, tracking_uri="https://mlflow.org")
+    made = controller.environment(same, run.directory, environ)
+    assert made["MLFLOW_TRACKING_URI"] == "https://me:hunter2@mlflow.org"
+
+
+def test_named_by_the_beginning_of_its_id_or_not_at_all(run: Here) -> None:
+    twin = RunDirectory(run.directory.path.with_name(run.request.run_id[:8] + "0" * 24))
+    os.makedirs(twin.path)
+    write(twin, replace(run.request, run_id=twin.path.name))
+    with pytest.raises(UserError, match="may be several runs"):
+        find_here(run.request.run_id[:8])
+    with pytest.raises(UserError, match="may be several runs"):
+        find_here("first")
+    found = find_here(run.request.run_id)
+    assert found is not None
+    assert found.request == run.request
+    with pytest.raises(UserError, match="there is no run 'gone'"):
+        find("gone")
+    assert find_here("../" + run.request.run_id) is None

@@ -16,8 +16,8 @@ from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.private import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
+from snakemake_executor_plugin_mantik.schedule.fire import FIRING_S, forget_lock, shown
 from snakemake_executor_plugin_mantik.schedule.fire import fire as submit
-from snakemake_executor_plugin_mantik.schedule.fire import shown
 from snakemake_executor_plugin_mantik.schedule.loop import (
     Processes,
     Scheduler,
@@ -148,10 +148,8 @@ def edit(
     if wish == Wish():
         raise UserError("nothing is to be changed", do="Give at least one option; see --help")
     with _store() as store:
-        # Once more if a scheduler has looked at it meanwhile.
-        for _ in range(10):
-            if store.edit(planning.edited(_the(store, name), wish, planning.now(), _run_id)):
-                break
+        if not store.edit(planning.edited(_the(store, name), wish, planning.now(), _run_id)):
+            raise UserError("somebody else has changed it just now", where=name, do="Try again")
         _tell(store, _the(store, name), as_json=as_json)
 
 
@@ -162,6 +160,7 @@ def remove(name: Name) -> None:
         schedule = _the(store, name)
         under_way = any(firing.begun for firing in store.history(schedule.id))
         store.remove(schedule.id)
+        forget_lock(store.path.parent, schedule.id)
     typer.echo(f"{name} is removed.")
     if under_way:
         typer.echo("A run of it was being submitted and may have started: smk-mantik runs list")
@@ -268,7 +267,7 @@ def run(
     """Submit runs when they are due, until Ctrl-C. Several may run; each due time is one run."""
     stop = threading.Event()
     with _store() as store, present(store.path.parent):
-        processes = Processes(store, time.monotonic)
+        processes = Processes()
         scheduler = Scheduler(store, processes.submit, time.time)
         if once:
             _look(scheduler)
@@ -296,6 +295,7 @@ def _look(scheduler: Scheduler) -> float:
 @app.command(hidden=True)
 def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
+    signal.alarm(FIRING_S)  # which ends the process: it is as if it was killed
     from snakemake_executor_plugin_mantik.runs import again
     from snakemake_executor_plugin_mantik.tracking.worker import SETTINGS
 

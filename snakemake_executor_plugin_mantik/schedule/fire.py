@@ -16,6 +16,8 @@ from snakemake_executor_plugin_mantik.schedule.value import Firing, Schedule, St
 RETRY_FIRST_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0
 """Seconds until what failed is submitted again: at first; doubled each time, and never more."""
+FIRING_S: Final = 3600
+"""Seconds that a submission may take; its process is killed then, and another one goes on."""
 GIVE_UP_S: Final = 7 * 86400.0
 """Seconds after which it is given up if no later one is due before."""
 
@@ -115,6 +117,11 @@ def is_under_way(directory: Path, schedule_id: int) -> bool:
         return False
     with lock(directory, schedule_id) as ours:
         return not ours
+
+
+def forget_lock(directory: Path, schedule_id: int) -> None:
+    """Remove the lock file of a schedule that was removed; whoever holds it goes on."""
+    _lock_file(directory, schedule_id).unlink(missing_ok=True)
 
 
 def _lock_file(directory: Path, schedule_id: int) -> Path:

@@ -4,7 +4,7 @@ import fcntl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,9 +18,6 @@ LATE_S: Final = 120.0
 """Seconds after which a due time that nobody has looked at counts as missed."""
 LOOK_S: Final = 15.0
 """Seconds after which the store is looked at again: it may have been edited, a clock set."""
-FIRING_S: Final = 3600.0
-"""Seconds that a submission may take; then its process is killed and another one goes on."""
-
 
 _PRESENT: Final = "schedulers.lock"
 
@@ -122,42 +119,25 @@ class Processes:
     are not in the scheduler's process so.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
-        """Prepare.
-
-        Args:
-            store: of the schedules.
-            clock: does not jump, seconds.
-        """
-        self._directory = store.path.parent
-        self._clock = clock
-        self._running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+    def __init__(self) -> None:
+        """Prepare."""
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def submit(self, firing: Firing) -> None:
         """Begin to submit, unless a process of ours is at it."""
         self.reap()
-        if firing.id in self._running:
-            return
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", "fire",
-             str(firing.id)],
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        self._running[firing.id] = process, self._clock()
+        if firing.id not in self._running:
+            self._running[firing.id] = subprocess.Popen(
+                [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", "fire",
+                 str(firing.id)],
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
 
     def reap(self) -> None:
-        """Forget processes that have ended, end those that hang."""
-        for firing_id, (process, since) in list(self._running.items()):
-            if process.poll() is None and self._clock() - since > FIRING_S:
-                process.kill()
-                process.wait()
-            if process.poll() is not None:
-                del self._running[firing_id]
+        """Forget processes that have ended."""
+        self._running = {n: p for n, p in self._running.items() if p.poll() is None}
 
     def wait(self) -> None:
         """Wait until all have ended."""
-        for process, since in self._running.values():
-            left = FIRING_S - (self._clock() - since)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, left))
-        self.reap()
+        for process in self._running.values():
+            process.wait()

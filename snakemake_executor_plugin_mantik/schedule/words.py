@@ -4,6 +4,10 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.runs.known import here
+from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.settling import status_of
 from snakemake_executor_plugin_mantik.schedule.fire import is_under_way, shown
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Schedule, State
@@ -19,10 +23,21 @@ def became(store: Store, schedule: Schedule, firing: Firing) -> str:
     if firing.state is State.FIRING:
         return _pending(store, schedule, firing)
     return {
-        State.FIRED: f"run {firing.run}",
+        State.FIRED: f"run {firing.run} ({run_state(firing.run)})",
         State.MISSED: f"missed: {firing.told}",
         State.FAILED: f"not submitted, given up: {firing.told}",
     }[firing.state]
+
+
+def run_state(run_id: str) -> str:
+    """How far a run is, as its directory tells without asking MLflow."""
+    try:
+        run = here(RunDirectory(home() / run_id))
+    except MantikError:
+        return "not here any more"
+    if run.gone:
+        return "its controller is gone: smk-mantik runs continue"
+    return "under way" if run.end is None else status_of(run.directory)
 
 
 def _pending(store: Store, schedule: Schedule, firing: Firing) -> str:
@@ -61,6 +76,7 @@ def firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
         "due": datetime.fromtimestamp(firing.due, zone).isoformat(),
         "state": firing.state,
         "run": firing.run or None,
+        "run_state": run_state(firing.run) if firing.run else None,
         "attempts": firing.attempts,
         "reason": firing.told or None,
         "retry": datetime.fromtimestamp(firing.retry, zone).isoformat() if waits else None,

@@ -139,7 +139,7 @@ def matches(line: str, numbers: list[set[int]], wall: datetime) -> bool:
     return day or weekday if either else day and weekday
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     LINES,
     st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]),

@@ -14,11 +14,11 @@ from snakemake_executor_plugin_mantik.schedule.fire import DUE, SCHEDULE
 from snakemake_executor_plugin_mantik.schedule.loop import is_present
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Schedule, State
-from tests.runs.conftest import Runs, runs, sandbox
+from tests.runs.conftest import Runs, empty_store, runs, sandbox, store_uri
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, until
 
-__all__ = ["runs", "sandbox"]
+__all__ = ["empty_store", "runs", "sandbox", "store_uri"]
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -31,8 +31,12 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
-CANCEL_WAIT_S = 60.0
-"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told."""
+CANCEL_WAIT_S = 100.0
+"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told. One that
+leaves no marker takes longest: see `SILENT_BEATS`."""
+SILENT_BEATS = 1.5
+"""Heartbeats for which a job must have been silent before a site is believed that it has ended: a
+UNICORE server that runs jobs itself says so of each that it is asked to abort, and lets it run."""
 CANCEL_AGAIN_S = 5.0
 """Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
 CONFIRM_EVERY_S = 1.0
@@ -44,10 +48,19 @@ TIDY_WAIT_S = 30.0
 
 @dataclass
 class _LastSign:
-    """The last sign of life of a job that was asked to end: when, and how large its claim was."""
+    """The last sign of life of a job that was asked to end.
+
+    Attributes:
+        at: when it was.
+        bytes: how large its claim was.
+        denied: whether the site says that it has ended.
+        after_all: whether it came after the site had said so.
+    """
 
     at: float
     bytes: int = -1
+    denied: bool = False
+    after_all: bool = False
 
 
 class Ender:
@@ -79,6 +92,7 @@ class Ender:
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
         # One that goes on after its grace has not heard of it.
         self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
+        self._silent_s = SILENT_BEATS * settings.heartbeat_s
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
@@ -226,7 +240,13 @@ class Ender:
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
                     " waiting for it."
                 )
-            if clock() - asked > self._again_s:
+            if life.after_all:
+                self._tell(
+                    f"{record.name}: {record.site} says that the job {', '.join(ids)} has ended,"
+                    " but it goes on; it is told to end again."
+                )
+            if life.after_all or clock() - asked > self._again_s:
+                life.denied = life.after_all = False
                 asked = clock()
                 # It may be one that we do not know of that runs.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
@@ -262,7 +282,7 @@ class Ender:
                     if (marker := marker_name(name)) is not None and marker[0] == record.id:
                         return True, marker[1]
                 if (claim := entries.get(record.id)) is not None and claim.size != life.bytes:
-                    life.at, life.bytes = now, claim.size
+                    life.at, life.bytes, life.after_all = now, claim.size, life.denied
             if now - begun <= self._grace_s:
                 return False, None
             states = await self._site.states(ids) if ids else {}
@@ -272,7 +292,8 @@ class Ender:
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
         if phases <= {Phase.UNKNOWN}:
             return now - life.at > LOST_S, None
-        return phases == {Phase.ENDED}, None
+        life.denied = phases == {Phase.ENDED}
+        return life.denied and now - life.at > self._silent_s, None
 
     async def tidy(self) -> None:
         """At the end of a run: remove what nobody needs any more, as far as the site answers.

@@ -191,7 +191,9 @@ class Schedule:
             fate = Fate(starts=() if never else fate.starts, denied=True)
         if self.has("stalls", 0.5):
             chance = self.stream("stalls")
-            fate = replace(fate, stalled=(chance.uniform(0, 600), chance.uniform(0, LONGEST_STALL_S)))
+            fate = replace(
+                fate, stalled=(chance.uniform(0, 600), chance.uniform(0, LONGEST_STALL_S))
+            )
         elif self.has("deaf", 0.5):
             fate = replace(fate, deaf=True)
         return fate

@@ -109,12 +109,12 @@ class Project:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config = self.directory.parent / f"{self.place.name}.yaml"
         self.config.write_text(self.place.config)
-        self._started: list[Running] = []
+        self.started: list[Running] = []
         self._workflow: str | None = None
 
     def close(self) -> None:
         """Kill what a test that failed has left running."""
-        for running in self._started:
+        for running in self.started:
             running.kill()
 
     def write(self, path: str, text: str = "x\n") -> Path:
@@ -194,8 +194,8 @@ class Project:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )
-        self._started.append(Running(process, log))
-        return self._started[-1]
+        self.started.append(Running(process, log))
+        return self.started[-1]
 
     def twin(self) -> "Project":
         """The same files in another directory, to be run with Snakemake's own local executor."""

@@ -343,11 +343,11 @@ class World:
             full = job.fate.full
             said = "AssocMaxSubmitJobLimit" if full else "Invalid account"
             return JobState(Phase.ENDED, Reason.REJECTED, said, later=full)
-        if not job.starts:
-            return JobState(Phase.UNKNOWN)
         if job.promised:
             return JobState(Phase.ENDED, Reason.CANCELLED)
-        start = job.starts[-1]
+        return self._last_state(job.starts[-1]) if job.starts else JobState(Phase.UNKNOWN)
+
+    def _last_state(self, start: _Start) -> JobState:
         number = "" if start.phase is Phase.WAITING else str(start.number)
         if start.phase is Phase.ENDED:
             told = self.now - start.ended - start.told_after
@@ -403,7 +403,9 @@ class World:
     def _beat(self, job: _Job, start: _Start) -> None:
         if start.phase is Phase.RUNNING:
             claim = self.files.get(job.spec.paths.claim)
-            if claim is not None and not self._hangs(start):  # its last block has room, even where nothing else has
+            if claim is not None and not self._hangs(
+                start
+            ):  # its last block has room, even where nothing else has
                 self.files[job.spec.paths.claim] = claim + b"."
             self.after(job.spec.limits.heartbeat_s, partial(self._beat, job, start))
 

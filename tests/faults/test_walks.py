@@ -3,7 +3,6 @@
 `MANTIK_REAL_SCHEDULES=200` walks so many seeds, `MANTIK_REAL_SEEDS=17-17` these.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,18 +12,11 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.faults.cell import cell_in, settings
 from tests.faults.walk import SNAKEFILE, Walk
+from tests.support.seeds import seeds
 
 pytestmark = pytest.mark.timeout(900)
 
 WALKS = 12
-
-
-def seeds() -> range:
-    """The seeds to walk."""
-    if chosen := os.environ.get("MANTIK_REAL_SEEDS", ""):
-        first, _, last = chosen.partition("-")
-        return range(int(first), int(last or first) + 1)
-    return range(int(os.environ.get("MANTIK_REAL_SCHEDULES", WALKS)))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +27,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield box
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(WALKS, "MANTIK_REAL_SEEDS", number="MANTIK_REAL_SCHEDULES"))
 def test_no_job_lost_doubled_or_misreported(
     seed: int, box: Sandbox, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -341,6 +341,7 @@ def test_given_up_though_the_site_only_says_that_it_has_ended_it(tmp_path: Path)
 
     said = "\n".join(simulate(tmp_path, world, play))
     first, second = world.runs
+    assert first.how == "exit 0"
     assert first.ended is not None
     assert first.ended <= second.begun
     assert "says that the job id-1000 has ended, but it goes on; it is told to end again" in said
@@ -369,6 +370,7 @@ def test_given_up_though_the_site_has_ended_it_and_denies_its_claim_once(tmp_pat
 
     assert simulate(tmp_path, world, play).succeeded
     first, second = world.runs
+    assert first.how == "exit 0"
     assert first.ended is not None
     assert first.ended <= second.begun
 

@@ -286,7 +286,8 @@ class World:
             return
         del self.jobs[job_id]
         for start in job.starts:
-            self._kill(job, start, Reason.CANCELLED)
+            if not (job.fate.deaf and start.phase is Phase.RUNNING):
+                self._kill(job, start, Reason.CANCELLED)
 
     def cancel(self, job_id: str) -> None:
         """Ask a job to end: one that runs says so with its last breath."""

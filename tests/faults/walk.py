@@ -10,12 +10,16 @@ import hashlib
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from tests.faults.cell import NEVER_ENDED, Cell, Count
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.faults.cell import NEVER_ENDED, Cell, Count, cell_in, settings
 from tests.faults.faults import FAULTS, Fault, calling, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Act, Rule
@@ -86,8 +90,8 @@ class Break:
 
     fault: Fault
     kind: str
-    times: int | None
-    skip: int
+    times: int | None = 1
+    skip: int = 0
 
     def __str__(self) -> str:
         return f"{self.fault.name} at {self.kind} x{self.times} after {self.skip}"
@@ -99,8 +103,8 @@ class End:
 
     signal: signal.Signals
     kind: str
-    skip: int
-    how: str
+    skip: int = 0
+    how: str = "passed"
 
     def __str__(self) -> str:
         return f"{self.signal.name} at {self.kind} after {self.skip}, the request {self.how}"
@@ -120,9 +124,9 @@ class End:
 class Move:
     """One run: what breaks in it, whether what broke before still does, and how it ends."""
 
-    breaks: tuple[Break, ...]
-    heals: bool
-    end: End | None
+    breaks: tuple[Break, ...] = ()
+    heals: bool = True
+    end: End | None = None
 
     def __str__(self) -> str:
         told = [*map(str, self.breaks), str(self.end or "runs on")]
@@ -131,48 +135,42 @@ class Move:
 
 @dataclass
 class Walk:
-    """All chance of one seed.
+    """Some runs of a workflow, and what is to happen to them.
 
     Attributes:
+        name: to find it again by.
+        api: what the site speaks.
         moves: the runs before the last one.
         pace: how many seconds jobs take beside their work.
         ends: how many runs were ended from here.
         faults: how many requests met a fault.
     """
 
-    seed: int
-    api: str = field(init=False)
-    moves: Sequence[Move] = field(init=False)
-    pace: int = field(init=False)
+    name: str
+    api: str
+    moves: Sequence[Move]
+    pace: int = 0
     ends: int = 0
     faults: int = 0
 
-    def __post_init__(self) -> None:
-        chance = random.Random(self.seed)
-        self.api = chance.choice(("unicore", "firecrest"))
-        self.pace = chance.choice(PACES)
-        self.moves = [self._move(chance) for _ in range(chance.randint(1, RUNS))]
-
-    def _move(self, chance: random.Random) -> Move:
-        known = dict(KINDS[self.api])
-        kinds = [kind for step in STEPS.values() for kind in step if kind in known]
-
-        def some() -> Break:
-            fault = chance.choice(FAULTS)
-            times = fault.times and chance.randint(1, min(2, fault.times))
-            return Break(fault, chance.choice(kinds), times, chance.randint(0, 2))
-
-        end = None
-        if chance.random() < 0.85:
-            how = chance.choice(("passed", "lost", "answered to nobody"))
-            kind = chance.choice(OFTEN if chance.random() < 0.8 else kinds)
-            end = End(chance.choice(ENDS), kind, chance.randint(0, 3), how)
-        breaks = tuple(some() for _ in range(chance.choice((0, 1, 1, 2))))
-        return Move(breaks, chance.random() < 0.7, end)
-
     def __str__(self) -> str:
         told = "".join(f"\n  {number}. {move}" for number, move in enumerate(self.moves, 1))
-        return f"seed {self.seed} at {self.api}, jobs of {self.pace} s:{told}"
+        return f"{self.name} at {self.api}, jobs of {self.pace} s:{told}"
+
+    def through(self, box: Sandbox, directory: Path) -> Count:
+        """Play it at the site of a sandbox that is named after the API; what became of the jobs.
+
+        Raises:
+            AssertionError: a job was lost, doubled or misreported.
+        """
+        with cell_in(box, self.api, self.api, directory, snakefile=SNAKEFILE) as cell:
+            try:
+                count = self.play(cell)
+            except AssertionError as error:
+                error.add_note(str(self))
+                raise
+            assert not count.wrong, f"{count.wrong}\n{self}\n{cell.outputs()}"
+            return count
 
     def play(self, cell: Cell) -> Count:
         """Play it; what became of the jobs.
@@ -288,3 +286,38 @@ def results(cell: Cell) -> dict[str, bytes]:
         "diary.txt": diary, "out/again.txt": again, "sum.txt": f"{digest}  -\n".encode(),
         **dict(zip(names, parts, strict=False)),
     }  # fmt: skip
+
+
+def walk_of(seed: int) -> Walk:
+    """The walk of a seed."""
+    chance = random.Random(seed)
+    api = chance.choice(tuple(KINDS))
+    pace = chance.choice(PACES)
+    moves = [_move(chance, api) for _ in range(chance.randint(1, RUNS))]
+    return Walk(f"seed {seed}", api, moves, pace)
+
+
+def _move(chance: random.Random, api: str) -> Move:
+    known = dict(KINDS[api])
+    kinds = [kind for step in STEPS.values() for kind in step if kind in known]
+
+    def some() -> Break:
+        fault = chance.choice(FAULTS)
+        times = fault.times and chance.randint(1, min(2, fault.times))
+        return Break(fault, chance.choice(kinds), times, chance.randint(0, 2))
+
+    end = None
+    if chance.random() < 0.85:
+        how = chance.choice(("passed", "lost", "answered to nobody"))
+        kind = chance.choice(OFTEN if chance.random() < 0.8 else kinds)
+        end = End(chance.choice(ENDS), kind, chance.randint(0, 3), how)
+    breaks = tuple(some() for _ in range(chance.choice((0, 1, 1, 2))))
+    return Move(breaks, chance.random() < 0.7, end)
+
+
+@contextmanager
+def site_of_walks(directory: Path) -> Iterator[Sandbox]:
+    """A site of each API, for walks that come one after the other and leave nothing running."""
+    sites = [SiteOption("unicore"), SiteOption("firecrest", "firecrest")]
+    with Sandbox(directory, sites, settings(slots=3)) as box:
+        yield box

@@ -18,12 +18,11 @@ from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import (
-    JournalError,
     JournalLocked,
     MantikError,
     UserError,
 )
-from snakemake_executor_plugin_mantik.journal import FILE, Journal, TryRecord
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, journal_file
 from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
@@ -39,12 +38,7 @@ def journal_of(directory: Path) -> Journal:
         JournalError: there is none, or a Snakemake is running there.
     """
     state = directory / STATE
-    if not (state / FILE).exists():
-        raise JournalError(
-            "no job has been sent from here yet",
-            where=str(directory),
-            do="Name the workflow's working directory with -d",
-        )
+    journal_file(state)
     try:
         return Journal(state)
     except JournalLocked as error:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from snakemake_executor_plugin_mantik.afterwards import Afterwards, journal_of, reach
+from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
@@ -29,16 +30,8 @@ def cancel(
     ] = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="All that may be at the sites.")] = False,
-    directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
-    ] = Path(),
-    site: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]FILE",
-            help="A site's backend config, if it is not where the last run had it; repeatable.",
-        ),
-    ] = None,
+    directory: Workdir = Path(),
+    site: Sites = None,
     wait: Annotated[
         float, typer.Option(min=1, help="Seconds that the sites have to confirm it.")
     ] = 3 * CANCEL_WAIT_S,

@@ -10,6 +10,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.afterwards import Afterwards, journal_of, reach
 from snakemake_executor_plugin_mantik.cli.cancel import end
+from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.messages import size
@@ -26,16 +27,8 @@ def clean(
         typer.Argument(metavar="[SITE…]", help="Sites whose workspaces go; default: all."),
     ] = None,
     *,
-    directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
-    ] = Path(),
-    site: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]FILE",
-            help="A site's backend config, if it is not where the last run had it; repeatable.",
-        ),
-    ] = None,
+    directory: Workdir = Path(),
+    site: Sites = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Annotated[
         bool,

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -27,9 +28,7 @@ _SHOWN = {
 
 
 def jobs(
-    directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
-    ] = Path(),
+    directory: Workdir = Path(),
     every: Annotated[
         bool, typer.Option("--all", help="Also what later tries of the same jobs have replaced.")
     ] = False,

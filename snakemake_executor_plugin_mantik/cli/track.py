@@ -5,10 +5,11 @@ import importlib.util
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
@@ -20,9 +21,7 @@ IMPORT_S = 60.0
 
 
 def track(
-    directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
-    ] = Path(),
+    directory: Workdir = Path(),
 ) -> None:
     """Tell MLflow what it does not know yet of the runs of the workflow in a directory."""
     kept = directory / DIRECTORY

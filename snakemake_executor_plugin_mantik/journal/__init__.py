@@ -10,7 +10,12 @@ Readers (`smk-mantik jobs`) may look at any time.
 
 from snakemake_executor_plugin_mantik.journal.database import FILE, Copy
 from snakemake_executor_plugin_mantik.journal.files import FileLedger
-from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal, history
+from snakemake_executor_plugin_mantik.journal.journal import (
+    BUCKET_SIZE,
+    Journal,
+    history,
+    journal_file,
+)
 from snakemake_executor_plugin_mantik.journal.records import (
     FileRecord,
     SiteRecord,
@@ -31,4 +36,5 @@ __all__ = [
     "TryState",
     "history",
     "job_name",
+    "journal_file",
 ]

@@ -339,6 +339,22 @@ def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> 
     return records
 
 
+def journal_file(directory: Path) -> Path:
+    """The journal's file, in a workflow's directory for our state.
+
+    Raises:
+        JournalError: there is none.
+    """
+    path = directory / FILE
+    if not path.exists():
+        raise JournalError(
+            "no job has been sent from here yet",
+            where=str(path),
+            do="Run snakemake first, or name the workflow's working directory with -d",
+        )
+    return path
+
+
 def history(directory: Path, name: str = "") -> list[TryRecord]:
     """All tries of the workflow in `directory`, or those of the job `name` and of its groups.
 
@@ -347,11 +363,7 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
     Raises:
         JournalError: there is no journal, or it cannot be read.
     """
-    path = directory / FILE
-    if not path.exists():
-        raise JournalError(
-            "no job has been sent from here yet", where=str(path), do="Run snakemake first"
-        )
+    path = journal_file(directory)
     try:
         with closing(
             sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
@@ -359,8 +371,8 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
             db.row_factory = sqlite3.Row
             if not name:
                 return read_tries(db, "", ())
-            found = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
-            return read_tries(db, found, (name, name))
+            named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
+            return read_tries(db, named, (name, name))
     except sqlite3.DatabaseError as error:
         raise JournalError(
             f"the journal cannot be read ({error})",

@@ -171,3 +171,6 @@ def test_where_nothing_was_sent(project: Project, command: str) -> None:
     said = smk_mantik(project, command)
     assert said.code == 2
     tells(said.output, "no job has been sent from here yet")
+    said = smk_mantik(project, command, "-d", "nowhere")
+    assert said.code == 2
+    tells(said.output, "'nowhere' does not exist")

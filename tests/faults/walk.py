@@ -81,6 +81,8 @@ JOBS = ("first", "second", "large", "append", "again", "sum")
 DIARY = b"written before\n"
 OFTEN = ("make", "submit", "submit", "list", "marker", "marker", "archive", "file")
 """Kinds of requests that most runs make: at the others, a run is ended seldom."""
+MANY = ("submit", "list", "marker")
+"""Kinds of which a run makes several."""
 ENDS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -310,7 +312,8 @@ def _move(chance: random.Random, api: str) -> Move:
     if chance.random() < 0.85:
         how = chance.choice(("passed", "lost", "answered to nobody"))
         kind = chance.choice(OFTEN if chance.random() < 0.8 else kinds)
-        end = End(chance.choice(ENDS), kind, chance.randint(0, 3), how)
+        skip = chance.randint(0, 3) if kind in MANY else 0
+        end = End(chance.choice(ENDS), kind, skip, how)
     breaks = tuple(some() for _ in range(chance.choice((0, 1, 1, 2))))
     return Move(breaks, chance.random() < 0.7, end)
 

@@ -97,7 +97,7 @@ def test_a_test_that_fails_leaves_no_job_at_the_site(either: Project, sandbox: S
         """,
     )
     either.start()
-    until(lambda: (either.workspace / "begun").exists(), "a job that runs")
+    until((either.workspace / "begun").exists, "a job that runs")
 
     either.close()
 

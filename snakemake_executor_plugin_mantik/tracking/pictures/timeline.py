@@ -27,7 +27,7 @@ MOST_NAMES: Final = 100
 
 _NAMES: Final = 205.0
 _PLOT: Final = 560.0
-_AFTER: Final = 150.0
+_AFTER: Final = 195.0
 _TOP: Final = 20.0
 _ROW: Final = 20.0
 _THIN_ROW: Final = 7.0

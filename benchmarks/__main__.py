@@ -1,4 +1,7 @@
-"""Run all benchmarks, each against a sandbox of its own in another process, and print a table."""
+"""Run all benchmarks, each against a sandbox of its own in another process, and print a table.
+
+`python -m benchmarks soak` runs the one that `make bench` leaves out, since it takes minutes.
+"""
 
 import json
 import os
@@ -16,17 +19,22 @@ IN_FLIGHT = (1, 50, 500)
 MANY, LARGE = 10_000, 5_000_000_000
 """How many small files go up and come back, and how many bytes one large file has."""
 TRACKED = 200
+"""How many jobs become MLflow runs."""
+SOAKED = 5000
+"""How many jobs run while requests fail."""
 SITES = {"UNICORE": ["hpc1"], "firecREST": ["hpc2"], "both": ["hpc1", "hpc2"]}
 
 
-def sandboxed(directory: Path, module: str, *arguments: str) -> dict[str, float]:
+def sandboxed(
+    directory: Path, module: str, *arguments: str, timeout: float = 900.0
+) -> dict[str, float]:
     """Run a benchmark module inside a sandbox and return the figures that it prints last."""
     command = [sys.executable, "-m", "snakemake_executor_plugin_mantik", "sandbox", "run"]
     command += ["--site", "hpc1=unicore", "--site", "hpc2=firecrest"]
     command += ["--", sys.executable, "-m", module, *arguments]
     environment = os.environ | {"MANTIK_SANDBOX_DIR": str(directory)}
     done = subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=900
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=timeout
     )
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -79,9 +87,23 @@ def tracking() -> str:
     )
 
 
+def soak(jobs: int = SOAKED) -> str:
+    """What became of many jobs while requests failed."""
+    with tempfile.TemporaryDirectory() as directory:
+        f = sandboxed(Path(directory), "benchmarks.soak", str(jobs), timeout=4 * 3600.0)
+    return (
+        f"{f['jobs']:.0f} jobs run of {jobs}: {f['lost']:.0f} lost, {f['doubled']:.0f} doubled,"
+        f" {f['misreported']:.0f} misreported; {f['faults']:.0f} of {f['requests']:.0f} requests"
+        f" failed; {f['cpu_ms_per_job']:.1f} ms of CPU per job, {f['seconds']:.0f} s."
+    )
+
+
 def main() -> None:
-    """Print the tables."""
+    """Print the tables; with `soak` and perhaps a number of jobs, only what that shows."""
     console = Console()
+    if sys.argv[1:2] == ["soak"]:
+        console.print(soak(*map(int, sys.argv[2:])))
+        return
     table = Table("sites", "jobs in flight", "requests per job", "listings per cycle",
                   "CPU per job", "seconds", title="Trivial thin jobs")  # fmt: skip
     for title, names in SITES.items():

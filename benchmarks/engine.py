@@ -44,11 +44,22 @@ def request(number: int, site: str) -> JobRequest:
     )  # fmt: skip
 
 
-def opened(name: str, jobs: int, workdir: Path) -> tuple[Site, Planner]:
-    """A site of the sandbox, with its limits out of the way."""
-    loaded = read_all([f"{name}={os.environ['MANTIK_SANDBOX_DIR']}/{name}.yaml"], workdir)[name]
+def opened(
+    name: str, jobs: int, workdir: Path, *, configs: Path | None = None, **limits: int
+) -> tuple[Site, Planner]:
+    """A site of the sandbox, with its limits out of the way.
+
+    Args:
+        name: of the site.
+        jobs: how many may be there at the same time.
+        workdir: of the workflow.
+        configs: where the backend configs lie, if not the sandbox's own.
+        limits: fields of its settings that are other than in its config.
+    """
+    directory = configs or os.environ["MANTIK_SANDBOX_DIR"]
+    loaded = read_all([f"{name}={directory}/{name}.yaml"], workdir)[name]
     settings = loaded.config.site.model_copy(
-        update={"max_jobs": jobs, "submissions_per_second": 1000}
+        update={"max_jobs": jobs, "submissions_per_second": 1000, **limits}
     )
     config = loaded.config.model_copy(update={"site": settings})
     issuer = issuer_of(loaded, workdir)

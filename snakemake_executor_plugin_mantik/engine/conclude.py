@@ -250,10 +250,12 @@ class Concluder:
             return True
         if marker.failed_step != "bundles" or marker.signal:
             return False
+        if not life.staged:  # what an earlier run's script carried is not known
+            self._stager.purged()
+            return True
         bundles = [bundle for staged in life.staged for bundle in staged.bundles]
         self._stager.gone(list(dict.fromkeys(bundles)))
-        # What an earlier run's script carried is not known.
-        return bool(bundles) or not life.staged
+        return bool(bundles)
 
     async def _log(self, record: TryRecord, marker: Marker | None, path: Path) -> bytes:
         """The end of the job's log; trouble with it does not change how the job ended."""

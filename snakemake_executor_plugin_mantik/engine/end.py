@@ -29,10 +29,14 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     marker_name,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Phase, Site
+from snakemake_executor_plugin_mantik.sites.base import Entry, Phase, Site
 
-CANCEL_WAIT_S = 60.0
-"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told."""
+CANCEL_WAIT_S = 100.0
+"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told. One that
+leaves no marker takes longest: see `SILENT_BEATS`."""
+SILENT_BEATS = 1.5
+"""Heartbeats for which a job must have been silent before a site is believed that it has ended: a
+UNICORE server that runs jobs itself says so of each that it is asked to abort, and lets it run."""
 CANCEL_AGAIN_S = 5.0
 """Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
 CONFIRM_EVERY_S = 1.0
@@ -43,11 +47,30 @@ TIDY_WAIT_S = 30.0
 
 
 @dataclass
-class _LastSign:
-    """The last sign of life of a job that was asked to end: when, and how large its claim was."""
+class _Signs:
+    """The signs of life of a job that was asked to end.
 
-    at: float
-    bytes: int = -1
+    Attributes:
+        looked: when they were last looked for.
+        silent: for how many seconds there was none, of those in which the site let us look.
+        bytes: how large its claim was then; None if there was none.
+        denied: whether the site says that it has ended.
+        after_all: whether there was one after the site had said so.
+    """
+
+    looked: float
+    silent: float = 0.0
+    bytes: int | None = None
+    denied: bool = False
+    after_all: bool = False
+
+    def see(self, now: float, size: int | None) -> None:
+        """Note how large the claim is now. That it is there no more is no silence of the job's."""
+        self.silent += min(now - self.looked, 2 * CONFIRM_LONGEST_S)
+        self.looked = now
+        if size != self.bytes:
+            self.after_all = self.denied and size is not None and self.bytes is not None
+            self.bytes, self.silent = size, 0.0
 
 
 class Ender:
@@ -79,6 +102,7 @@ class Ender:
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
         # One that goes on after its grace has not heard of it.
         self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
+        self._silent_s = SILENT_BEATS * settings.heartbeat_s
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
@@ -210,7 +234,7 @@ class Ender:
         revoked = await self._patience.found(lambda: claims.revoke(self._site, record)) and not runs
         clock = asyncio.get_running_loop().time
         begun = told = asked = clock()
-        life = _LastSign(begun)
+        life = _Signs(begun)
         ids = list(record.site_jobs) or await self._find(record)
         await self._ask_to_end(ids)
         while not revoked:
@@ -226,7 +250,13 @@ class Ender:
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
                     " waiting for it."
                 )
-            if clock() - asked > self._again_s:
+            if life.after_all:
+                self._tell(
+                    f"{record.name}: {record.site} says that the job {', '.join(ids)} has ended,"
+                    " but it goes on; it is told to end again."
+                )
+            if life.after_all or clock() - asked > self._again_s:
+                life.denied = life.after_all = False
                 asked = clock()
                 # It may be one that we do not know of that runs.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
@@ -246,7 +276,7 @@ class Ender:
                 await self._patience(lambda: self._site.cancel(ids))
 
     async def _is_over(
-        self, record: TryRecord, ids: Sequence[str], begun: float, life: "_LastSign"
+        self, record: TryRecord, ids: Sequence[str], begun: float, life: _Signs
     ) -> tuple[bool, int | None]:
         """Whether a try that has started has ended, and the exit code that its marker tells.
 
@@ -256,13 +286,13 @@ class Ender:
         """
         now = asyncio.get_running_loop().time()
         try:
+            entries: dict[str, Entry] = {}
             with suppress(SiteNotFound):
                 entries = await self._site.list(record.paths.tries)
-                for name in entries:
-                    if (marker := marker_name(name)) is not None and marker[0] == record.id:
-                        return True, marker[1]
-                if (claim := entries.get(record.id)) is not None and claim.size != life.bytes:
-                    life.at, life.bytes = now, claim.size
+            for name in entries:
+                if (marker := marker_name(name)) is not None and marker[0] == record.id:
+                    return True, marker[1]
+            life.see(now, entries[record.id].size if record.id in entries else None)
             if now - begun <= self._grace_s:
                 return False, None
             states = await self._site.states(ids) if ids else {}
@@ -271,8 +301,9 @@ class Ender:
             return False, None
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
         if phases <= {Phase.UNKNOWN}:
-            return now - life.at > LOST_S, None
-        return phases == {Phase.ENDED}, None
+            return life.silent > LOST_S, None
+        life.denied = phases == {Phase.ENDED}
+        return life.denied and life.silent > self._silent_s, None
 
     async def tidy(self) -> None:
         """At the end of a run: remove what nobody needs any more, as far as the site answers.

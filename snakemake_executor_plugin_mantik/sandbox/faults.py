@@ -18,7 +18,7 @@ _LAST_WORDS = 0.3
 
 Action = Literal[
     "refuse", "delay", "drop_before", "drop_after", "cut", "expire_sessions", "forget_job",
-    "repeat_job", "timeout_before", "timeout_after",
+    "repeat_job", "ignore_abort", "timeout_before", "timeout_after",
 ]  # fmt: skip
 """What is done to a request:
 
@@ -30,6 +30,8 @@ Action = Literal[
 - `expire_sessions`: all security sessions are forgotten first;
 - `forget_job`: a submission is acknowledged and run, and then the site denies the job;
 - `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch;
+- `ignore_abort` (UNICORE only): the job is said to be aborted and goes on, as where the server runs
+  jobs itself;
 - `timeout_before`, `timeout_after` (firecREST only): the command takes longer than the server
   waits; it does nothing, or does all of it (`seconds` after the answer).
 """

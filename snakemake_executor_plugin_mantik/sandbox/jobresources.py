@@ -36,6 +36,7 @@ class JobSite(Surroundings, Protocol):
     jobs: dict[str, UnicoreJob]
     forget_next: int
     repeat_next: int
+    ignore_next: int
 
     async def destroy(self, job: UnicoreJob) -> None:
         """End a job and remove all that is left of it."""
@@ -111,7 +112,9 @@ class JobResources:
             case "POST", ["actions", "start"]:
                 job.start()
             case "POST", ["actions", "abort"]:
-                await job.abort(self._site)
+                ignored = self._site.ignore_next > 0
+                self._site.ignore_next -= ignored
+                await job.abort(self._site, ignored=ignored)
             case "POST", ["actions", "restart"]:
                 pass
             case "PUT", []:

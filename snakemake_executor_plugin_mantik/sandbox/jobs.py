@@ -119,12 +119,13 @@ class UnicoreJob:
         """The server has just asked the scheduler for the states of all jobs."""
         self._looked.set()
 
-    async def abort(self, site: Surroundings) -> None:
-        """End the job; its directory stays. A job that has ended stays as it is."""
+    async def abort(self, site: Surroundings, *, ignored: bool = False) -> None:
+        """End the job, or only say so; its directory stays. One that has ended stays as it is."""
         if self.done:
             return
         self.note("Got 'abort' request.")
-        await self._cancel_batch(site)
+        if not ignored:
+            await self._cancel_batch(site)
         await self._stop_task()
         self._end("FAILED", "Job aborted.")
 

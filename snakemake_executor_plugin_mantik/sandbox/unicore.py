@@ -51,6 +51,7 @@ class UnicoreSite:
         tss: the id of its target system.
         forget_next, repeat_next: how many of the next submissions are forgotten after they were
             acknowledged, or submitted to the scheduler twice (both seen at a real server).
+        ignore_next: how many of the next aborts end nothing (seen at one without a scheduler).
     """
 
     def __init__(self, name: str, directory: Path, settings: Settings, base: str) -> None:
@@ -63,6 +64,7 @@ class UnicoreSite:
         self.jobs: dict[str, UnicoreJob] = {}
         self.forget_next = 0
         self.repeat_next = 0
+        self.ignore_next = 0
         self.url = f"{base}/{name}/rest/core"
         for storage in _SHARED_STORAGES:
             (self.directory / storage.lower()).mkdir(parents=True, exist_ok=True)
@@ -124,6 +126,8 @@ class UnicoreSite:
                 self.forget_next += 1
             case "repeat_job":
                 self.repeat_next += 1
+            case "ignore_abort":
+                self.ignore_next += 1
 
     def start(self) -> None:
         """Begin to look at the scheduler; to be called in the loop that serves the site."""

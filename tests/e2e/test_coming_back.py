@@ -1,6 +1,7 @@
 """Killed, interrupted, started twice: every job runs once, and the next run takes it up."""
 
 import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -149,6 +150,27 @@ def test_interrupted(either: Project) -> None:
     go(either)
     either.run(plain=True).ok()
     assert either.read("sum.txt") == "0\n1\n2\n3\n"
+
+
+def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sandbox) -> None:
+    """It says that it has, as a UNICORE server that runs jobs itself; the job's word counts."""
+    ignore = sandbox.faults.add(Fault("ignore_abort", "POST", "/actions/abort", count=None))
+    config = re.sub("  (Heartbeat|TermGrace|MarkerGrace): .*", r"  \1: 1s", project.place.config)
+    project.config.write_text(config)
+    prepare(project)
+    running = project.start(plain=True)
+    until(lambda: started(project, running), "jobs that run")
+    running.process.send_signal(signal.SIGINT)
+    until(lambda: "but it goes on; it is told to end again" in running.output, "the contradiction")
+    go(project)
+
+    ended = running.end()
+
+    assert ended.code != 0
+    assert "Traceback" not in ended.output, ended.output
+    sandbox.faults.faults.remove(ignore)
+    project.run(plain=True).ok()
+    assert runs(project) == ["0", "1", "2", "3", "sum"], ended.output
 
 
 def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None:

@@ -13,8 +13,8 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSit
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.firecrestv1 import FirecrestV1
-from tests.support.forwarder import Forwarder
 from tests.support.places import PATIENT
+from tests.support.proxy import Exchange, Proxy, Rule, pass_on
 from tests.support.workflows import Project, place_in, tells, until
 
 GOOD = """
@@ -198,14 +198,22 @@ class TestServers:
     def test_of_version_2_below_a_path_v1_work(self, firecrest: Project) -> None:
         firecrest.write("Snakefile", GOOD)
         line = _url_of(firecrest)
-        with Forwarder(line.split()[1], "/firecrest/v1") as server:
-            firecrest.config.write_text(
-                firecrest.place.config.replace(line, f"ApiUrl: {server.url}\n")
-            )
+        server, name, path = line.split()[1].partition("/hpc2/")
+
+        async def elsewhere(exchange: Exchange) -> None:
+            asked = exchange.request
+            target = asked.target.replace("/firecrest/v1", f"{name}{path}", 1)
+            exchange.request = replace(asked, target=target)
+            await pass_on(exchange)
+
+        with Proxy(server, lambda _: "any") as proxy:
+            proxy.add(Rule("elsewhere", None, elsewhere, None))
+            url = f"{proxy.url}/firecrest/v1"
+            firecrest.config.write_text(firecrest.place.config.replace(line, f"ApiUrl: {url}\n"))
 
             firecrest.run().ok()
 
-            assert server.forwarded > 5
+            assert len(proxy.seen) > 5
         assert firecrest.read("good.txt") == "good\n"
 
 

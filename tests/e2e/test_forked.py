@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import Project, until
 
 TELLING = """
@@ -84,3 +85,24 @@ def test_another_start_needs_another_process(project: Project) -> None:
     project.write("Snakefile", 'import sys\nprint("hash", sys.flags.hash_randomization)\n')
     project.extra["PYTHONHASHSEED"] = "0"
     assert "hash 0" in project.run(local=True).output
+
+
+def test_a_test_that_fails_leaves_no_job_at_the_site(either: Project, sandbox: Sandbox) -> None:
+    either.write(
+        "Snakefile",
+        """
+        rule slow:
+            output: "out.txt"
+            shell: "touch begun; sleep 600; touch {output}"
+        """,
+    )
+    either.start()
+    until((either.workspace / "begun").exists, "a job that runs")
+
+    either.close()
+
+    def alive() -> list[object]:
+        runs = sandbox.record(either.place.name)["runs"]
+        return [run for run in runs if run["ended"] is None]
+
+    until(lambda: alive() == [], "its end")

@@ -6,7 +6,6 @@ again. A failure names its seed: MANTIK_SEEDS=17-17 as environment variable repe
 """
 
 import asyncio
-import os
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,24 +17,16 @@ from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobReques
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from tests.support.controller import Controller, Killed, request
+from tests.support.seeds import seeds
 from tests.support.simulated import Fate, Fault, World, result
 
 DAY_S = 86400.0
-SEEDS = range(160)
+SEEDS = seeds(160)
 BLOCK = 40
 RETRIES = 40
 
 Jobs = list[tuple[JobRequest, list[int]]]
 """Jobs, each with the numbers of those that it needs."""
-
-
-def seeds() -> range:
-    """The seeds to play; `MANTIK_SEEDS=FIRST-LAST` chooses others."""
-    chosen = os.environ.get("MANTIK_SEEDS", "")
-    if not chosen:
-        return SEEDS
-    first, _, last = chosen.partition("-")
-    return range(int(first), int(last) + 1)
 
 
 @dataclass
@@ -180,9 +171,9 @@ def check(world: World, schedule: Schedule, jobs: Jobs, workdir: Path) -> None:
     assert not list((workdir / ".state/transfers/sim").iterdir()), "nothing is left on its way"
 
 
-@pytest.mark.parametrize("block", range(0, len(seeds()), BLOCK))
+@pytest.mark.parametrize("block", range(0, len(SEEDS), BLOCK))
 def test_no_job_lost_doubled_or_misreported(block: int, tmp_path: Path) -> None:
-    for seed in seeds()[block : block + BLOCK]:
+    for seed in SEEDS[block : block + BLOCK]:
         try:
             run_schedule(Schedule(seed), tmp_path / str(seed))
         except Exception as error:

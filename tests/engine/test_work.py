@@ -328,6 +328,90 @@ def test_given_up_through_an_outage(tmp_path: Path) -> None:
     assert simulate(tmp_path, world, play).succeeded
 
 
+def test_given_up_though_the_site_only_says_that_it_has_ended_it(tmp_path: Path) -> None:
+    """A UNICORE server that runs jobs itself says so at once, and lets them run."""
+    world = World(lambda spec: Fate(deaf=True), duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+    asked = []
+
+    async def play(controller: Controller) -> list[str]:
+        assert (await controller.job(replace(request(1), command="another"))).succeeded
+        asked.append(controller.site.calls["cancel"])
+        return controller.said
+
+    said = "\n".join(simulate(tmp_path, world, play))
+    first, second = world.runs
+    assert first.how == "exit 0"
+    assert first.ended is not None
+    assert first.ended <= second.begun
+    assert "says that the job id-1000 has ended, but it goes on; it is told to end again" in said
+    assert asked[0] > 2, "and it was"
+
+
+def test_given_up_though_the_site_has_ended_it_and_denies_its_claim_once(tmp_path: Path) -> None:
+    """After a time without an answer: nobody has seen that the job is silent."""
+    world = World(lambda spec: Fate(deaf=True), duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+
+    async def play(controller: Controller) -> Outcome:
+        begun = world.now
+        denied: list[str] = []
+
+        def fault(method: str, about: str) -> Fault:
+            if begun + 100 < world.now < begun + 300:
+                return "unreachable"
+            if method == "list" and world.now >= begun + 300 and not denied:
+                denied.append(about)
+                return "not found"
+            return ""
+
+        controller.site.fault = fault
+        return await controller.job(replace(request(1), command="another"))
+
+    assert simulate(tmp_path, world, play).succeeded
+    first, second = world.runs
+    assert first.how == "exit 0"
+    assert first.ended is not None
+    assert first.ended <= second.begun
+
+
+def test_given_up_when_the_site_says_so_and_it_is_silent(tmp_path: Path) -> None:
+    """Its node was killed with it: nobody waits for a marker, nor as long as for a lost job."""
+    fates = [Fate(killed_after=30.0), Fate()]
+    world = World(lambda spec: fates.pop(0), duration=lambda spec: 1000.0)
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
+    world.advance(world.now + 60.0)
+    begun = world.now
+
+    assert run(tmp_path, world, command="another").succeeded
+    assert world.runs[1].begun - begun < 200.0
+
+
+def test_uploads_that_an_earlier_run_lost_cost_one_more_try(tmp_path: Path) -> None:
+    """What the script of a try that is taken up names is not known: all that is on its way goes."""
+    (tmp_path / "large").write_bytes(os.urandom(600_000))
+    (tmp_path / "larger").write_bytes(os.urandom(700_000))
+    world = World()
+
+    def job(controller: Controller) -> Coroutine[Any, Any, Outcome]:
+        return controller.job(request(1, "large", "larger"))
+
+    async def play() -> Outcome:
+        await controller.open()
+        controller.site.fault = lambda method, _: "damaged" if method == "put" else ""
+        return await job(controller)
+
+    controller = Controller(world, tmp_path)
+    controller.site.called = lambda: controller.kill() if controller.world.jobs else None
+    with pytest.raises(Killed):
+        controller.run(play())
+    controller.bury()
+    controller.forget()
+
+    assert simulate(tmp_path, world, job).succeeded
+    assert len(history(tmp_path / ".state")) == 2
+
+
 def test_given_up_though_the_site_denies_it_and_it_never_ends(tmp_path: Path) -> None:
     """Its node died and the server forgot it: that must not hang the next run for ever."""
     world = World(duration=lambda spec: 1000.0)

@@ -153,6 +153,10 @@ class Cell:
             for kind in STEPS[step]
         ]
 
+    def outputs(self) -> str:
+        """What all runs have said."""
+        return "\n".join(running.output for running in self.project.started)
+
     def open_gate(self) -> None:
         """Let the jobs end."""
         (self.outside / "gate").touch()
@@ -253,12 +257,27 @@ def make_cell(
         disk = stack.enter_context(small_disk(directory / small)) if small else None
         sites = [SiteOption(SITE, api)]
         box = stack.enter_context(Sandbox(directory / "sandbox", sites, settings(slots)))
+        yield stack.enter_context(cell_in(box, SITE, api, directory, disk=disk))
 
-        def alive() -> list[Any]:
-            return [run for run in box.record(SITE)["runs"] if run["ended"] is None]
 
-        place, url = place_in(box, SITE), box.url(SITE)
-        yield stack.enter_context(cell_at(api, place, url, directory, alive, disk=disk))
+@contextmanager
+def cell_in(
+    box: Sandbox,
+    name: str,
+    api: str,
+    directory: Path,
+    *,
+    disk: Disk | None = None,
+    snakefile: str = SNAKEFILE,
+) -> Iterator[Cell]:
+    """A cell at a site of a sandbox that nobody else uses meanwhile."""
+
+    def alive() -> list[Any]:
+        return [run for run in box.record(name)["runs"] if run["ended"] is None]
+
+    place, url = place_in(box, name), box.url(name)
+    with cell_at(api, place, url, directory, alive, disk=disk, snakefile=snakefile) as cell:
+        yield cell
 
 
 @contextmanager
@@ -271,6 +290,7 @@ def cell_at(
     *,
     ca_file: Path | None = None,
     disk: Disk | None = None,
+    snakefile: str = SNAKEFILE,
 ) -> Iterator[Cell]:
     """A cell at a site whose API is at `url`; `ca_file` is what its TLS is trusted by."""
     parts = urlsplit(url)
@@ -282,7 +302,7 @@ def cell_at(
         outside = directory / "outside"
         outside.mkdir()
         chance = random.Random(4)
-        project.write("Snakefile", SNAKEFILE)
+        project.write("Snakefile", snakefile)
         project.write("data/a.txt", "seven\n")
         (project.directory / "data/big.bin").write_bytes(chance.randbytes(20_000))
         with closing(project):

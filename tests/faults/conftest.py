@@ -1,28 +1,35 @@
 """Prints at the end what the matrix has shown."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from tests.faults.reasons import NOT_TRIED
 
 FOUND = ("jobs run", "lost", "doubled", "misreported")
+WALKED = ("jobs run", "runs ended from here", "faults met")
 
 
-def _cells(reporter: pytest.TerminalReporter) -> Iterator[tuple[int, ...]]:
+def _noted(reporter: pytest.TerminalReporter, kind: str) -> Iterator[tuple[int, ...]]:
     for outcome in ("passed", "failed"):
         for report in reporter.getreports(outcome):
-            yield from (told for name, told in report.user_properties if name == "cell")
+            yield from (told for name, told in report.user_properties if name == kind)
+
+
+def _summed(rows: list[tuple[int, ...]], names: Sequence[str]) -> str:
+    sums = [sum(column) for column in zip(*rows, strict=True)]
+    return ", ".join(f"{number} {name}" for name, number in zip(names, sums, strict=True))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell the counts of all cells, and which make no sense."""
-    cells = list(_cells(terminalreporter))
+    """Tell the counts of all cells, which make no sense, and the counts of the random walks."""
+    if walks := list(_noted(terminalreporter, "walk")):
+        terminalreporter.section("random walks of real processes")
+        terminalreporter.line(f"{len(walks)} without a wrong: {_summed(walks, WALKED)}")
+    cells = list(_noted(terminalreporter, "cell"))
     if not cells:
         return
-    sums = [sum(column) for column in zip(*cells, strict=True)]
-    told = ", ".join(f"{number} {name}" for name, number in zip(FOUND, sums, strict=True))
     terminalreporter.section("the fault matrix")
-    terminalreporter.line(f"{len(cells)} cells tried: {told}")
+    terminalreporter.line(f"{len(cells)} cells tried: {_summed(cells, FOUND)}")
     for cell, reason in NOT_TRIED.items():
         terminalreporter.line(f"not tried: {cell}: {reason}")

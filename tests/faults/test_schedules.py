@@ -8,7 +8,6 @@ journal are the real ones; time, sites and the machine's own failures are simula
 and the kinds of misfortune that it takes.
 """
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -16,17 +15,10 @@ import pytest
 
 from tests.support.plays import Play
 from tests.support.schedules import Schedule, fewest
+from tests.support.seeds import seeds
 
-SEEDS = range(400)
+SEEDS = seeds(400, number="MANTIK_SCHEDULES")
 BLOCK = 50
-
-
-def seeds() -> range:
-    """The seeds to play."""
-    if chosen := os.environ.get("MANTIK_SEEDS", ""):
-        first, _, last = chosen.partition("-")
-        return range(int(first), int(last or first) + 1)
-    return range(int(os.environ.get("MANTIK_SCHEDULES", len(SEEDS))))
 
 
 def play(schedule: Schedule) -> None:
@@ -45,9 +37,9 @@ def fails(schedule: Schedule) -> bool:
     return False
 
 
-@pytest.mark.parametrize("block", range(0, len(seeds()), BLOCK))
+@pytest.mark.parametrize("block", range(0, len(SEEDS), BLOCK))
 def test_no_job_lost_doubled_or_misreported(block: int) -> None:
-    for seed in seeds()[block : block + BLOCK]:
+    for seed in SEEDS[block : block + BLOCK]:
         try:
             play(Schedule(seed))
         except Exception as error:

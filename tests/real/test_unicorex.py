@@ -1,6 +1,7 @@
 """A real UNICORE/X where it hurts: killed, forgetful, with many jobs and odd names."""
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -142,6 +143,25 @@ class TestForgotten:
 
         assert each_once(seen, 1)
         assert project.read("out/0.txt") == "0\n"
+
+
+def test_interrupted(at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
+    """This server says of a job that is to be aborted that it has ended, and lets it run on."""
+    project, seen, go = at(unicorex), tmp_path / "seen", tmp_path / "go"
+    config = project.config.read_text().replace("Heartbeat: 10s", "Heartbeat: 1s")
+    project.config.write_text(f"{config}  TermGrace: 1s\n  MarkerGrace: 1s\n")
+    wait = f"until [ -e {go} ]; do sleep 0.2; done"
+    project.write("Snakefile", COUNTED.format(jobs=1, seen=seen, wait=wait))
+    running = project.start()
+    until(lambda: running.output.count(": submitted to ") and seen.exists(), "a job that runs")
+    running.process.send_signal(signal.SIGINT)
+    until(lambda: "but it goes on; it is told to end again" in running.output, "the contradiction")
+    go.touch()
+    said = running.end(LONG_S).output
+
+    project.run("--nolock", "--rerun-incomplete").ok()
+
+    assert each_once(seen, 1), said
 
 
 ODD = ["a b", "it's", 'q"q', "#h", "per%41cent", "ü", "back\\slash", "tab\there", "$HOME", "-dash",

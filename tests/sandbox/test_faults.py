@@ -1,6 +1,7 @@
 """Failures on demand, as a client sees them."""
 
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -93,6 +94,20 @@ def test_a_job_that_the_scheduler_gets_twice(faulty: Sandbox, rest: RestClient) 
     name = url.rpartition("/")[2]
     record = next(job for job in faulty.record("hpc1")["jobs"] if job["id"] == name)
     assert len(record["scheduler_ids"]) == 2
+
+
+def test_an_abort_that_ends_nothing(faulty: Sandbox, rest: RestClient, tmp_path: Path) -> None:
+    url = rest.submit(
+        raw_job(f"touch {tmp_path}/begun; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
+    )
+    wait_for((tmp_path / "begun").exists)
+    faulty.faults.add(Fault("ignore_abort", method="POST", path="/actions/abort$"))
+    assert rest.http.post(f"{url}/actions/abort").status_code == 204
+    assert rest.job(url)["statusMessage"] == "Job aborted."
+    run = faulty.record("hpc1")["runs"][-1]
+    assert run["ended"] is None, "it goes on"
+    (tmp_path / "go").touch()
+    wait_for(lambda: faulty.record("hpc1")["runs"][-1]["exit_code"] == 0)
 
 
 def test_control_over_http(faulty: Sandbox, rest: RestClient) -> None:

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import request
 from tests.support.laptop import Died, Session
@@ -78,7 +78,7 @@ class Play:
         self._settled: dict[str, float] = {}
         self._touches = 0
         for path in (*DATA, "lib.py"):
-            self._change(path, plan.randbytes(2000) if path == "data/large" else b"1")
+            self._change(path, plan.randbytes(2000) if path == "data/large" else b"0000")
         self.jobs = []
         for number in range(plan.randint(1, 4)):
             needs = [need for need in range(number) if plan.random() < 0.3]
@@ -149,7 +149,11 @@ class Play:
         match chance.choice(("input", "command", "source", "site")):
             case "input":
                 path = chance.choice(DATA)
-                self._change(path, (self.workdir / path).read_bytes() + b"+")
+                content = (self.workdir / path).read_bytes()
+                if chance.random() < 0.5:
+                    self._change(path, content + b"+")
+                else:  # a change that a file's size does not tell
+                    self._change(path, b"%04d" % self._touches + content[4:])
             case "source":
                 self._change("lib.py", (self.workdir / "lib.py").read_bytes() + b"+")
             case "command":
@@ -202,9 +206,9 @@ class Play:
                 await session.engine.closed(tidy=tidy)
 
     async def _cancel(self, session: Session, wait_s: float) -> None:
-        sent = [r for r in self._wanted(session) if r.state is not TryState.PLANNED]
+        wanted = self._wanted(session)
         left = {record.id for record in await session.engine.cancelled(wait_s)}
-        for record in sent:
+        for record in wanted:
             # Where the claims were removed, the site's promise to end a job has to do.
             if record.id not in left and "purges" not in self.schedule.kinds:
                 self._settle(record.id)

@@ -7,6 +7,7 @@ the others: `fewest` finds the kinds that a failure takes.
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ KINDS: Final = (
     "full here",  # no room on this machine
     "late",  # files, states and ends are seen late, or half
     "slow",  # queues and jobs of hours and days
+    "damage",  # files come cut or altered, and go up into nothing
+    "stalls",  # nodes hang for a while
+    "deaf",  # jobs go on that the site has cancelled
     "clock",  # the site's clock is hours off
     "deaths",  # kill -9 here
     "interrupts",  # Ctrl-C, once or twice
@@ -38,9 +42,12 @@ KINDS: Final = (
     "unwanted",  # Snakemake does not take the outputs
 )
 
-REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts"})
+REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf"})
 """What makes several starts of one try. Nobody removes the claims then: what is changed each minute
 is not old, and without them there is no promise (see docs/architecture.md)."""
+
+LONGEST_STALL_S: Final = 1500.0
+"""Half an hour without a sign of life, and with the site denying the job, is its end: LOST_S."""
 
 _KILLS = (
     (Reason.OUT_OF_MEMORY, False), (Reason.NODE_FAILURE, False), (Reason.TIME_LIMIT, True),
@@ -182,11 +189,20 @@ class Schedule:
         if self.has("lost", 0.3):
             never = self.stream("lost").random() < 0.5
             fate = Fate(starts=() if never else fate.starts, denied=True)
+        if self.has("stalls", 0.5):
+            chance = self.stream("stalls")
+            fate = replace(
+                fate, stalled=(chance.uniform(0, 600), chance.uniform(0, LONGEST_STALL_S))
+            )
+        elif self.has("deaf", 0.5):
+            fate = replace(fate, deaf=True)
         return fate
 
     def duration(self, spec: JobSpec) -> float:
         """How long a command takes."""
-        return self.stream("plan").choice((1.0, 100.0, 130.0, 3000.0, *((DAY_S,) * self.slow)))
+        return self.stream("plan").choice(
+            (1.0, 100.0, 130.0, 3000.0, 9000.0, *((DAY_S,) * self.slow))
+        )
 
     def place(self, path: str) -> str:
         """How an output travels."""
@@ -198,6 +214,8 @@ class Schedule:
             return ""
         if what := self._within(self._outages, now):
             return what  # type: ignore[return-value]
+        if method in ("get", "put") and self.has("damage", 0.2):
+            return self.stream("damage").choice(("halved", "damaged"))
         chance = self.stream("answers")
         if chance.random() >= self._rate:
             return ""

@@ -46,12 +46,14 @@ T = TypeVar("T")
 
 Fault = Literal[
     "", "unreachable", "lost", "hang", "late", "busy", "unauthorized", "empty", "not found",
-    "rejected", "bug",
+    "rejected", "bug", "halved", "damaged",
 ]  # fmt: skip
 """What a call meets.
 
 `lost` acts and loses the answer, `hang` is `unreachable` after two minutes, `late` acts long after
-it was given up, `empty` gives an empty list, `bug` raises what no site may raise.
+it was given up, `empty` gives an empty list, `bug` raises what no site may raise. Of a file that
+comes, `halved` gives its first half and `damaged` another byte, once for each; of one that goes up,
+either says that it is there and loses it, once in a process. No other call meets these two.
 """
 
 _ERRORS: Mapping[str, Callable[[], Exception]] = {
@@ -101,6 +103,7 @@ class SimulatedSite:
         self.fault: Callable[[str, str], Fault] = lambda method, about: ""
         self.called: Callable[[], None] | None = None
         self.cut: Callable[[], bool] = lambda: False
+        self._damaged: set[str] = set()
         self.calls: Counter[str] = Counter()
 
     async def _call(self, method: str, about: str, act: Callable[[], T]) -> T:
@@ -116,9 +119,14 @@ class SimulatedSite:
             await asyncio.sleep(HANG_S)
         if fault == "late":
             self.world.after(LATE_S, partial(_whatever, act))
-        if fault and fault not in ("lost", "empty"):
+        if fault in _ERRORS and fault != "lost":
             raise _ERRORS[fault]()
-        result = act() if fault != "empty" else cast(T, [])
+        spoilt = about if method == "get" else method
+        if fault in ("halved", "damaged") and spoilt not in self._damaged:
+            self._damaged.add(spoilt)
+            result = self._spoilt(fault, method, act)
+        else:
+            result = act() if fault != "empty" else cast(T, [])
         if method in READS:
             self._called()
         else:
@@ -126,6 +134,17 @@ class SimulatedSite:
         if fault == "lost":
             raise _ERRORS[fault]()
         return result
+
+    @staticmethod
+    def _spoilt(fault: Fault, method: str, act: Callable[[], T]) -> T:
+        if method == "put":
+            return cast(T, None)
+        result = act()
+        if method != "get" or not isinstance(result, bytes) or not result:
+            return result
+        if fault == "halved":
+            return cast(T, result[: len(result) // 2])
+        return cast(T, result[:-1] + bytes([result[-1] ^ 1]))
 
     async def _moment(self) -> None:
         self._called()

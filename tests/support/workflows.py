@@ -7,8 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
@@ -16,6 +16,7 @@ from textwrap import dedent
 import pytest
 
 from snakemake_executor_plugin_mantik.atsites import workspace_name
+from snakemake_executor_plugin_mantik.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
@@ -39,6 +40,7 @@ class Place:
         environment: credentials.
         storage: the local directory that holds its workspaces, in one named `mantik`.
         server: the local directory that holds all of the server's files.
+        end: ends jobs there, by the site's ids.
     """
 
     name: str
@@ -46,16 +48,26 @@ class Place:
     environment: Mapping[str, str]
     storage: Path
     server: Path
+    end: Callable[[Sequence[str]], None] = lambda ids: None
 
 
 def place_in(box: Sandbox, name: str) -> Place:
     """A site of a sandbox."""
+
+    def end(ids: Sequence[str]) -> None:
+        recorded = box.record(name)
+        running = {run["scheduler_id"] for run in recorded["runs"] if run["ended"] is None}
+        for job in recorded["jobs"]:
+            if job["id"] in ids:
+                for number in running & set(job["scheduler_ids"]):
+                    box.cancel_job(name, number)
+
     directory = box.directory / name
     site = box.site(name)
     # firecREST has a directory for each user in each of its file systems.
     own = site.home.name if isinstance(site, FirecrestSite) else "."
     config = box.config_path(name).read_text()
-    return Place(name, config, box.environment(), directory / "scratch" / own, directory)
+    return Place(name, config, box.environment(), directory / "scratch" / own, directory, end)
 
 
 def with_snakemake(place: Place) -> Place:
@@ -109,13 +121,15 @@ class Project:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config = self.directory.parent / f"{self.place.name}.yaml"
         self.config.write_text(self.place.config)
-        self._started: list[Running] = []
+        self.started: list[Running] = []
         self._workflow: str | None = None
 
     def close(self) -> None:
-        """Kill what a test that failed has left running."""
-        for running in self._started:
+        """End what a test that failed has left running, here and at the site."""
+        for running in self.started:
             running.kill()
+        with suppress(JournalError):  # there may be none, or a damaged one
+            self.place.end([job for record in self.tries for job in record.site_jobs])
 
     def write(self, path: str, text: str = "x\n") -> Path:
         """Write a file of the workflow; common indentation is removed."""
@@ -194,8 +208,8 @@ class Project:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )
-        self._started.append(Running(process, log))
-        return self._started[-1]
+        self.started.append(Running(process, log))
+        return self.started[-1]
 
     def twin(self) -> "Project":
         """The same files in another directory, to be run with Snakemake's own local executor."""

@@ -39,6 +39,8 @@ class Fate:
         requeued: whether the scheduler starts it again under the same id after it was killed.
         refused: whether the scheduler refuses it, so that it ends without a start.
         full: whether it does so because there are too many jobs.
+        stalled: after how many seconds of running its node hangs, and for how long.
+        deaf: whether the site says that it is cancelled, when asked to, and lets it run on.
     """
 
     starts: tuple[float, ...] = (3.0,)
@@ -49,6 +51,8 @@ class Fate:
     requeued: bool = False
     refused: bool = False
     full: bool = False
+    stalled: tuple[float, float] = (0.0, 0.0)
+    deaf: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class _Start:
     run: PayloadRun | None = None
     ended: float = 0.0
     told_after: float = 0.0
+    hangs: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass
@@ -104,6 +109,7 @@ class _Job:
     fate: Fate
     expires: float
     starts: list[_Start] = field(default_factory=list)
+    promised: bool = False
     log: bytes = b""
 
 
@@ -280,7 +286,8 @@ class World:
             return
         del self.jobs[job_id]
         for start in job.starts:
-            self._kill(job, start, Reason.CANCELLED)
+            if not (job.fate.deaf and start.phase is Phase.RUNNING):
+                self._kill(job, start, Reason.CANCELLED)
 
     def cancel(self, job_id: str) -> None:
         """Ask a job to end: one that runs says so with its last breath."""
@@ -290,6 +297,9 @@ class World:
         for start in job.starts:
             if start.phase is Phase.WAITING:
                 self._kill(job, start, Reason.CANCELLED)
+            elif job.fate.deaf:
+                self.excuse(job, Reason.CANCELLED)
+                job.promised = True
             else:
                 self._warn(job, start, Reason.CANCELLED)
 
@@ -334,9 +344,11 @@ class World:
             full = job.fate.full
             said = "AssocMaxSubmitJobLimit" if full else "Invalid account"
             return JobState(Phase.ENDED, Reason.REJECTED, said, later=full)
-        if not job.starts:
-            return JobState(Phase.UNKNOWN)
-        start = job.starts[-1]
+        if job.promised:
+            return JobState(Phase.ENDED, Reason.CANCELLED)
+        return self._last_state(job.starts[-1]) if job.starts else JobState(Phase.UNKNOWN)
+
+    def _last_state(self, start: _Start) -> JobState:
         number = "" if start.phase is Phase.WAITING else str(start.number)
         if start.phase is Phase.ENDED:
             told = self.now - start.ended - start.told_after
@@ -362,6 +374,8 @@ class World:
             self._end(start, Reason.EXIT_CODE)
             return
         start.phase = Phase.RUNNING
+        after, seconds = job.fate.stalled
+        start.hangs = (self.now + after, self.now + after + seconds)
         text = f"owner=x{start.number}\nsite_job={job.id}\nscheduler_job={start.number}\nhost=n\n"
         self.written(paths.claim, text.encode())
         failed = self._stage(job.spec)
@@ -390,9 +404,14 @@ class World:
     def _beat(self, job: _Job, start: _Start) -> None:
         if start.phase is Phase.RUNNING:
             claim = self.files.get(job.spec.paths.claim)
-            if claim is not None:  # its last block has room, even where nothing else has
+            if claim is not None and not self._hangs(
+                start
+            ):  # its last block has room, even where nothing else has
                 self.files[job.spec.paths.claim] = claim + b"."
             self.after(job.spec.limits.heartbeat_s, partial(self._beat, job, start))
+
+    def _hangs(self, start: _Start) -> bool:
+        return start.hangs[0] <= self.now < start.hangs[1]
 
     def _stage(self, spec: JobSpec) -> tuple[str, tuple[str, ...]] | None:
         """Unpack and check what a script does; the step that failed and the missing inputs."""
@@ -428,6 +447,9 @@ class World:
 
     def _finish(self, job: _Job, start: _Start, signalled: Reason | None) -> None:
         if start.phase is not Phase.RUNNING or start.run is None:
+            return
+        if self._hangs(start):
+            self.after(start.hangs[1] - self.now, partial(self._finish, job, start, signalled))
             return
         spec = job.spec
         code = self.code(spec) if signalled is None else 143

@@ -207,12 +207,10 @@ class _Controller:
         workdir = self._directory.path / request.folder
         os.chdir(workdir)
         try:
-            words = self._words(request)
+            code = _INTERRUPTED if self._stopped else self._snakemake(self._words(request))
         except MantikError as error:
             sys.stderr.write(f"{error}\n")
             code = 2
-        else:
-            code = self._snakemake(words)
         if not left_at_site(workdir):
             note_end(self._directory, code)
             self._settle(request)

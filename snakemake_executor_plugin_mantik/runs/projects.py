@@ -71,7 +71,7 @@ def take(uri: str, version: str, config: BackendConfig, directory: RunDirectory)
         for path in _named(origin, config):
             if not (target / path).exists():
                 copy_file(origin / path, target / path)
-    return Taken(str(origin), target, origin, tags=dict(git_tags(origin)))
+    return Taken(str(origin), target, origin, tags=_versioned(origin))
 
 
 def retake(old: Path, directory: RunDirectory) -> Path:
@@ -181,7 +181,7 @@ def _from_git(url: str, version: str, sub: str, directory: RunDirectory, shown: 
     commit = git.fetch(url, version, clone)
     name = Path(sub).name or url.rstrip("/").removesuffix("/.git").removesuffix(".git")
     found = _inside(clone, sub, shown) if sub else clone
-    tags = {**git_tags(found), "mlflow.source.git.commit": commit}
+    tags = {**_versioned(found), "mlflow.source.git.commit": commit}
     if branch := git.branch(clone, version):
         tags["mlflow.source.git.branch"] = branch
     target = directory.project(name.replace(":", "/").rpartition("/")[2])
@@ -192,6 +192,11 @@ def _from_git(url: str, version: str, sub: str, directory: RunDirectory, shown: 
         shutil.rmtree(clone, ignore_errors=True)
     uri = without_user(url if git.is_remote(url) else str(Path(url).absolute()))
     return Taken(f"{uri}#{sub}" if sub else uri, target, None, version, tags)
+
+
+def _versioned(folder: Path) -> dict[str, str]:
+    """What git says of a folder now; `git_tags` remembers, and this process may submit often."""
+    return dict(git_tags.__wrapped__(folder))
 
 
 def _leave(origin: Path) -> set[str]:

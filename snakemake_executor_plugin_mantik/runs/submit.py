@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from snakemake_executor_plugin_mantik.runs import controller, known
 from snakemake_executor_plugin_mantik.runs.configs import Chosen
 from snakemake_executor_plugin_mantik.runs.places import (
     CONFIGS,
+    HOME,
     NEW,
     RunDirectory,
     home,
@@ -82,9 +84,7 @@ def submit(asked: Asked) -> str:
     stage = _stage()
     try:
         taken = take(asked.uri, asked.version, asked.chosen.config, stage)
-        config = stage.config(asked.chosen.site, asked.chosen.suffix)
-        config.parent.mkdir(exist_ok=True)
-        config.write_bytes(asked.chosen.content)
+        config = _written(stage, asked.chosen)
         parameters, extra = dict(asked.parameters), dict(asked.chosen.extra)
         point = _entry(taken.folder, asked.entry_point)
         if point is not None and point.script:  # it declares none, and takes any
@@ -146,12 +146,11 @@ def resubmit(
     try:
         folder = retake(old.path / before.folder, stage)
         if site is None:
-            shutil.copytree(old.path / CONFIGS, stage.path / CONFIGS)
+            with _writing(stage):
+                shutil.copytree(old.path / CONFIGS, stage.path / CONFIGS)
             config = stage.path / before.config
         else:
-            config = stage.config(site.site, site.suffix)
-            config.parent.mkdir(exist_ok=True)
-            config.write_bytes(site.content)
+            config = _written(stage, site)
         point = _entry(folder, before.entry_point)
         changed = dict(parameters or {})
         taken = Taken(before.uri, folder, None, before.version)
@@ -183,12 +182,34 @@ def resubmit(
 def _stage() -> RunDirectory:
     """A directory for a run that is not made yet; old ones that never became any are removed."""
     runs = make_home()
-    for path in runs.glob(f"{NEW}*"):
-        if path.stat().st_mtime < time.time() - STALE_S:
-            shutil.rmtree(path, ignore_errors=True)
-    stage = runs / f"{NEW}{uuid.uuid4().hex}"
-    stage.mkdir(mode=0o700)
-    return RunDirectory(stage)
+    stage = RunDirectory(runs / f"{NEW}{uuid.uuid4().hex}")
+    with _writing(stage):
+        for path in runs.glob(f"{NEW}*"):
+            if path.stat().st_mtime < time.time() - STALE_S:
+                shutil.rmtree(path, ignore_errors=True)
+        stage.path.mkdir(mode=0o700)
+    return stage
+
+
+def _written(stage: RunDirectory, chosen: Chosen) -> Path:
+    """The copy of a backend config."""
+    config = stage.config(chosen.site, chosen.suffix)
+    with _writing(stage):
+        config.parent.mkdir(exist_ok=True)
+        config.write_bytes(chosen.content)
+    return config
+
+
+@contextmanager
+def _writing(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the run directory cannot be made ({error.strerror or error})",
+            where=str(directory.path),
+            do=f"Free space there, or name another directory for runs with {HOME}",
+        ) from None
 
 
 def _entry(folder: Path, name: str) -> EntryPoint | None:
@@ -210,7 +231,7 @@ def _default(what: str, given: str) -> str:
 
 def _kept(tags: Mapping[str, str]) -> dict[str, str]:
     """Of a run's tags those of its project; what somebody else gave it was for it alone."""
-    return {name: value for name, value in tags.items() if name.startswith("mlflow.source.")}
+    return {n: v for n, v in tags.items() if n.startswith(("mlflow.source.", "mantik.git."))}
 
 
 def _of_key(uri: str, key: str) -> str:
@@ -251,14 +272,9 @@ def _become(stage: RunDirectory, directory: RunDirectory, request: Request, made
         request, run_id=made.run_id, name=made.name, experiment_id=made.experiment_id,
         experiment=made.experiment,
     )  # fmt: skip
-    try:
+    with _writing(directory):
         write(stage, complete)
         stage.path.rename(directory.path)
-    except OSError as error:
-        raise UserError(
-            f"the run directory cannot be made ({error.strerror or error})",
-            where=str(directory.path),
-        ) from None
 
 
 def _tags(request: Request, stage: RunDirectory) -> dict[str, str]:

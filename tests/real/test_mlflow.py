@@ -13,6 +13,8 @@ import pytest
 
 from tests.real import mariadb
 from tests.real.slurm import free_ports
+from tests.runs.conftest import served
+from tests.runs.test_life import test_a_run_that_fails_and_one_with_changed_values
 from tests.support.needs import require
 from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
@@ -30,7 +32,8 @@ from tests.tracking.test_life import (
 )
 
 __all__ = [
-    "sandbox", "test_controller_killed", "test_detached_and_another_workflow_meanwhile",
+    "sandbox", "served", "test_a_run_that_fails_and_one_with_changed_values",
+    "test_controller_killed", "test_detached_and_another_workflow_meanwhile",
     "test_no_credential_is_at_the_site", "test_what_a_job_logs", "test_without_mlflow_here",
     "test_worker_killed", "tracked",
 ]  # fmt: skip

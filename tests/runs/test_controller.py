@@ -1,6 +1,11 @@
 """Controllers whose workflow never gets as far as a job, and runs that have none."""
 
+import json
 import os
+import platform
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +86,42 @@ def test_cancelled_before_it_was_started(run: Here) -> None:
     cancel(run, pytest.fail)
     assert status(run) == "KILLED"
     assert here(run.directory).end is not None
+
+
+def test_cancelled_before_anybody_could_be_interrupted(run: Here) -> None:
+    lock = controller.taken(run.directory)
+    assert lock is not None
+    run.directory.cancelled.touch()
+    words = [sys.executable, "-m", controller.MODULE, str(run.directory.path), str(lock.fileno())]
+    with lock:
+        ended = subprocess.run(words, pass_fds=[lock.fileno()], check=False)
+
+    assert ended.returncode == 130
+    assert here(run.directory).end is not None
+    assert status(run) == "KILLED"
+
+
+def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: Here) -> None:
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as other:
+        holder = {"group": other.pid, "pid": other.pid, "host": platform.node()}
+        run.directory.lock.write_text(json.dumps(holder))
+        lock = controller.taken(run.directory)
+        assert lock is not None
+        with lock:
+            assert controller.taken(run.directory) is None
+            assert controller.is_alive(run.directory)
+            controller.interrupt(run.directory)
+            assert other.poll() is None
+            lock.write(json.dumps(holder | {"host": "elsewhere"}).encode())
+            lock.flush()
+            with pytest.raises(UserError, match="runs on elsewhere"):
+                controller.interrupt(run.directory)
+            lock.truncate(0)
+            lock.write(json.dumps(holder).encode())
+            lock.flush()
+            controller.interrupt(run.directory)
+            assert other.wait(60) == -signal.SIGINT
+    assert not controller.is_alive(run.directory)
 
 
 def test_what_the_controller_is_told(run: Here) -> None:

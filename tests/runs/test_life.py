@@ -128,13 +128,15 @@ def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
 
 def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     served.project.write("churn/train.py", "import sys; sys.exit(float(sys.argv[1]) > 1)\n")
-    run_id = served.submit("-P", "alpha=2")
+    said = served.tell("submit", "churn", "--site", served.site, "-P", "alpha=2", "--wait")
+    assert said.code == 1, said.output
+    tells(said.output, "submitted to hpc2", "FAILED")
     # The snapshot counts, not what becomes of the folder.
     served.project.write("churn/train.py", "raise SystemError\n")
 
-    assert served.over(run_id).info.status == "FAILED"
     (row,) = served.json("list", "--state", "FAILED", "--experiment", served.experiment)
     assert "exit code 1" in row["note"]
+    run_id = row["run_id"]
     said = served.tell("rerun", run_id, "-P", "alhpa=0.5")
     assert said.code == 2
     tells(said.output, "main.alhpa: is no parameter of main")
@@ -145,6 +147,3 @@ def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     assert run.info.status == "FINISHED", served.log(again_id)
     assert run.data.params["alpha"] == "0.5"
     assert run.data.tags["mantik.again_of"] == run_id
-    said = served.tell("rerun", run_id, "--wait")
-    assert said.code == 1, said.output
-    tells(said.output, "FAILED")

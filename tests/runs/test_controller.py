@@ -21,6 +21,13 @@ from snakemake_executor_plugin_mantik.runs.places import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import Request, write
 from snakemake_executor_plugin_mantik.runs.store import SITE, Store
 
+SLEEPS = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started the tests may have it ignored
+print(flush=True)
+time.sleep(100)
+"""
+
 
 @pytest.fixture
 def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Here:
@@ -102,7 +109,11 @@ def test_cancelled_before_anybody_could_be_interrupted(run: Here) -> None:
 
 
 def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: Here) -> None:
-    with subprocess.Popen(["sleep", "100"], start_new_session=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEPS], start_new_session=True, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
         holder = {"group": other.pid, "pid": other.pid, "host": platform.node()}
         run.directory.lock.write_text(json.dumps(holder))
         lock = controller.taken(run.directory)

@@ -201,3 +201,15 @@ def test_a_snapshot(
         "MLproject", "train.py", "img/x.sif", "link.txt", "data/keep.csv", "data/big.bin",
         "mantik-inputs/b/own.csv", "mantik-inputs/e/x",
     }  # fmt: skip
+
+
+def test_a_version_that_changes_while_this_process_lives(
+    repository: Path, directory: RunDirectory
+) -> None:
+    seen = []
+    for text in ("two", "three"):
+        sha = commit(repository, text)
+        taken = take(str(repository / "sub"), "", config(), directory)
+        seen.append(taken.tags["mlflow.source.git.commit"] == sha)
+        shutil.rmtree(taken.folder)
+    assert seen == [True, True]

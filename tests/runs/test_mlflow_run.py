@@ -12,6 +12,9 @@ from tests.support.workflows import WAIT_S, tells, until
 # A run takes half a dozen starts of Python, and MLflow's import in three of them.
 pytestmark = pytest.mark.timeout(400)
 
+LONG_S = 300.0
+"""How long one command may take, seconds."""
+
 
 def submitted(said: str) -> str:
     found = re.search(r"Run \(ID '([0-9a-f]{32})'\) submitted", said)
@@ -27,7 +30,7 @@ def test_submitted_and_left(runs: Runs) -> None:
     said, _ = runs.mlflow(
         "churn", "-c", "site.json", "-P", "alpha=3", "--run-name", "third",
         "--experiment-name", "other",
-    ).communicate(timeout=WAIT_S)  # fmt: skip
+    ).communicate(timeout=LONG_S)  # fmt: skip
 
     run = runs.over(submitted(said))
     assert run.info.status == "FINISHED", runs.log(run.info.run_id)
@@ -52,7 +55,7 @@ def test_waited_for_and_interrupted(runs: Runs) -> None:
     runs.started(directory.name)
 
     running.send_signal(signal.SIGINT)
-    said, _ = running.communicate(timeout=WAIT_S)
+    said, _ = running.communicate(timeout=LONG_S)
 
     assert running.returncode != 0
     run = runs.over(directory.name)
@@ -65,7 +68,7 @@ def test_mistakes_are_told_in_words(runs: Runs) -> None:
     config = json.dumps({"config": str(runs.project.config)})
     running = runs.mlflow("churn", "-c", config, "-P", "alhpa=3", "-P", "alpha=x")
 
-    said, _ = running.communicate(timeout=WAIT_S)
+    said, _ = running.communicate(timeout=LONG_S)
 
     assert running.returncode == 1
     tells(said, "main.alhpa: is no parameter of main", "did you mean alpha?")

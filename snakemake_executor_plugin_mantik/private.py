@@ -2,12 +2,25 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
 STATE: Final = Path(".snakemake", "mantik")
 """Our own directory, below a workflow's working directory."""
+
+
+def data_home(environ: Mapping[str, str] | None = None) -> Path:
+    """Where we keep what belongs to a user and to no workflow; it need not be there yet.
+
+    Args:
+        environ: the environment; None: this process's.
+    """
+    data = (os.environ if environ is None else environ).get("XDG_DATA_HOME", "")
+    # The XDG specification has relative paths ignored.
+    above = Path(data) if os.path.isabs(data) else Path("~/.local/share").expanduser()
+    return above / "mantik"
 
 
 @cache

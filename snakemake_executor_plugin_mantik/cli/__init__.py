@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _app() -> typer.Typer:
-    from snakemake_executor_plugin_mantik.cli import runs, sandbox
+    from snakemake_executor_plugin_mantik.cli import runs, sandbox, schedule
     from snakemake_executor_plugin_mantik.cli.bootstrap import bootstrap
     from snakemake_executor_plugin_mantik.cli.cancel import cancel
     from snakemake_executor_plugin_mantik.cli.check import check
@@ -56,5 +56,6 @@ def _app() -> typer.Typer:
     app.command()(clean)
     app.command()(track)
     app.add_typer(runs.app, name="runs")
+    app.add_typer(schedule.app, name="schedule")
     app.add_typer(sandbox.app, name="sandbox")
     return app

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.private import make_private
+from snakemake_executor_plugin_mantik.private import data_home, make_private
 
 HOME: Final = "MANTIK_RUNS"
 """The variable that names the directory of all runs."""
@@ -27,10 +27,7 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
     known = os.environ if environ is None else environ
     if given := known.get(HOME):
         return Path(given).expanduser().absolute()
-    data = known.get("XDG_DATA_HOME", "")
-    # The XDG specification has relative paths ignored.
-    above = Path(data) if os.path.isabs(data) else Path("~/.local/share").expanduser()
-    return above / "mantik" / "runs"
+    return data_home(known) / "runs"
 
 
 def make_home(environ: Mapping[str, str] | None = None) -> Path:

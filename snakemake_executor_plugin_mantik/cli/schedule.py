@@ -1,0 +1,325 @@
+"""`smk-mantik schedule`: runs that are submitted again whenever their time has come."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.private import data_home
+from snakemake_executor_plugin_mantik.schedule import planning
+from snakemake_executor_plugin_mantik.schedule.fire import FIRING_S, forget_lock, shown
+from snakemake_executor_plugin_mantik.schedule.fire import fire as submit
+from snakemake_executor_plugin_mantik.schedule.loop import (
+    Processes,
+    Scheduler,
+    is_present,
+    present,
+)
+from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, Wish
+from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
+from snakemake_executor_plugin_mantik.schedule.unit import unit as unit_file
+from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
+from snakemake_executor_plugin_mantik.schedule.words import became, firing_as_json, in_json, when
+
+_ALONE = (
+    "No scheduler is running: start one with smk-mantik schedule run, or have systemd start it"
+    " (smk-mantik schedule unit)."
+)
+
+app = typer.Typer(
+    name="schedule", help="Submit runs again whenever their time has come.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="The schedule's name.")]
+Line = Annotated[
+    str | None,
+    typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab."),
+]
+Zone = Annotated[
+    str | None, typer.Option(help="The time zone of that, as Europe/Berlin; default: this one.")
+]
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="DAY", help=f"The last day, as 2027-03-31, or {FOR_EVER} (the default)."),
+]
+Account = Annotated[
+    str | None, typer.Option(help="The compute budget account; default: the run's.")
+]
+OfMissed = Annotated[
+    Missed | None,
+    typer.Option(help="What was due while no scheduler ran: skip it, or catch up once."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def _store() -> Iterator[Store]:
+    store = Store(data_home())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _the(store: Store, name: str) -> Schedule:
+    found = store.get(name)
+    if found is None:
+        names = ", ".join(schedule.name for schedule in store.all())
+        raise UserError(
+            f"there is no schedule {name!r}",
+            do=f"Name one of {names}" if names else "Make it: smk-mantik schedule add",
+        )
+    return found
+
+
+def _run_id(word: str) -> str:
+    from snakemake_executor_plugin_mantik.runs.known import find_here
+
+    found = find_here(word)
+    if found is None:
+        raise UserError(
+            f"--run: no run {word!r} was submitted from here",
+            do="Name one that smk-mantik runs list shows, or submit it: smk-mantik runs submit",
+        )
+    return found.request.run_id
+
+
+# Making and changing
+
+
+@app.command()
+def add(
+    name: Name,
+    *,
+    run: Annotated[str, typer.Option(help="The run that is submitted again: id or name.")],
+    cron: Annotated[
+        str, typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab.")
+    ],
+    tz: Zone = None,
+    until: Until = None,
+    account: Account = None,
+    missed: OfMissed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a schedule: a run is submitted again whenever a crontab line says so."""
+    with _store() as store:
+        if store.get(name) is not None:
+            raise _taken(name)
+        wish = Wish(run, cron, tz, until, account, missed)
+        made = planning.new(name, wish, planning.now(), _run_id)
+        if not store.add(made):
+            raise _taken(name)
+        _tell(store, _the(store, name), as_json=as_json)
+
+
+def _taken(name: str) -> UserError:
+    return UserError(
+        f"there is a schedule {name!r} already",
+        do="Use another name, or change that one: smk-mantik schedule edit",
+    )
+
+
+@app.command()
+def edit(
+    name: Name,
+    *,
+    run: Annotated[
+        str | None, typer.Option(help="The run that is submitted again: id or name.")
+    ] = None,
+    cron: Line = None,
+    tz: Zone = None,
+    until: Until = None,
+    account: Account = None,
+    missed: OfMissed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a schedule; a scheduler that runs takes it over."""
+    wish = Wish(run, cron, tz, until, account, missed)
+    if wish == Wish():
+        raise UserError("nothing is to be changed", do="Give at least one option; see --help")
+    with _store() as store:
+        if not store.edit(planning.edited(_the(store, name), wish, planning.now(), _run_id)):
+            raise UserError("somebody else has changed it just now", where=name, do="Try again")
+        _tell(store, _the(store, name), as_json=as_json)
+
+
+@app.command()
+def remove(name: Name) -> None:
+    """Remove a schedule; its runs stay."""
+    with _store() as store:
+        schedule = _the(store, name)
+        under_way = any(firing.begun for firing in store.history(schedule.id))
+        store.remove(schedule.id)
+        forget_lock(store.path.parent, schedule.id)
+    typer.echo(f"{name} is removed.")
+    if under_way:
+        typer.echo("A run of it was being submitted and may have started: smk-mantik runs list")
+
+
+def _tell(store: Store, schedule: Schedule, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(in_json(store, schedule, planning.now()))
+        return
+    due = next(schedule.due(planning.now()), None)
+    when = f"next due {shown(due)}" if due else "not due any more"
+    typer.echo(printable(f"{schedule.name}: run {schedule.run}, {when}."))
+    if not is_present(store.path.parent):
+        typer.echo(_ALONE)
+
+
+# Looking
+
+
+@app.command("list")
+def list_schedules(as_json: AsJson = False) -> None:
+    """Show all schedules: when they are due, and what became of it last."""
+    with _store() as store:
+        schedules = store.all()
+        if as_json:
+            _print_json([in_json(store, schedule, planning.now()) for schedule in schedules])
+            return
+        if not schedules:
+            typer.echo("There are no schedules. Make one: smk-mantik schedule add")
+            return
+        rows = tables.table(["name", "run", "cron", "time zone", "until", "next", "last"])
+        for schedule in schedules:
+            due = next(schedule.due(planning.now()), None)
+            last = store.history(schedule.id, 1)
+            tables.add(rows, [ schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
+                str(schedule.until or ""), shown(due) if due else "not due any more",
+                *(f"{when(schedule, firing)}: {became(store, schedule, firing)}"
+                  for firing in last),
+            ])  # fmt: skip
+        tables.console().print(rows)
+        if not is_present(store.path.parent):
+            typer.echo(_ALONE)
+
+
+@app.command()
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show a schedule, and what became of its due times."""
+    with _store() as store:
+        schedule = _the(store, name)
+        history = store.history(schedule.id)
+        if as_json:
+            each = [firing_as_json(schedule, firing) for firing in history]
+            _print_json(in_json(store, schedule, planning.now()) | {"history": each})
+            return
+        due = next(schedule.due(planning.now()), None)
+        facts = {
+            "run": schedule.run,
+            "cron": f"{schedule.cron}  ({schedule.tz})",
+            "until": str(schedule.until or FOR_EVER),
+            "account": schedule.account or "the run's",
+            "missed": schedule.missed.value,
+            "next": shown(due) if due else "not due any more",
+        }
+        for key, value in facts.items():
+            typer.echo(printable(f"{key + ':':10}{value}"))
+        if history:
+            typer.echo()
+            rows = tables.table(["due", "what became of it"])
+            for firing in history:
+                tables.add(rows, [when(schedule, firing), became(store, schedule, firing)])
+            tables.console().print(rows)
+        if not is_present(store.path.parent):
+            typer.echo(_ALONE)
+
+
+@app.command("next")
+def next_times(
+    name: Annotated[str, typer.Argument(help="The schedule's name; default: all.")] = "",
+    number: Annotated[int, typer.Option("-n", min=1, max=1000, help="How many.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Show when schedules are due next."""
+    with _store() as store:
+        schedules = [_the(store, name)] if name else store.all()
+    now = planning.now()
+    found = [(due, s) for s in schedules for due in islice(s.due(now), number)]
+    found = sorted(found, key=lambda each: each[0])[:number]
+    if as_json:
+        _print_json([{"name": s.name, "due": due.isoformat()} for due, s in found])
+        return
+    rows = tables.table(["due", "schedule", "time zone"])
+    for due, schedule in found:
+        tables.add(rows, [shown(due), schedule.name, schedule.tz])
+    tables.console().print(rows)
+
+
+# Running
+
+
+@app.command()
+def run(
+    once: Annotated[bool, typer.Option("--once", help="Submit what is due now, and end.")] = False,
+) -> None:
+    """Submit runs when they are due, until Ctrl-C. Several may run; each due time is one run."""
+    stop = threading.Event()
+    with _store() as store, present(store.path.parent):
+        processes = Processes()
+        scheduler = Scheduler(store, processes.submit, time.time)
+        if once:
+            _look(scheduler)
+            processes.wait()
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        schedules = len(store.all())
+        typer.echo(f"Schedules: {schedules}. What is added later is seen, too. Ctrl-C ends this.")
+        while not stop.wait(_look(scheduler)):
+            processes.reap()
+
+
+def _look(scheduler: Scheduler) -> float:
+    """Look, and go on if the store cannot be used just now: a full disk, a file system away."""
+    try:
+        return scheduler.look()
+    except UserError:
+        raise
+    except (MantikError, OSError) as error:
+        typer.echo(f"smk-mantik: {error}", err=True)
+        return 60.0
+
+
+@app.command(hidden=True)
+def fire(firing: int) -> None:
+    """Submit a due time that a scheduler has claimed."""
+    signal.alarm(FIRING_S)  # which ends the process: it is as if it was killed
+    from snakemake_executor_plugin_mantik.runs import again
+    from snakemake_executor_plugin_mantik.tracking.worker import SETTINGS
+
+    for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
+        os.environ.setdefault(name, value)
+    with _store() as store:
+        if line := submit(store, firing, again, time.time):
+            typer.echo(printable(line))
+
+
+@app.command()
+def unit() -> None:
+    """Print a unit file with which your systemd starts the scheduler."""
+    typer.echo(unit_file(os.environ), nl=False)
+    typer.echo(
+        f"To use it, write this to ~/.config/systemd/user/{SERVICE}, then:\n"
+        f"  systemctl --user enable --now {SERVICE}\n"
+        "  loginctl enable-linger        # it runs without you being logged in",
+        err=True,
+    )
+
+
+# Printing
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,191 @@
+"""What a user asks a schedule to be, checked: every mistake is told before it costs a due time."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from re import ASCII, fullmatch
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.schedule.cron import Cron
+from snakemake_executor_plugin_mantik.schedule.fire import shown
+from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
+
+FOR_EVER: Final = "never"
+"""What takes the end of a schedule away."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for; None: as it was, or as it is by itself.
+
+    Attributes:
+        run: the run, by whatever names it.
+        cron: a crontab line.
+        tz: a time zone.
+        until: a day, as in 2027-03-31, or `FOR_EVER`.
+        account: the compute budget account.
+        missed: what becomes of missed due times.
+    """
+
+    run: str | None = None
+    cron: str | None = None
+    tz: str | None = None
+    until: str | None = None
+    account: str | None = None
+    missed: Missed | None = None
+
+
+def new(name: str, wish: Wish, now: datetime, find: Callable[[str], str]) -> Schedule:
+    """A new schedule.
+
+    Args:
+        name: the schedule's.
+        wish: with run and cron.
+        now: due times after this one count.
+        find: finds the id of a run; raises `UserError` if there is none.
+
+    Raises:
+        UserError: with all that is wrong.
+    """
+    bare = Schedule(
+        id=0, name=name, run="", cron="", tz=local_zone(), until=None, account="",
+        missed=Missed.SKIP, since=now.timestamp(), revision=0,
+    )  # fmt: skip
+    mistakes = []
+    if not fullmatch(r"\w[\w.-]{0,59}", name):
+        mistakes.append(
+            UserError(
+                f"{name!r} can be no schedule's name", do="Use up to 60 letters, digits, . _ and -"
+            )
+        )
+    return _changed(bare, wish, now, find, mistakes)
+
+
+def edited(schedule: Schedule, wish: Wish, now: datetime, find: Callable[[str], str]) -> Schedule:
+    """A schedule with changes; due times up to now that nobody has looked at count no more.
+
+    Raises:
+        UserError: with all that is wrong.
+    """
+    return replace(_changed(schedule, wish, now, find, []), since=now.timestamp())
+
+
+def _changed(
+    schedule: Schedule,
+    wish: Wish,
+    now: datetime,
+    find: Callable[[str], str],
+    mistakes: list[UserError],
+) -> Schedule:
+    changes: dict[str, object] = {}
+    with _gathered(mistakes):
+        if wish.run is not None:
+            changes["run"] = find(wish.run)
+    zone = ZoneInfo("UTC")
+    with _gathered(mistakes):
+        zone = find_zone(schedule.tz if wish.tz is None else wish.tz)
+        changes["tz"] = zone.key
+    with _gathered(mistakes):
+        line = schedule.cron if wish.cron is None else wish.cron
+        changes["cron"] = Cron(line, zone).text
+    with _gathered(mistakes):
+        if wish.until is not None:
+            changes["until"] = _day(wish.until, now.astimezone(zone).date())
+    if wish.account is not None:
+        changes["account"] = wish.account
+    if wish.missed is not None:
+        changes["missed"] = wish.missed
+    if mistakes:
+        raise mistakes[0] if len(mistakes) == 1 else _all(mistakes)
+    made = replace(schedule, **changes)  # type: ignore[arg-type]  # each is of its field's type
+    _check_due(made, now)
+    return made
+
+
+@contextmanager
+def _gathered(mistakes: list[UserError]) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        mistakes.append(error)
+
+
+def _all(mistakes: list[UserError]) -> UserError:
+    lines = "".join(f"\n  {mistake}" for mistake in mistakes)
+    return UserError(f"{len(mistakes)} mistakes:{lines}", do="Nothing was changed")
+
+
+def _check_due(schedule: Schedule, now: datetime) -> None:
+    if next(schedule.due(now), None) is not None:
+        return
+    first = next(replace(schedule, until=None).due(now), None)
+    if first is None:
+        raise UserError(
+            f"{schedule.cron!r} is never due", do="Name a day that there is in one of the months"
+        )
+    raise UserError(
+        f"it would never be due: first on {shown(first)}, and until {schedule.until} only",
+        do="Give a later day with --until",
+    )
+
+
+def find_zone(name: str) -> ZoneInfo:
+    """A time zone of the IANA data base.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        known = sorted(available_timezones())
+    if not known:
+        raise UserError(
+            "this machine knows no time zones", do="Install them: pip install tzdata"
+        ) from None
+    wanted = name.lower().replace(" ", "_")
+    # People know their city, and rarely the continent that it is filed under.
+    by_word = {zone.lower(): zone for zone in known}
+    by_word |= {zone.lower().rpartition("/")[2]: zone for zone in known if "/" in zone}
+    close = difflib.get_close_matches(wanted, by_word, n=3, cutoff=0.7)
+    likely = list(dict.fromkeys(by_word[word] for word in close))
+    raise UserError(
+        f"there is no time zone {name!r}",
+        do=f"Use {', '.join([*likely, 'or UTC' if likely else 'UTC'])}, or another one of the"
+        " IANA data base",
+    ) from None
+
+
+def local_zone() -> str:
+    """The time zone that this machine is set to; UTC where that cannot be found out."""
+    try:
+        from tzlocal import get_localzone_name  # APScheduler brings it
+
+        return str(get_localzone_name() or "UTC")
+    except (ImportError, LookupError, ValueError, OSError):
+        return "UTC"
+
+
+def _day(text: str, today: date) -> date | None:
+    if text == FOR_EVER:
+        return None
+    try:
+        if not fullmatch(r"\d{4}-\d\d-\d\d", text, ASCII):
+            raise ValueError(text)
+        day = date.fromisoformat(text)
+    except ValueError:
+        raise UserError(
+            f"--until: {text!r} is no day", do=f"Write it as 2027-03-31, or {FOR_EVER}"
+        ) from None
+    if day < today:
+        raise UserError(f"--until: {text} is over", do="Give a day that is still to come")
+    return day
+
+
+def now() -> datetime:
+    """The machine's time."""
+    return datetime.now(UTC)

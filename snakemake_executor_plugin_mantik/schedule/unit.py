@@ -1,0 +1,40 @@
+"""What has systemd start the scheduler when the user's machine starts."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import jinja2
+
+SERVICE: Final = "mantik-schedule.service"
+_SET: Final = ("XDG_DATA_HOME", "MANTIK_RUNS", "MLFLOW_TRACKING_URI")
+"""Variables that say where things are. Credentials are not written into a unit."""
+
+
+def unit(environ: Mapping[str, str]) -> str:
+    """A unit file for the user's systemd.
+
+    Args:
+        environ: the environment that schedules were made in.
+    """
+    from snakemake_executor_plugin_mantik.tracking.run import target
+
+    where = {name: environ[name] for name in _SET if environ.get(name)}
+    if "MLFLOW_TRACKING_URI" in where:
+        where["MLFLOW_TRACKING_URI"] = target(environ, Path.cwd()).uri
+    words = [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", "run"]
+    template = (Path(__file__).parent / f"{SERVICE}.j2").read_text(encoding="utf-8")
+    filled: str = jinja2.Template(template, keep_trailing_newline=True).render(
+        command=" ".join(quoted(word).replace("$", "$$") for word in words),
+        environment=[quoted(f"{name}={value}") for name, value in where.items()],
+        path=quoted(f"PATH={environ.get('PATH', os.defpath)}"),
+    )
+    return filled
+
+
+def quoted(word: str) -> str:
+    """A word as systemd reads it back (systemd.syntax(7)); % begins a specifier there."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'

@@ -1,0 +1,152 @@
+"""A layered layout of a graph without cycles: who stands in which layer, and at which place there.
+
+After Sugiyama: layers by the longest path, places by the barycentre of the neighbours, which keeps
+crossings few. An edge over several layers gets a bend in each of them, so that it leads around; one
+beside which another path leads is left out: it says nothing about what comes before what.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+SWEEPS: Final = 8
+"""How often the layers are put in order, to and fro; more changes next to nothing."""
+
+
+@dataclass(frozen=True)
+class Bend:
+    """Where an edge passes a layer between its ends."""
+
+    source: str
+    target: str
+    layer: int
+
+
+Place = str | Bend
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where nodes are, and the bends of edges.
+
+    Attributes:
+        layers: what stands in each, in order.
+        routes: for each edge what it leads through: its source, bends, its target.
+    """
+
+    layers: Sequence[Sequence[Place]]
+    routes: Mapping[tuple[str, str], Sequence[Place]]
+
+
+def layered(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layout:
+    """Lay out a graph.
+
+    Args:
+        nodes: in the order in which they stand side by side where nothing else decides.
+        edges: those whose ends are not among the nodes, and to themselves, are left out, as is one
+            that closes a cycle (rules may, jobs cannot).
+    """
+    known = set(nodes)
+    wanted = {(a, b): None for a, b in edges if a in known and b in known and a != b}
+    depth, there = _depths(nodes, list(wanted))
+    kept = _reduced(nodes, there, depth)
+    routes: dict[tuple[str, str], list[Place]] = {}
+    layers: list[list[Place]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for node in nodes:
+        layers[depth[node]].append(node)
+    for source, target in kept:
+        bends = [Bend(source, target, at) for at in range(depth[source] + 1, depth[target])]
+        for bend in bends:
+            layers[bend.layer].append(bend)
+        routes[source, target] = [source, *bends, target]
+    return Layout(_ordered(layers, routes.values()), routes)
+
+
+def _depths(
+    nodes: Sequence[str], edges: Sequence[tuple[str, str]]
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The length of the longest path to each node, and the edges that close no cycle."""
+    before, after = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for source, target in edges:
+        before[target].append(source)
+        after[source].append(target)
+    missing = {node: len(before[node]) for node in nodes}
+    depth: dict[str, int] = {}
+    left = dict.fromkeys(nodes)
+    ready = [node for node in nodes if not missing[node]]
+    while left:
+        if not ready:  # only cycles are left: the first node breaks one
+            ready = [next(iter(left))]
+        node = ready.pop()
+        del left[node]
+        depth[node] = max((depth[b] + 1 for b in before[node] if b in depth), default=0)
+        for target in after[node]:
+            missing[target] -= 1
+            if not missing[target] and target in left:
+                ready.append(target)
+    return depth, [(a, b) for a, b in edges if depth[a] < depth[b]]
+
+
+def _reduced(
+    nodes: Sequence[str], edges: Sequence[tuple[str, str]], depth: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """The edges beside which no longer path leads (the transitive reduction)."""
+    after = defaultdict[str, list[str]](list)
+    for source, target in edges:
+        after[source].append(target)
+    reached: dict[str, set[str]] = {}
+    for node in sorted(nodes, key=lambda node: -depth[node]):
+        reached[node] = {further for n in after[node] for further in (n, *reached[n])}
+    return [
+        (source, target)
+        for source, target in edges
+        if not any(target in reached[other] for other in after[source])
+    ]
+
+
+def _ordered(
+    layers: list[list[Place]], routes: Iterable[Sequence[Place]]
+) -> Sequence[Sequence[Place]]:
+    above, below = defaultdict[Place, list[Place]](list), defaultdict[Place, list[Place]](list)
+    for route in routes:
+        for upper, lower in pairwise(route):
+            above[lower].append(upper)
+            below[upper].append(lower)
+    best, fewest = [list(layer) for layer in layers], _crossings(layers, below)
+    for sweep in range(SWEEPS):
+        downwards = sweep % 2 == 0
+        neighbours = above if downwards else below
+        for layer in layers[1:] if downwards else layers[-2::-1]:
+            _sort(layer, neighbours, positions(layers))
+        crossings = _crossings(layers, below)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in layers], crossings
+    return best
+
+
+def positions(layers: Sequence[Sequence[Place]]) -> dict[Hashable, float]:
+    """Where each stands in its layer, counted from the layer's middle."""
+    return {place: at - (len(layer) - 1) / 2 for layer in layers for at, place in enumerate(layer)}
+
+
+def _sort(
+    layer: list[Place], neighbours: Mapping[Place, Sequence[Place]], at: Mapping[Hashable, float]
+) -> None:
+    def barycentre(place: Place) -> float:
+        near = neighbours.get(place, ())
+        return sum(at[n] for n in near) / len(near) if near else at[place]
+
+    layer.sort(key=barycentre)
+
+
+def _crossings(layers: Sequence[Sequence[Place]], below: Mapping[Place, Sequence[Place]]) -> int:
+    """How many edges cross between neighbouring layers."""
+    at = {place: index for layer in layers for index, place in enumerate(layer)}
+    found = 0
+    for layer in layers:
+        ends = [end for place in layer for end in sorted(at[b] for b in below.get(place, ()))]
+        # Pairs in the wrong order; a few thousand at most, as large graphs are drawn by rules.
+        found += sum(a > b for i, a in enumerate(ends) for b in ends[i + 1 :])
+    return found

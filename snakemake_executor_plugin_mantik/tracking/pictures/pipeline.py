@@ -1,0 +1,226 @@
+"""The pipeline: jobs as boxes, or rules where there are many jobs, from left to right."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, Layout, Place, layered
+from snakemake_executor_plugin_mantik.tracking.pictures.text import (
+    GLYPHS,
+    columns,
+    counted,
+    ran,
+    rendered,
+    shortened,
+    title,
+    wildcards,
+)
+from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Picture, State
+
+MOST_JOBS: Final = 60
+"""Jobs above which the boxes are rules."""
+LETTERS: Final = 32
+"""Columns of text in a box, at most."""
+
+_LETTER: Final = 7.2
+_LINE: Final = 16.0
+_SMALLEST: Final = 110.0
+_BETWEEN_COLUMNS: Final = 56.0
+_BETWEEN_BOXES: Final = 14.0
+_BEND: Final = 12.0
+_MARGIN: Final = 12.0
+_SEEN: Final = 5.0
+_PASSES: Final = 12
+
+_Size = Callable[[Place], float]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A job or a rule, as it is drawn.
+
+    Attributes:
+        lines: what stands in it.
+        states: the states of its jobs and how many are in each.
+        title: what is shown where the mouse is.
+    """
+
+    id: str
+    lines: Sequence[str]
+    states: Sequence[tuple[State, int]]
+    title: str
+    x: float = 0
+    y: float = 0
+    width: float = 0
+    height: float = 0
+
+    @property
+    def state(self) -> State:
+        """The state that its colour tells: the one that asks for most attention."""
+        there = {state for state, _ in self.states}
+        return next(state for state in _ATTENTION if state in there)
+
+    @property
+    def parts(self) -> Sequence[tuple[State, float, float]]:
+        """Its states as stretches of a bar: x and width of each; few of many can be seen, too."""
+        total = sum(number for _, number in self.states)
+        widths = [max(_SEEN, self.width * number / total) for _, number in self.states]
+        drawn, x = [], self.x
+        for (state, _), width in zip(self.states, widths, strict=True):
+            fitting = width * self.width / sum(widths)
+            drawn.append((state, x, fitting))
+            x += fitting
+        return drawn
+
+
+_ATTENTION: Final = (
+    State.FAILED, State.KILLED, State.RUNNING, State.QUEUED, State.WAITING, State.FINISHED,
+)  # fmt: skip
+
+
+def pipeline(picture: Picture) -> str:
+    """The pipeline as SVG."""
+    if len(picture.nodes) <= MOST_JOBS and (picture.edges or not picture.rule_edges):
+        boxes = [_job(node, picture.now) for node in picture.nodes]
+        edges: Sequence[tuple[str, str]] = picture.edges
+    else:
+        boxes = _rules(picture)
+        edges = picture.rule_edges or _between_rules(picture)
+    layout = layered([box.id for box in boxes], edges)
+    placed, ports = _placed({box.id: box for box in boxes}, layout)
+    return rendered(
+        "pipeline.svg.j2",
+        boxes=placed,
+        paths=[_path(route, ports) for route in layout.routes.values()],
+        width=max((box.x + box.width for box in placed), default=0) + _MARGIN,
+        height=max((box.y + box.height for box in placed), default=0) + _MARGIN,
+        line=_LINE,
+    )
+
+
+def _job(node: Node, now: float) -> Box:
+    seconds = ran(node, now)
+    told = [f"{GLYPHS[node.state]} {node.state}", duration(seconds) if seconds else "", node.site]
+    lines = [node.rule, wildcards(node), " · ".join(part for part in told if part)]
+    return _box(node.id, lines, [(node.state, 1)], title(node, now))
+
+
+def _rules(picture: Picture) -> list[Box]:
+    by_rule = defaultdict[str, list[Node]](list)
+    for node in picture.nodes:
+        by_rule[node.rule].append(node)
+    return [_rule(rule, nodes, picture.now) for rule, nodes in by_rule.items()]
+
+
+def _rule(rule: str, nodes: Sequence[Node], now: float) -> Box:
+    states = counted(node.state for node in nodes)
+    times = [seconds for node in nodes if (seconds := ran(node, now)) is not None]
+    sites = ", ".join(sorted({node.site for node in nodes if node.site}))
+    told = [f"{number} {state}" for state, number in states]
+    typical = [f"half ran {duration(median(times))} or less"] if times else []
+    counts = " ".join(f"{GLYPHS[state]} {number}" for state, number in states)
+    last = " · ".join(
+        [*([f"~{duration(median(times))}"] if times else []), *([sites] * bool(sites))]
+    )
+    name = f"{shortened(rule, LETTERS - 8)} ×{len(nodes)}" if len(nodes) > 1 else rule
+    whole = "\n".join([rule, ", ".join(told), *typical, *([f"at {sites}"] * bool(sites))])
+    return _box(rule, [name, counts, last], states, whole)
+
+
+def _between_rules(picture: Picture) -> Sequence[tuple[str, str]]:
+    rule = {node.id: node.rule for node in picture.nodes}
+    found = [(rule[a], rule[b]) for a, b in picture.edges if a in rule and b in rule]
+    return list(dict.fromkeys(found))
+
+
+def _box(box_id: str, lines: Sequence[str], states: Sequence[tuple[State, int]], shown: str) -> Box:
+    fitting = [text for text in (shortened(each, LETTERS) for each in lines) if text]
+    width = max(_SMALLEST, max(columns(text) for text in fitting) * _LETTER + 24)
+    return Box(box_id, fitting, states, shown, width=width, height=len(fitting) * _LINE + 16)
+
+
+# Where everything is
+
+_Ports = Mapping[Place, tuple[float, float, float]]
+"""For each place where edges come in, where they leave, and at which height."""
+
+
+def _placed(boxes: Mapping[str, Box], layout: Layout) -> tuple[list[Box], _Ports]:
+    def size(place: Place) -> float:
+        return _BEND if isinstance(place, Bend) else boxes[place].height
+
+    heights = _heights(layout, size)
+    placed: list[Box] = []
+    ports: dict[Place, tuple[float, float, float]] = {}
+    x = _MARGIN
+    for layer in layout.layers:
+        there = [boxes[place] for place in layer if not isinstance(place, Bend)]
+        width = max((box.width for box in there), default=0.0)
+        for place in layer:
+            ports[place] = (x, x + width, heights[place])
+        for box in there:
+            y = heights[box.id] - box.height / 2
+            placed.append(Box(box.id, box.lines, box.states, box.title, x, y, width, box.height))
+        x += width + _BETWEEN_COLUMNS
+    return placed, ports
+
+
+def _heights(layout: Layout, size: _Size) -> dict[Place, float]:
+    """The middle of each place: near those that it is connected with, and no two overlap."""
+    near = defaultdict[Place, list[Place]](list)
+    for route in layout.routes.values():
+        for one, other in pairwise(route):
+            near[one].append(other)
+            near[other].append(one)
+    at: dict[Place, float] = {}
+    for layer in layout.layers:
+        at |= _apart(layer, dict.fromkeys(layer, 0.0), size)
+    for step in range(_PASSES):
+        for layer in layout.layers if step % 2 else reversed(layout.layers):
+            wished = {
+                p: sum(at[n] for n in near[p]) / len(near[p]) if near[p] else at[p] for p in layer
+            }
+            at |= _apart(layer, wished, size)
+    top = min((at[p] - size(p) / 2 for p in at), default=0.0)
+    return {place: height - top + _MARGIN for place, height in at.items()}
+
+
+def _apart(
+    layer: Sequence[Place], wished: Mapping[Place, float], size: _Size
+) -> dict[Place, float]:
+    """Heights in the layer's order without overlaps, as near to the wished ones as can be.
+
+    Least squares by pooling neighbours that would overlap.
+    """
+    offset, total = {}, 0.0
+    for before, place in zip([None, *layer], layer, strict=False):
+        if before is not None:
+            total += (size(before) + size(place)) / 2 + _BETWEEN_BOXES
+        offset[place] = total
+    pools: list[tuple[float, list[Place]]] = []
+    for place in layer:
+        pool = (wished[place] - offset[place], [place])
+        while pools and pools[-1][0] >= pool[0]:
+            mean, members = pools.pop()
+            count = len(members) + len(pool[1])
+            pool = ((mean * len(members) + pool[0] * len(pool[1])) / count, members + pool[1])
+        pools.append(pool)
+    return {place: mean + offset[place] for mean, members in pools for place in members}
+
+
+def _path(route: Sequence[Place], ports: _Ports) -> str:
+    """An edge as a path: curves between the columns, straight where it passes one."""
+    _, x, y = ports[route[0]]
+    drawn = [f"M{x:.1f} {y:.1f}"]
+    for place in route[1:]:
+        left, right, height = ports[place]
+        middle = (x + left) / 2
+        drawn.append(f"C{middle:.1f} {y:.1f} {middle:.1f} {height:.1f} {left:.1f} {height:.1f}")
+        if isinstance(place, Bend):
+            drawn.append(f"H{right:.1f}")
+        x, y = right, height
+    return "".join(drawn)

@@ -1,0 +1,225 @@
+"""The timeline: when each job waited and ran, by site; of thousands, how many of each rule did."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, averages
+from snakemake_executor_plugin_mantik.tracking.pictures.text import (
+    GLYPHS,
+    line,
+    ran,
+    rendered,
+    shortened,
+    title,
+    waited,
+)
+from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Picture, State
+
+MOST_BARS: Final = 300
+"""Jobs above which only some have a bar: what failed and what took longest."""
+SOME_BARS: Final = 40
+"""How many have one then."""
+MOST_NAMES: Final = 100
+"""Bars above which they are thin, and their names are shown only where the mouse is."""
+
+_NAMES: Final = 205.0
+_PLOT: Final = 560.0
+_AFTER: Final = 195.0
+_TOP: Final = 20.0
+_ROW: Final = 20.0
+_THIN_ROW: Final = 7.0
+_HEAD: Final = 26.0
+_PROFILE: Final = 40.0
+_BINS: Final = 280
+_LETTERS: Final = 29
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A job: x and width of its waiting and of its running, 0 if there was none."""
+
+    node: Node
+    title: str
+    y: float
+    height: float
+    waiting: tuple[float, float]
+    running: tuple[float, float]
+    end: float
+    name: str
+    told: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How many jobs of a rule waited and ran at a site: two areas, each as high as its most."""
+
+    name: str
+    told: str
+    title: str
+    y: float
+    running: str
+    waiting: str
+    failures: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What follows: a site."""
+
+    text: str
+    y: float
+
+
+def timeline(picture: Picture) -> str:
+    """The timeline as SVG."""
+    tries = [node for node in (*picture.earlier, *picture.nodes) if _begin(node) is not None]
+    axis = _axis(tries, picture.now)
+    drawing = _Drawing(axis, picture.now)
+    if len(tries) <= MOST_BARS:
+        drawing.bars(tries, thin=len(tries) > MOST_NAMES)
+    else:
+        drawing.profiles(tries)
+        drawing.bars(_outstanding(tries, picture.now), thin=False, what=", failed or longest")
+    return rendered(
+        "timeline.svg.j2",
+        headings=drawing.headings, bars=drawing.drawn_bars, profiles=drawing.drawn_profiles,
+        ticks=axis.ticks(), bottom=drawing.y, height=drawing.y + 24, top=_TOP,
+        width=_NAMES + _PLOT + _AFTER, left=_NAMES, right=_NAMES + _PLOT,
+    )  # fmt: skip
+
+
+def _begin(node: Node) -> float | None:
+    return next((t for t in (node.queued, node.started, node.ended) if t is not None), None)
+
+
+def _axis(tries: Sequence[Node], now: float) -> Axis:
+    begins = [begin for node in tries if (begin := _begin(node)) is not None]
+    ends = [_end(node, now) for node in tries]
+    first, last = min(begins, default=now), max(ends, default=now)
+    return Axis(first, max(last, first + 1), _NAMES, _PLOT)
+
+
+def _end(node: Node, now: float) -> float:
+    """Up to where a job is drawn; one that is over without a time of its end: as far as known."""
+    if node.ended is not None:
+        return node.ended
+    if node.state in {State.QUEUED, State.RUNNING}:
+        return now
+    return next(t for t in (node.started, node.queued, now) if t is not None)
+
+
+def _outstanding(tries: Sequence[Node], now: float) -> Sequence[Node]:
+    def rank(node: Node) -> tuple[bool, float]:
+        return node.state not in {State.FAILED, State.KILLED}, -(ran(node, now) or 0)
+
+    return sorted(tries, key=rank)[:SOME_BARS]
+
+
+def _by_site(tries: Iterable[Node]) -> list[tuple[str, list[Node]]]:
+    found = defaultdict[str, list[Node]](list)
+    for node in sorted(tries, key=lambda node: (_begin(node) or 0, _end(node, 0))):
+        found[node.site].append(node)
+    return list(found.items())
+
+
+class _Drawing:
+    """What has been drawn, from top to bottom."""
+
+    def __init__(self, axis: Axis, now: float) -> None:
+        self.axis, self.now = axis, now
+        self.y = _TOP
+        self.headings: list[Heading] = []
+        self.drawn_bars: list[Bar] = []
+        self.drawn_profiles: list[Profile] = []
+
+    def _head(self, site: str, number: int, what: str) -> None:
+        where = line(site) if site else "this machine"
+        jobs = "1 job" if number == 1 else f"{number} jobs"
+        self.headings.append(Heading(f"{where}: {jobs}{what}", self.y + 17))
+        self.y += _HEAD
+
+    def bars(self, tries: Iterable[Node], *, thin: bool, what: str = "") -> None:
+        """A bar for each."""
+        row = _THIN_ROW if thin else _ROW
+        for site, nodes in _by_site(tries):
+            self._head(site, len(nodes), what)
+            for node in nodes:
+                self._bar(node, row, thin=thin)
+                self.y += row
+            self.y += 6
+
+    def _bar(self, node: Node, row: float, *, thin: bool) -> None:
+        end = _end(node, self.now)
+        left = end if node.started is None else node.started
+        seconds = ran(node, self.now)
+        told = [] if node.state is State.FINISHED else [node.state.value]
+        if seconds is not None:
+            told.append(duration(seconds))
+        elif (in_queue := waited(node, self.now)) is not None:
+            word = "" if node.state is State.QUEUED else "waited "
+            told.append(f"{word}{duration(in_queue)}")
+        self.drawn_bars.append(
+            Bar(
+                node, title(node, self.now), self.y + row * 0.12, row * 0.76,
+                self._stretch(left if node.queued is None else node.queued, left),
+                self._stretch(left, end), self.axis.at(end),
+                "" if thin else shortened(node.name, _LETTERS),
+                "" if thin else f"{GLYPHS[node.state]} {', '.join(told)}",
+            )
+        )  # fmt: skip
+
+    def _stretch(self, first: float, last: float) -> tuple[float, float]:
+        """Where a time begins and how wide it is; what took any time at all can be seen."""
+        if last <= first:
+            return self.axis.at(first), 0.0
+        return self.axis.at(first), max(1.0, self.axis.at(last) - self.axis.at(first))
+
+    def profiles(self, tries: Iterable[Node]) -> None:
+        """For each site and rule how many waited and ran."""
+        for site, nodes in _by_site(tries):
+            self._head(site, len(nodes), "")
+            by_rule = defaultdict[str, list[Node]](list)
+            for node in nodes:
+                by_rule[node.rule].append(node)
+            for rule, some in by_rule.items():
+                self._profile(rule, some)
+                self.y += _PROFILE
+            self.y += 6
+
+    def _profile(self, rule: str, nodes: Sequence[Node]) -> None:
+        spans = [(n.started, _end(n, self.now)) for n in nodes if n.started is not None]
+        queued = [
+            (n.queued, n.started if n.started is not None else _end(n, self.now))
+            for n in nodes if n.queued is not None
+        ]  # fmt: skip
+        running, waiting = averages(spans, self.axis, _BINS), averages(queued, self.axis, _BINS)
+        bad = [n for n in nodes if n.state in {State.FAILED, State.KILLED}]
+        told = [f"{max(running):.0f} ran", f"{max(waiting):.0f} waited"]
+        most = f"at most {' and '.join(told)} at once"
+        failed = f"{GLYPHS[State.FAILED]} {len(bad)}" if bad else ""
+        marks = dict.fromkeys(f"{self.axis.at(_end(n, self.now)):.0f}" for n in bad)
+        name = f"{shortened(rule, _LETTERS - 8)} ×{len(nodes)}"
+        shown = "\n".join(t for t in (f"{line(rule)}: {len(nodes)} jobs", most) if t)
+        shown += f"\n{failed} failed or killed" if bad else ""
+        self.drawn_profiles.append(
+            Profile(
+                name, " · ".join([", ".join(told), failed][: 1 + bool(bad)]), shown, self.y,
+                self._area(running), self._area(waiting),
+                "".join(f"M{x} {self.y + 4:.1f}v{_PROFILE - 8}" for x in marks),
+            )
+        )  # fmt: skip
+
+    def _area(self, numbers: Sequence[float]) -> str:
+        """A path with steps, a step only where the number changes; the largest fills the row."""
+        bottom, step = self.y + _PROFILE - 4, self.axis.width / len(numbers)
+        scale = (_PROFILE - 8) / (max(numbers) or 1)
+        drawn, before = [f"M{self.axis.x:.0f} {bottom:.1f}"], ""
+        for position, number in enumerate(numbers):
+            height = f"{bottom - number * scale:.1f}"
+            if height != before:
+                drawn.append(f"H{self.axis.x + position * step:.0f}V{height}")
+                before = height
+        return "".join([*drawn, f"H{self.axis.x + self.axis.width:.0f}V{bottom:.1f}z"])

@@ -1,0 +1,246 @@
+"""Due times become runs: each once, and what does not is told."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.schedule.fire import fire, lock, pause
+from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
+from snakemake_executor_plugin_mantik.schedule.planning import Wish
+from snakemake_executor_plugin_mantik.schedule.store import NEVER_BEGUN
+from snakemake_executor_plugin_mantik.schedule.value import Missed, State
+from tests.schedule.conftest import Killed, Machine
+
+
+def test_each_due_time_is_a_run_until_the_last_day(machine: Machine) -> None:
+    machine.add("0 6 * * 1", until="2026-03-30")
+    machine.go_on("2026-06-01", machine.scheduler())
+    assert machine.fired == [
+        "2026-03-02T06:00:00+01:00", "2026-03-09T06:00:00+01:00", "2026-03-16T06:00:00+01:00",
+        "2026-03-23T06:00:00+01:00", "2026-03-30T06:00:00+02:00",
+    ]  # fmt: skip
+
+
+def test_the_last_day_is_one_of_the_schedule_s_time_zone(machine: Machine) -> None:
+    machine.add("30 23 * * *", tz="America/New_York", until="2026-03-02")
+    machine.go_on("2026-03-10", machine.scheduler())
+    assert machine.fired == ["2026-03-01T23:30:00-05:00", "2026-03-02T23:30:00-05:00"]
+
+
+def test_of_two_schedulers_one_fires(machine: Machine) -> None:
+    machine.add("*/20 * * * *")
+    one, other = machine.scheduler(), machine.scheduler()
+    machine.go_on("2026-03-01 18:00", one, other, one)
+    assert len(machine.fired) == len(set(machine.fired)) == 18
+
+
+@pytest.mark.parametrize(("missed", "made"), [(Missed.SKIP, []), (Missed.ONCE, ["03-04 05:00"])])
+def test_what_was_missed_is_skipped_or_caught_up_once(
+    machine: Machine, missed: Missed, made: list[str]
+) -> None:
+    machine.add("0 6 * * *", missed=missed)
+    machine.pass_by("2026-03-04 20:00")
+    machine.go_on("2026-03-05 04:00", machine.scheduler())
+    assert [text for text, state, _ in machine.history() if state is State.FIRED] == made
+    last = "Tue 2026-03-03 06:00 CET" if made else "Wed 2026-03-04 06:00 CET"
+    missing = f"no scheduler was running from then to {last}"
+    assert machine.history()[0] == ("03-02 05:00", State.MISSED, missing)
+    machine.go_on("2026-03-06 00:00", machine.scheduler())
+    assert machine.history()[-1] == ("03-05 05:00", State.FIRED, "")
+
+
+def test_a_little_late_is_not_missed(machine: Machine) -> None:
+    machine.add("0 6 * * *")
+    machine.now = datetime(2026, 3, 2, 5, 0, tzinfo=UTC) + timedelta(seconds=LATE_S)
+    machine.scheduler().look()
+    machine.now += timedelta(days=1, seconds=1)
+    machine.scheduler().look()
+    assert [state for _, state, _ in machine.history()] == [State.FIRED, State.MISSED]
+
+
+def test_a_failure_is_repeated_ever_more_rarely_and_given_up_when_the_next_is_due(
+    machine: Machine,
+) -> None:
+    machine.add("0 6 * * *")
+    machine.runs.trouble = "away"
+    scheduler = machine.scheduler()
+    machine.go_on("2026-03-02 12:00", scheduler)
+    (firing,) = machine.store.open()
+    assert (firing.told, firing.begun) == ("MLflow: no answer.", False)
+    # 1, 2, 4, 8, 16, 32 minutes, then one hour each.
+    assert firing.attempts == 1 + 6 + 5
+    machine.go_on("2026-03-03 05:00", scheduler)
+    machine.runs.trouble = ""
+    machine.go_on("2026-03-03 08:00", scheduler)
+    assert machine.history() == [
+        ("03-02 05:00", State.FAILED, "MLflow: no answer."), ("03-03 05:00", State.FIRED, ""),
+    ]  # fmt: skip
+
+
+def test_what_nothing_comes_after_is_given_up_after_a_week(machine: Machine) -> None:
+    machine.add("0 6 2 3 *", until="2026-03-02")
+    machine.runs.trouble = "away"
+    machine.go_on("2026-03-02 06:00", machine.scheduler())
+    machine.pass_by("2026-03-09 05:01")
+    machine.scheduler().look()
+    assert machine.history() == [("03-02 05:00", State.FAILED, "MLflow: no answer.")]
+
+
+@pytest.mark.parametrize("trouble", ["before", "after"])
+def test_a_kill_in_the_middle_neither_loses_nor_doubles(machine: Machine, trouble: str) -> None:
+    machine.add("0 6 * * *")
+    machine.runs.trouble = trouble
+    with pytest.raises(Killed):
+        machine.go_on("2026-03-03 04:00", machine.scheduler())
+    (firing,) = machine.store.open()
+    assert firing.begun
+    machine.runs.trouble = ""
+    machine.go_on("2026-03-02 05:00:30", machine.scheduler())
+    assert [f.id for f in machine.store.open()] == [firing.id], "there is a pause first"
+    machine.go_on("2026-03-03 04:00", machine.scheduler())
+    assert machine.history() == [("03-02 05:00", State.FIRED, "")]
+    assert machine.fired == ["2026-03-02T06:00:00+01:00"]
+
+
+def test_what_was_interrupted_is_brought_to_an_end_though_the_next_is_due(machine: Machine) -> None:
+    machine.add("0 6 * * *")
+    machine.runs.trouble = "after"
+    with pytest.raises(Killed):
+        machine.go_on("2026-03-03 04:00", machine.scheduler())
+    machine.pass_by("2026-03-03 05:01")
+    machine.runs.trouble = ""
+    machine.go_on("2026-03-03 06:00", machine.scheduler())
+    assert [state for _, state, _ in machine.history()] == [State.FIRED, State.FIRED]
+    assert len(machine.fired) == 2
+
+
+def test_what_was_claimed_and_never_begun_is_told_when_the_next_is_due(machine: Machine) -> None:
+    machine.add("0 6 * * *")
+    machine.pass_by("2026-03-02 05:00")
+    schedule = machine.store.get("weekly")
+    assert schedule is not None
+    now = int(machine.clock())
+    assert machine.store.claim(schedule, now, [(now, State.FIRING, "")], now)
+    machine.pass_by("2026-03-03 05:00")
+    machine.go_on("2026-03-03 06:00", machine.scheduler())
+    assert machine.history()[0] == ("03-02 05:00", State.FAILED, NEVER_BEGUN)
+    assert len(machine.fired) == 1
+
+
+def test_nobody_else_submits_while_one_does(machine: Machine) -> None:
+    machine.add("0 6 * * *")
+    machine.pass_by("2026-03-02 05:00")
+    schedule = machine.store.get("weekly")
+    assert schedule is not None
+    with lock(machine.directory, schedule.id) as ours:
+        assert ours
+        machine.scheduler().look()
+        (firing,) = machine.store.open()
+        assert not fire(machine.store, firing.id, machine.runs.again, machine.clock)
+        assert not machine.runs.asked
+    assert "submitted as run run-0" in fire(
+        machine.store, firing.id, machine.runs.again, machine.clock
+    )
+    assert not fire(machine.store, firing.id, machine.runs.again, machine.clock)
+
+
+def test_an_edit_is_picked_up_and_is_not_retroactive(machine: Machine) -> None:
+    machine.add("0 6 * * *")
+    scheduler = machine.scheduler()
+    machine.go_on("2026-03-02 12:00", scheduler)
+    machine.edit(Wish(cron="0 */3 * * *", account="other"))
+    machine.go_on("2026-03-02 18:00", scheduler)
+    assert [due[5:16] for due in machine.fired] == ["03-02T06:00", "03-02T15:00", "03-02T18:00"]
+    assert [account for _, _, account in machine.runs.asked] == ["", "other", "other"]
+    machine.add("0 0 * * *", name="another")
+    machine.store.remove(machine.store.all()[1].id)
+    machine.go_on("2026-03-04 12:00", scheduler)
+    assert [name for name, _, _ in machine.runs.asked[3:]] == ["another"] * 2
+
+
+def test_a_claim_of_what_was_edited_meanwhile_is_none(machine: Machine) -> None:
+    machine.add("0 6 * * *")
+    seen = machine.store.get("weekly")
+    assert seen is not None
+    machine.edit(Wish(cron="0 7 * * *"))
+    now = int(machine.clock()) + 86400
+    assert not machine.store.claim(seen, now, [(now, State.FIRING, "")], now)
+    assert machine.history() == []
+
+
+def test_a_clock_that_jumps_doubles_nothing_and_stops_nothing(machine: Machine) -> None:
+    machine.add("0 * * * *")
+    scheduler = machine.scheduler()
+    machine.go_on("2026-03-01 15:00", scheduler)
+    machine.pass_by("2026-03-01 13:30")
+    machine.go_on("2026-03-01 16:00", scheduler)
+    assert len(machine.fired) == len(set(machine.fired)) == 4
+    machine.pass_by("2031-01-01 00:30")
+    scheduler.look()
+    machine.pass_by("2026-03-01 16:30")
+    machine.go_on("2026-03-01 20:00", scheduler)
+    assert len(machine.fired) == len(set(machine.fired)) == 8
+
+
+def test_a_retry_that_a_wrong_clock_put_far_away_is_not_waited_for(machine: Machine) -> None:
+    machine.add("0 0 1 1 *")
+    machine.runs.trouble = "away"
+    machine.pass_by("2031-12-31 23:00")
+    scheduler = machine.scheduler()
+    scheduler.look()
+    machine.runs.trouble = ""
+    machine.pass_by("2026-03-01 16:30")
+    scheduler.look()
+    assert machine.fired == ["2032-01-01T00:00:00+01:00"]
+    assert not machine.store.open()
+
+
+def test_it_looks_again_when_the_next_is_due_and_often_enough(machine: Machine) -> None:
+    scheduler = machine.scheduler()
+    assert scheduler.look() == LOOK_S
+    machine.add("0 6 * * *")
+    assert scheduler.look() == LOOK_S
+    machine.now = datetime(2026, 3, 2, 4, 59, 56, tzinfo=UTC)
+    assert scheduler.look() == 4.0
+
+
+def test_pauses_grow_and_end_growing() -> None:
+    assert [pause(n) for n in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+    assert pause(10**6) == 3600
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_each_due_time_is_one_run_or_told(seed: int, memory: Path) -> None:
+    """Kills, failures, pauses, clocks set back, two schedulers, edits: drawn from a seed."""
+    draw = random.Random(seed)
+    start = datetime(2026, 3, 28, 18, tzinfo=UTC)  # clocks change in the night
+    machine = Machine(memory, start)
+    machine.add("*/10 * * * *", missed=draw.choice([Missed.SKIP, Missed.ONCE]))
+    for _ in range(20):
+        machine.runs.trouble = draw.choice(["", "", "", "away", "before", "after"])
+        here = [machine.scheduler() for _ in range(draw.choice([1, 2]))]
+        length = timedelta(minutes=draw.randint(1, 60))
+        try:
+            machine.go_on((machine.now + length).replace(tzinfo=None).isoformat(), *here)
+        except Killed:
+            machine.now += timedelta(seconds=draw.randint(0, 300))
+        if draw.random() < 0.2:
+            machine.now += timedelta(minutes=draw.randint(-45, 45))
+        if draw.random() < 0.1:
+            machine.edit(Wish(cron=draw.choice(["*/10 * * * *", "*/15 * * * *"])))
+    machine.runs.trouble = ""
+    calm = machine.now + timedelta(hours=3)
+    machine.go_on(calm.replace(tzinfo=None).isoformat(), machine.scheduler())
+    assert len(machine.fired) == len(set(machine.fired)), "one due time, two runs"
+    schedule = machine.store.get("weekly")
+    assert schedule is not None
+    history = {f.due: f for f in machine.store.history(schedule.id)}
+    runs = {int(datetime.fromisoformat(due).timestamp()) for due in machine.fired}
+    fired = {due for due, f in history.items() if f.state is State.FIRED}
+    assert runs == fired, "a run that nobody knows of, or none where one is told"
+    assert all(f.told for f in history.values() if f.state in {State.FAILED, State.MISSED})
+    last_hours = takewhile(lambda due: due <= calm, schedule.due(calm - timedelta(hours=2)))
+    assert {int(due.timestamp()) for due in last_hours} <= fired, "all was well, and it was lost"

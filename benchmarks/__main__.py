@@ -19,6 +19,7 @@ IN_FLIGHT = (1, 50, 500)
 MANY, LARGE = 10_000, 5_000_000_000
 """How many small files go up and come back, and how many bytes one large file has."""
 TRACKED = 200
+"""How many jobs become MLflow runs."""
 SOAKED = 5000
 """How many jobs run while requests fail."""
 SITES = {"UNICORE": ["hpc1"], "firecREST": ["hpc2"], "both": ["hpc1", "hpc2"]}

@@ -84,7 +84,7 @@ class Invocation:
     def record(self, request: JobRequest, record: TryRecord) -> JobRow:
         """A job is about to be sent, or taken up again: it belongs to this workflow.
 
-        Unless an earlier one has sent it, that has ended or is another one.
+        Unless it is one of an earlier workflow, that has ended or is another one.
         """
         job = self._ledger.job(record.id)
         if job is None:
@@ -93,7 +93,7 @@ class Invocation:
                 site=record.site, members=tuple(request.members),
             )  # fmt: skip
         elif job.over and record.state is TryState.PLANNED:
-            self._ledger.revive(record.id, self._begin())
+            job = self._ledger.revive(job)
         elif job.workflow == self._ledger.unended(self._identity):
             self._begin()
         return job

@@ -9,7 +9,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
@@ -153,14 +153,15 @@ class Ledger:
             assert known is not None
         return known
 
-    def revive(self, try_id: str, workflow: str) -> None:
+    def revive(self, job: JobRow) -> JobRow:
         """A try that was taken for over, since nobody had sent it, is sent after all."""
         with self._outbox.write() as db:
             db.execute(
-                "UPDATE jobs SET workflow = ?, ended = NULL, status = '', note = '' WHERE try = ?",
-                (workflow, try_id),
+                "UPDATE jobs SET ended = NULL, status = '', note = '' WHERE try = ?",
+                (job.try_id,),
             )
-            db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, Kind.END))
+            db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (job.try_id, Kind.END))
+        return replace(job, ended=None, status="", note="")
 
     def before(self, try_id: str, job: str) -> JobRow | None:
         """The try of the same job before this one, if that one did not finish."""

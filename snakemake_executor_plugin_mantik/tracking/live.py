@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.mending import mend
@@ -22,9 +21,6 @@ TREE, LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live`."""
 WRITTEN_AT_ONCE = 4096
 """Bytes of a parameter or tag that are seen to be written in one go, or not at all."""
-
-_UNREADABLE = (MlflowException, ValueError, KeyError, TypeError, AttributeError, OSError)
-"""What MLflow's file store raises of descriptions that are half written (3.17)."""
 
 
 class LiveReplay:
@@ -74,8 +70,8 @@ class LiveReplay:
         view = self._copy / "view"
         try:
             source = self._view(view, files)
-        except _UNREADABLE:
-            return  # it was just being written
+        except Exception:  # noqa: BLE001 - the file store raises anything of what is half written
+            return  # in the end all of it is read
         finally:
             shutil.rmtree(view, ignore_errors=True)
         self._told.source = source

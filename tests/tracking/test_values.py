@@ -243,3 +243,27 @@ def test_attempts_and_what_they_used(tmp_path: Path) -> None:
         "mantik/core_hours": pytest.approx(4), "mantik/cpu_seconds": 6,
     }  # fmt: skip
     outbox.close()
+
+
+def test_what_a_job_logs_is_told_beside_the_rest_and_again(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.sqlite")
+    outbox.add_run("t", "", {})
+    assert outbox.add("t", Kind.LIVE, {})
+    # Nothing can be told of a run that is not made.
+    assert [outbox.open_tries(lane) for lane in Lane] == [["t"], [], []]
+    making, logged = outbox.events("t")
+    outbox.done(making)
+    assert [outbox.open_tries(lane) for lane in Lane] == [[], ["t"], []]
+    assert not outbox.begun("t", Kind.LIVE)
+
+    # It logs more while it is told what it has logged.
+    assert outbox.add("t", Kind.LIVE, {})
+    outbox.begin(logged)
+    outbox.done(logged)
+
+    assert outbox.begun("t", Kind.LIVE)
+    (more,) = outbox.events("t")
+    assert more.attempts == 1
+    outbox.add("t", Kind.END, {})
+    assert [outbox.open_tries(lane) for lane in Lane] == [[], [], ["t"]]
+    outbox.close()

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from snakemake_executor_plugin_mantik.tracking.telling import RETRY_OF
 from snakemake_executor_plugin_mantik.tracking.workflow import PARENT
 from tests.support.workflows import tells
@@ -42,6 +44,7 @@ LOG = "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('m', 1)\n"
 FAILS_ONCE = "test -e {once} || (touch {once}; seq 1 100000 | sha256sum; exit 4)"
 
 
+@pytest.mark.timeout(240)
 def test_all_of_a_workflow(elsewhere: Tracked) -> None:
     project = elsewhere.project
     project.write("log.py", LOG)

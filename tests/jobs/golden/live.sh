@@ -1,0 +1,620 @@
+#!/bin/bash
+# Job: evaluate: seed=1
+#
+# One try of a job, written by the mantik executor of Snakemake. Needs bash 4.2, coreutils, GNU
+# find, GNU tar and gzip. All of it is functions, called by the last line: bash has read the whole
+# file before the first step, so that it does no harm when the file goes away meanwhile.
+
+_m_workspace=/p/scratch/me/flow
+_m_try=0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
+_m_tries=.mantik/tries/12
+_m_claim=.mantik/tries/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
+_m_work=.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
+_m_heartbeat_s=60
+_m_grace_s=20
+_m_visible_s=5
+_m_marker_bytes=1048576
+_m_archive_file_bytes=8388608
+_m_log_tail_bytes=262144
+
+# What must lie there: pairs of size and path; `-` is any size, `/` a directory.
+_m_inputs=()
+# What the job makes: kind, whether it is a directory, whether an old one is kept, path.
+_m_outputs=(
+  output no no './results/it'"'"'s ü.txt'
+)
+
+_m_site_job=${PWD##*/}
+# Not HOSTNAME: schedulers hand on that of the login node.
+{ read -r _m_host < /proc/sys/kernel/hostname; } 2>/dev/null || _m_host=${HOSTNAME:-unknown}
+_m_scheduler_job=${SLURM_JOB_ID:-${PBS_JOBID:-$_m_host.$$}}
+_m_signal=          # what asked the job to end
+_m_deadline=        # end of the grace, in $SECONDS
+_m_group=           # process group that is running
+_m_ended_by=        # the signal, if it came before the job was over
+_m_killed=          # whether the grace was over before the group was
+_m_code=            # how the payload ended
+_m_cpu=             # user and system time of all processes that were waited for
+_m_failed_step=
+
+_m_say() { printf 'mantik: %s\n' "$*" >&2; }
+
+_m_now() {
+  if [ -n "${EPOCHREALTIME-}" ]; then _m_time=${EPOCHREALTIME/,/.}; else _m_time=$(date +%s.%N); fi
+}
+
+# ---- signals -------------------------------------------------------------------------------------
+# TERM, INT and HUP end the job: its processes get TERM, and KILL when the grace is over. USR1 and
+# USR2 are warnings of some schedulers and meant for the job: they are passed on.
+
+_m_pass() { [ -n "$_m_group" ] && kill -s "$1" -- "-$_m_group" 2>/dev/null; }
+
+_m_on_signal() {
+  if [ -z "$_m_signal" ]; then
+    _m_signal=$1
+    _m_deadline=$(( SECONDS + _m_grace_s ))
+  fi
+  _m_pass TERM
+}
+
+_m_traps() {
+  local name
+  for name in TERM INT HUP; do trap "_m_on_signal $name" "$name"; done
+  trap '_m_pass USR1' USR1
+  trap '_m_pass USR2' USR2
+}
+
+# ---- claim ---------------------------------------------------------------------------------------
+# Of all starts of this try only the one that makes the claim goes on. A hard link is made by one
+# only; its result is not looked at, because a repeated NFS call tells its own maker of a failure:
+# the claim is read instead. A directory in its place means that the try was revoked. Where hard
+# links are missing the claim is made with O_EXCL; that is as safe but on NFS before version 3, and
+# a start that dies between making and filling it leaves a claim of nobody.
+
+_m_make_claim() {
+  local unique by text owner='' i
+  for i in 1 2 3 4; do
+    [ -d "$_m_tries" ] && break
+    sleep 0.5
+  done
+  # The controller makes this directory before it submits: it has removed it, nobody waits for us.
+  [ -d "$_m_tries" ] || return 1
+  { read -r unique < /proc/sys/kernel/random/uuid; } 2>/dev/null || unique=$RANDOM$RANDOM$RANDOM
+  unique=$unique-${_m_host%%.*}-$$
+  by=$_m_claim.by-${unique//[!A-Za-z0-9.-]/_}
+  text="owner=$unique
+site_job=${_m_site_job//$'\n'/ }
+scheduler_job=${_m_scheduler_job//$'\n'/ }
+host=${_m_host//$'\n'/ }"
+  if printf '%s\n' "$text" > "$by"; then ln -T -- "$by" "$_m_claim" 2>/dev/null; fi
+  if [ ! -e "$_m_claim" ]; then
+    ( set -C; printf '%s\n' "$text" > "$_m_claim" ) 2>/dev/null
+  fi
+  for (( i = 0; i < 120; i++ )); do
+    if [ -d "$_m_claim" ]; then owner=revoked; break; fi
+    owner=
+    { IFS= read -r owner < "$_m_claim"; } 2>/dev/null
+    case $owner in owner=?*) owner=${owner#owner=}; break ;; esac
+    sleep 0.25
+  done
+  rm -f -- "$by"
+  [ "$owner" = "$unique" ] && return 0
+  [ -n "$owner" ] && return 1
+  _m_say "cannot claim $_m_try in $_m_workspace/$_m_tries: is the file system full or away?"
+  exit 75
+}
+
+# ---- what the job writes to a directory, while it runs -------------------------------------------
+# What is new below the directory is packed, and the packs lie one behind the other in pieces of some
+# size, each named after where it begins. The size of CLAIM.live, a file without content, tells how
+# much there is: who lists the claims knows it. A pack is a gzipped tar; it holds
+#   ./PATH          a file that is new or another, whole,
+#   part/N/PATH     what a growing file has from byte N on,
+#   later           the paths of those that are too large.
+# All of it comes back once more when the job is over, so that nothing has to come of this.
+_m_live=./.snakemake/mantik/tracking/t/mlruns
+_m_growing='^a/[^/]+/'
+_m_live_s=10
+_m_live_file_bytes=1048576
+_m_live_bytes=67108864
+_m_pack_bytes=16777216
+_m_piece_bytes=65536
+
+_m_list_live() {
+  LC_ALL=C find -H "$_m_live" -type f ! -path $'*\n*' -printf '%s %T@ %P\n' | LC_ALL=C sort > "$1"
+}
+
+# What lies there before the command starts need not be told. For the rest of the job see `_m_look`.
+_m_begin_live() {
+  mkdir -p -- "$_m_work/live" && _m_list_live "$_m_work/live/new" &&
+    mv -f -- "$_m_work/live/new" "$_m_work/live/seen"
+} 2>/dev/null
+
+# One look. It runs beside the heartbeats, which do not wait for it.
+_m_look() {
+  local at=$_m_work/live line size path folder from most left=$_m_pack_bytes  # of files, not packed
+  local -A known=()
+  export LC_ALL=C
+  [ -e "$at/seen" ] && _m_list_live "$at/now" || return
+  cmp -s -- "$at/seen" "$at/now" && return
+  comm -13 -- "$at/seen" "$at/now" > "$at/new" || return
+  [ -s "$at/new" ] || return
+  comm -12 -- "$at/seen" "$at/now" > "$at/next" || return
+  rm -rf -- "$at/part" && mkdir -- "$at/part" && : > "$at/whole" && : > "$at/later" || return
+  while IFS= read -r line; do known[${line#* * }]=${line%% *}; done < <(comm -23 -- "$at/seen" "$at/now")
+  while IFS= read -r line; do
+    size=${line%% *} path=${line#* * }
+    if [[ $path =~ $_m_growing ]]; then
+      from=${known[$path]-0} most=$_m_live_file_bytes
+      (( size >= from )) || from=0
+      if (( size - from < most )); then most=$(( size - from )); fi
+      folder=/$path folder=$at/part/$from${folder%/*}
+      mkdir -p -- "$folder" || return
+      dd if="$_m_live/$path" of="$at/part/$from/$path" bs=64k iflag=skip_bytes,count_bytes \
+        skip="$from" count="$most" 2>/dev/null || continue
+      line="$(( from + most )) ${line#* }" size=$most
+      if (( most == 0 )); then rm -f -- "$at/part/$from/$path"; fi
+    elif (( size > _m_live_file_bytes )); then
+      printf '%s\0' "$path" >> "$at/later"
+      size=0
+    else
+      printf './%s\0' "$path" >> "$at/whole"
+    fi
+    printf '%s\n' "$line" >> "$at/next"
+    # The rest comes with the next looks.
+    (( (left -= size + 512) > 0 )) || break
+  done < "$at/new"
+  sort -o "$at/next" -- "$at/next" || return
+  tar -czf "$at/pack" --format=gnu --ignore-failed-read -C "$_m_home/$at" later part \
+    -C "$_m_home/$_m_live" --null -T "$_m_home/$at/whole"
+  (( $? < 2 )) || return  # 1: a file changed meanwhile, and will be packed again
+  _m_add_pack "$at" && mv -f -- "$at/next" "$at/seen"
+}
+
+# Adds all of a pack, or nothing that counts: only what is told of has been written whole.
+_m_add_pack() {
+  local have start size piece
+  have=$(stat -c %s -- "$_m_claim.live" 2>/dev/null || echo 0)
+  size=$(stat -c %s -- "$1/pack") || return
+  { read -r start < "$1/start"; } 2>/dev/null || start=0
+  # No room for more, or somebody has removed it: nothing more is told of before the end.
+  if (( have + size > _m_live_bytes || have < start )); then : > "$1/full"; return 1; fi
+  if (( have - start >= _m_piece_bytes )); then
+    start=$have
+    printf '%s\n' "$start" > "$1/start.new" && mv -f -- "$1/start.new" "$1/start" || return
+  fi
+  piece=$1/piece.$start
+  # Half a pack, of a look that was killed or had no room.
+  if [ -e "$piece" ]; then truncate -s "$(( have - start ))" -- "$piece" || return; fi
+  cat -- "$1/pack" >> "$piece" || return
+  [ "$(stat -c %s -- "$piece")" = "$(( have - start + size ))" ] && [ -f "$_m_claim" ] &&
+    truncate -s "$(( have + size ))" -- "$_m_claim.live"
+}
+
+# Lets the claim grow while the script lives. It reads from a pipe that only the script holds open:
+# its end is seen at once, even of one that was killed, and no process is left behind. A look that is
+# not over when the next one would begin is let be, and they become rarer.
+_m_heartbeat() {
+  local beat=$SECONDS look=$SECONDS next looking=
+  trap '' TERM INT HUP USR1 USR2
+  while :; do
+    next=$(( beat + _m_heartbeat_s < look + _m_live_s ? beat + _m_heartbeat_s : look + _m_live_s ))
+    next=$(( next - SECONDS ))
+    read -r -t "$(( next > 0 ? next : 1 ))" _
+    (( $? > 128 )) || break
+    if (( SECONDS >= beat + _m_heartbeat_s )); then
+      beat=$SECONDS
+      [ -f "$_m_claim" ] && printf . >> "$_m_claim"
+    fi
+    (( SECONDS >= look + _m_live_s )) || continue
+    look=$SECONDS
+    if [ -n "$looking" ] && kill -0 "$looking" 2>/dev/null; then
+      (( _m_live_s *= 2 ))
+    elif [ ! -e "$_m_work/live/full" ]; then
+      _m_look < /dev/null &
+      looking=$!
+    fi
+  done
+  [ -z "$looking" ] || kill -s KILL "$looking" 2>/dev/null
+}
+# ---- payload -------------------------------------------------------------------------------------
+
+# Runs a function in a process group of its own and waits for it; sets _m_code.
+_m_run() {
+  set -m
+  "$@" < /dev/null {_m_beat}>&- &
+  _m_group=$!
+  set +m
+  [ -z "$_m_signal" ] || _m_pass TERM
+  while :; do
+    if [ -z "$_m_signal" ]; then
+      wait "$_m_group"
+      _m_code=$?
+    else
+      (( SECONDS < _m_deadline )) || { _m_killed=1; _m_pass KILL; }
+      (( SECONDS < _m_deadline + 5 )) || break
+      sleep 0.1
+    fi
+    kill -0 "$_m_group" 2>/dev/null || break
+  done
+  # Of a wait that a signal interrupted the code is the signal's; the payload has told its own. Bash
+  # is not asked again: a process that ended just as the signal came it may have forgotten, and it
+  # would wait for ever (seen with bash 5.2).
+  if _m_pass TERM; then _m_leftover=$_m_group; fi
+  _m_group=
+}
+
+_m_step() {
+  _m_at=$1
+  printf 'step=%s\n' "$1" >&"$_m_state"
+}
+
+_m_fail() {
+  local code=$?
+  _m_say "$_m_at: $*"
+  (( code )) || code=1
+  exit "$code"
+}
+
+# Instead of `||` after what a user wrote: that would switch his `set -e` off.
+_m_succeeded() {
+  (( $1 == 0 )) && return
+  ( exit "$1" ) || _m_fail "$2"
+}
+
+# The end of the payload, also when a user's command calls exit: tell the code, then clean up.
+_m_finish() {
+  local code=$?
+  trap - EXIT
+  trap '' TERM
+  set +eu
+  if [ "$_m_at" != command ]; then
+    (( code )) || code=1
+    _m_say "the job was not started: its step '$_m_at' failed with $code"
+  elif [ -n "$_m_command_code" ]; then
+    code=$_m_command_code
+  fi
+  printf 'code=%s\n' "$code" >&"$_m_state"
+  _m_after 0
+  exit "$code"
+}
+
+_m_payload() {
+  set +m
+  umask "$_m_umask"
+  _m_at=workspace
+  _m_command_code=
+  trap _m_finish EXIT
+  trap 'exit $(( $? ? $? : 143 ))' TERM
+  trap : USR1 USR2
+  exec {_m_state}>> "$_m_work/marker/state" || exit 1
+  _m_step workspace
+  cd -- "$_m_workspace" || _m_fail "there is no workspace $_m_workspace"
+  _m_step inputs
+  _m_check_inputs
+  _m_step outputs
+  _m_prepare_outputs
+  _m_begin_live
+  _m_environment
+  _m_step command
+  # Whatever comes, the end of the command itself is what counts.
+  set +eu
+  trap : TERM
+  # What a command brings along, as a rule's own environment, tells here that it failed.
+  export MANTIK_STATE=$_m_home/$_m_work/marker/state
+  cd -- "$_m_workspace" && _m_command {_m_state}>&-
+  _m_command_code=$?
+  exit "$_m_command_code"
+}
+
+# For a payload that died without cleaning up, as by a signal or a trap of the user's.
+_m_only_after() {
+  set +m
+  umask "$_m_umask"
+  trap '' TERM
+  _m_variables
+  _m_after 0
+}
+# Sets _m_absent to the inputs that are missing or have another size.
+_m_find_absent() {
+  local i j want path
+  local -a paths=() wants=() sizes
+  _m_absent=()
+  for (( i = 0; i < ${#_m_inputs[@]}; i += 2 )); do
+    want=${_m_inputs[i]} path=${_m_inputs[i + 1]}
+    case $want in
+      /) [ -d "$path" ] || _m_absent+=("$path") ;;
+      -) [ -e "$path" ] || _m_absent+=("$path") ;;
+      *) if [ -f "$path" ]; then paths+=("$path") wants+=("$want")
+         else _m_absent+=("$path"); fi ;;
+    esac
+  done
+  for (( i = 0; i < ${#paths[@]}; i += 500 )); do
+    sizes=($(stat -L -c %s -- "${paths[@]:i:500}"))
+    for (( j = i; j < ${#paths[@]} && j < i + 500; j++ )); do
+      [ "${sizes[j - i]-}" = "${wants[j]}" ] || _m_absent+=("${paths[j]}")
+    done
+  done
+}
+
+# Another node may have written them just now: network file systems show that with a delay.
+_m_check_inputs() {
+  local until=$(( SECONDS + _m_visible_s ))
+  while :; do
+    _m_find_absent
+    (( ${#_m_absent[@]} )) || return 0
+    (( SECONDS < until )) || break
+    sleep 0.5
+  done
+  printf '%s\0' "${_m_absent[@]#./}" > "$_m_work/marker/missing"
+  printf '  %q\n' "${_m_absent[@]#./}" >&2
+  _m_fail "these inputs are missing or differ in size from what was sent"
+}
+
+_m_prepare_outputs() {
+  local i folder path
+  local -a files=() trees=() parents=()
+  for (( i = 0; i < ${#_m_outputs[@]}; i += 4 )); do
+    path=${_m_outputs[i + 3]}
+    if [ "${_m_outputs[i + 2]}" = no ] && [[ -e $path || -L $path ]]; then
+      if [ "${_m_outputs[i + 1]}" = yes ]; then trees+=("$path"); else files+=("$path"); fi
+    fi
+  done
+  if (( ${#trees[@]} )); then
+    printf '%s\0' "${trees[@]}" | xargs -0 rm -rf -- || _m_fail "cannot remove old outputs"
+  fi
+  if (( ${#files[@]} )); then
+    printf '%s\0' "${files[@]}" | xargs -0 rm -f -- || _m_fail "cannot remove old outputs"
+  fi
+  # Only now: one output may lie in another one, a directory.
+  for (( i = 0; i < ${#_m_outputs[@]}; i += 4 )); do
+    folder=${_m_outputs[i + 3]%/*}
+    [ -z "$folder" ] || [ -d "$folder" ] || parents+=("$folder")
+  done
+  if (( ${#parents[@]} )); then
+    printf '%s\0' "${parents[@]}" | xargs -0 mkdir -p -- ||
+      _m_fail "cannot make the directories of the outputs"
+  fi
+}
+
+# ---- end -----------------------------------------------------------------------------------------
+
+_m_safe_name() {  # whether the site's file API can carry it; else it travels in an archive
+  case $1 in *[!\ -~]* | *[%\'\\\$\`\"]*) return 1 ;; esac
+}
+
+# Lists what the job made: _m_type, _m_size, _m_mode, _m_target, _m_path, and _m_lacking.
+_m_survey() {
+  local i kind path folder until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
+  local -a there outer=()
+  local -A whole=()
+  _m_type=() _m_size=() _m_mode=() _m_target=() _m_path=()
+  while :; do
+    there=() _m_lacking=()
+    for (( i = 0; i < ${#_m_outputs[@]}; i += 4 )); do
+      kind=${_m_outputs[i]} path=${_m_outputs[i + 3]}
+      [ "$_m_code" = 0 ] || [ "$kind" = log ] || continue
+      if [ -e "$path" ]; then there+=("$path")
+      elif [ "$kind" = output ]; then _m_lacking+=("$path"); fi
+    done
+    (( ${#_m_lacking[@]} && SECONDS < until )) && [ -z "$_m_signal" ] || break
+    sleep 0.5
+  done
+  : > "$found" || return
+  for path in ${there[@]+"${there[@]}"}; do [ ! -d "$path" ] || whole[$path]=yes; done
+  # An output that lies in another one, a directory, is told with that.
+  for path in ${there[@]+"${there[@]}"}; do
+    folder=$path
+    while (( ${#whole[@]} )) && [[ $folder == */* ]]; do
+      folder=${folder%/*}
+      [ -z "$folder" ] || [ -z "${whole[$folder]+yes}" ] || continue 2
+    done
+    outer+=("$path")
+  done
+  for (( i = 0; i < ${#outer[@]}; i += 500 )); do
+    find -H "${outer[@]:i:500}" -printf '%y\0%s\0%m\0%l\0%p\0' >> "$found" || return
+  done
+  local type size mode target
+  while IFS= read -r -d '' type && IFS= read -r -d '' size && IFS= read -r -d '' mode &&
+    IFS= read -r -d '' target && IFS= read -r -d '' path; do
+    case $type in f | d | l) ;; *) continue ;; esac
+    _m_type+=("$type") _m_size+=("$size") _m_mode+=("$mode") _m_target+=("$target")
+    _m_path+=("$path")
+  done < "$found"
+}
+
+# Sets _m_sum for all files. A signal that comes meanwhile ends the summing: late is worse than
+# without.
+_m_checksums() {
+  local i line
+  local -a which=() paths=() lines
+  _m_sum=()
+  for (( i = 0; i < ${#_m_path[@]}; i++ )); do
+    [ "${_m_type[i]}" = f ] && which+=("$i") paths+=("${_m_path[i]}")
+  done
+  for (( i = 0; i < ${#paths[@]}; i += 500 )); do
+    [ -z "$_m_signal" ] || [ "$_m_code" != 0 ] || return
+    # One line for each file, in their order, even for names with newlines.
+    lines=()
+    while IFS= read -r line; do
+      line=${line#\\}
+      lines+=("${line%% *}")
+    done < <(sha256sum -- "${paths[@]:i:500}")
+    (( ${#lines[@]} == ${#paths[@]} - i || ${#lines[@]} == 500 )) || return
+    local j
+    for (( j = 0; j < ${#lines[@]}; j++ )); do _m_sum[${which[i + j]}]=${lines[j]}; done
+  done
+}
+
+# Decides how each file travels, and writes the lists: in the marker, in the archive, or alone.
+_m_sort_out() {
+  local level=$1 left=$_m_marker_bytes i place size staging=$_m_work/marker
+  [ "$level" = full ] || left=-1
+  _m_archived=0
+  {
+    for (( i = 0; i < ${#_m_path[@]}; i++ )); do
+      size=${_m_size[i]}
+      if [ "${_m_type[i]}" != f ]; then
+        place=none
+      elif (( size <= left )); then
+        place=marker
+        (( left -= size ))
+        printf '%s\0' "${_m_path[i]}" >&8
+      elif [ "$level" != listed ] &&
+        { (( size <= _m_archive_file_bytes )) || ! _m_safe_name "${_m_path[i]}"; }; then
+        place=archive
+        _m_archived=1
+        printf '%s\0' "${_m_path[i]}" >&9
+      else
+        place=alone
+      fi
+      printf '%s\0' "$place" "${_m_type[i]}" "$size" "${_m_mode[i]}" "${_m_sum[i]-}" \
+        "${_m_target[i]}" "${_m_path[i]#./}"
+    done
+  } > "$staging/files" 8> "$staging/small" 9> "$staging/larger"
+}
+
+_m_make_archive() {
+  local archive=$_m_work/outputs.tar line
+  _m_archive_size=0 _m_archive_sum=
+  (( _m_archived )) || return 0
+  tar -cf "$archive" --format=gnu -P -h --hard-dereference --no-recursion --null \
+    -T "$_m_work/marker/larger"
+  (( $? < 2 )) || return  # 1: a file changed meanwhile; the checksums tell
+  _m_archive_size=$(stat -c %s -- "$archive") || return
+  line=$(sha256sum -- "$archive") || return
+  _m_archive_sum=${line%% *}
+}
+
+_m_write_meta() {
+  printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
+    signal "$_m_ended_by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
+    scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" \
+    cpu "$_m_cpu" "$@" \
+    > "$_m_work/marker/meta"
+}
+
+# One attempt at a marker; _m_meta holds what is told of the log.
+_m_try_marker() {
+  local level=$1 staging=$_m_work/marker new=$_m_tries/.$_m_try.tmp
+  local -a what=(meta)
+  case $level in
+    full | lean | listed)
+      _m_sort_out "$level" && _m_make_archive || return
+      : > "$staging/lacking" || return
+      (( ${#_m_lacking[@]} == 0 )) || printf '%s\0' "${_m_lacking[@]#./}" > "$staging/lacking" || return
+      tail -c "$_m_log_tail_bytes" "$_m_work/log" > "$staging/log" || return
+      _m_write_meta files "${#_m_path[@]}" lacking "${#_m_lacking[@]}" \
+        archive_size "$_m_archive_size" archive_sha256 "$_m_archive_sum" \
+        log_bytes "$(stat -c %s -- "$_m_work/log")" || return
+      what=(meta missing lacking files log)
+      [ -e "$staging/missing" ] || : > "$staging/missing" || return
+      tar -czf "$new" --format=gnu -P -h --hard-dereference --no-recursion -C "$_m_home/$staging" \
+        "${what[@]}" -C "$_m_home" --null -T "$staging/small" || return ;;
+    bare)
+      rm -rf -- "$staging" "$_m_work/outputs.tar" "$new"
+      mkdir -- "$staging" && _m_write_meta && tar -czf "$new" -C "$staging" meta || return ;;
+  esac
+  mv -T -- "$new" "$_m_claim.$_m_code"
+}
+
+# The name of the marker alone tells how the job ended: if there is no room for what it should
+# hold, it holds less: no small outputs (lean), nor an archive beside it (listed), no lists (bare),
+# nothing; in the end it is another name of the claim, which takes no room.
+_m_make_marker() {
+  local level
+  export LC_ALL=C
+  trap '' XFSZ
+  umask 077
+  _m_sum=()
+  if _m_survey; then
+    _m_checksums
+    for level in full lean listed; do
+      _m_try_marker "$level" && return
+      _m_say "cannot write the $level marker"
+      rm -f -- "$_m_tries/.$_m_try.tmp" "$_m_work/outputs.tar"
+    done
+  fi
+  _m_try_marker bare && return
+  rm -rf -- "$_m_work/marker" "$_m_tries/.$_m_try.tmp"
+  : > "$_m_claim.$_m_code" && return
+  ln -T -- "$_m_claim" "$_m_claim.$_m_code"
+}
+
+_m_read_state() {
+  local line
+  _m_failed_step=workspace
+  while IFS= read -r line; do
+    case $line in
+      step=*) _m_failed_step=${line#step=} ;;
+      code=*) _m_code=${line#code=}; _m_cleaned=1 ;;
+    esac
+  done < "$_m_work/marker/state"
+  [ "$_m_failed_step" != command ] || _m_failed_step=
+  # A payload that became another program has not run the command.
+  if [ -n "$_m_failed_step" ] && (( _m_code == 0 )); then _m_code=1; fi
+} 2>/dev/null
+
+_m_main() {
+  set +eufC
+  _m_traps
+  cd -- "$_m_workspace" 2>/dev/null || exit 0
+  _m_home=$PWD
+  _m_umask=$(umask)
+  umask 077
+  _m_make_claim || exit 0
+  _m_now; _m_started=$_m_time
+  printf 'mantik: output goes to %s\n' "$_m_workspace/$_m_work/log"
+  mkdir -p -- "$_m_work/marker"
+  if : >> "$_m_work/log"; then exec >> "$_m_work/log" 2>&1; else exec > /dev/null 2>&1; fi
+  exec {_m_beat}> >(_m_heartbeat > /dev/null 2>&1)
+
+  if [ -z "$_m_signal" ]; then
+    _m_cleaned=
+    _m_run _m_payload
+    _m_read_state
+  else
+    _m_code=0 _m_cleaned=1 _m_failed_step=workspace
+  fi
+  if [ -n "$_m_signal" ]; then
+    case $_m_signal in HUP) _m_number=129 ;; INT) _m_number=130 ;; *) _m_number=143 ;; esac
+    (( _m_code )) && [ -z "$_m_killed" ] || _m_code=$_m_number
+    _m_say "the job was asked to end by the signal $_m_signal"
+  fi
+  _m_ended_by=$_m_signal
+  _m_now; _m_ended=$_m_time
+  # The shell's own times stand in the first line, those of its children in the second.
+  { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \
+    2>/dev/null
+  _m_make_marker
+  exec {_m_beat}>&-
+  # All of it comes with what the job made.
+  rm -rf -- "$_m_claim.live" "$_m_work/live" 2>/dev/null
+  if [ -n "${_m_leftover-}" ]; then kill -s KILL -- "-$_m_leftover" 2>/dev/null; fi
+  exit "$_m_code"
+}
+
+# ---- what the user wrote -------------------------------------------------------------------------
+
+_m_variables() {
+  export OMP_NUM_THREADS=1 || return
+}
+
+_m_environment() {
+  _m_step variables
+  _m_variables || _m_fail "a variable cannot be set"
+  _m_step temporary
+  [ -d "${TMPDIR-}" ] || TMPDIR=/tmp
+  export TMPDIR TMP="$TMPDIR" TEMPDIR="$TMPDIR" TEMP="$TMPDIR"
+}
+
+_m_command() {
+  bash -c 'set -euo pipefail; python main.py 1 > '"'"'results/it'"'"'"'"'"'"'"'"'s ü.txt'"'"''
+}
+
+# The commands after the job, each whatever becomes of the others; their failure is only told.
+_m_after() {
+  return 0
+}
+
+_m_main

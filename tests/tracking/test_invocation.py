@@ -1,0 +1,114 @@
+"""Whose run a job belongs to, whoever began it: workflows in the outbox, without MLflow."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.tracking.invocation import Invocation, settle
+from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.run import Target
+from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+
+RECORD = TryRecord("t1", "hpc1", 0, "job", "train", "train", "f", TryState.PLANNED)
+REQUEST = JobRequest(
+    number=1, job="job", rule="train", name="train", site="hpc1", command="true", shell="bash",
+    resources={}, threads=1, variables={}, inputs=(), outputs=(),
+)  # fmt: skip
+WORKFLOW = Workflow("Snakefile")
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    made = Outbox(tmp_path / "outbox.sqlite")
+    yield made
+    made.close()
+
+
+def invocation(
+    outbox: Outbox, workdir: Path, workflow: Workflow = WORKFLOW, uri: str = ""
+) -> Invocation:
+    return Invocation(outbox, workflow, Target(uri), workdir, configs={}, mask=str)
+
+
+def status(outbox: Outbox, key: str) -> str:
+    """The status with which a run is to end; empty if it is not."""
+    ends = [event.data["status"] for event in outbox.events(key) if event.kind is Kind.END]
+    return "".join(ends)
+
+
+def test_what_is_gone_on_with(outbox: Outbox, tmp_path: Path) -> None:
+    first = invocation(outbox, tmp_path)
+    first.record(REQUEST, RECORD)
+    key = asyncio.run(first.make())
+
+    # Killed; the same again, another Snakefile, another server.
+    again = invocation(outbox, tmp_path)
+    again.record(REQUEST, RECORD)
+    others = [
+        invocation(outbox, tmp_path, Workflow("other.smk")),
+        invocation(outbox, tmp_path, uri="http://elsewhere"),
+    ]
+    keys = {asyncio.run(each.make()) for each in others}
+
+    assert asyncio.run(again.make()) == key
+    assert len(keys) == 2
+    assert key not in keys
+    again.end("finished")
+    assert status(outbox, key) == "FINISHED"
+    third = invocation(outbox, tmp_path)
+    assert asyncio.run(third.make()) != key
+
+
+def test_a_job_stays_with_the_workflow_that_sent_it(outbox: Outbox, tmp_path: Path) -> None:
+    first = invocation(outbox, tmp_path)
+    first.record(REQUEST, RECORD)
+    key = asyncio.run(first.make())
+    first.end("killed")  # and the job did not confirm it
+
+    second = invocation(outbox, tmp_path)
+    job = second.record(REQUEST, replace(RECORD, state=TryState.SUBMITTED))
+
+    assert job.workflow == key
+    assert not second.key
+    second.end("finished")
+    assert status(outbox, key) == "KILLED"
+
+
+def test_what_was_taken_for_over_and_is_sent_after_all(outbox: Outbox, tmp_path: Path) -> None:
+    first = invocation(outbox, tmp_path)
+    first.record(REQUEST, RECORD)
+    key = asyncio.run(first.make())
+    outbox.add_run(RECORD.id, "", {})
+
+    assert settle(outbox, [RECORD.id]) == 0
+    assert settle(outbox, [], WORKFLOW.identity(Target())) == 0
+    assert settle(outbox, []) == 1
+    assert (status(outbox, key), status(outbox, RECORD.id)) == ("KILLED", "KILLED")
+
+    second = invocation(outbox, tmp_path)
+    job = second.record(REQUEST, RECORD)
+
+    assert status(outbox, RECORD.id) == ""
+    assert Ledger(outbox).open_jobs(key) == [RECORD.id]
+    assert not job.over
+    assert outbox.add(RECORD.id, Kind.STARTED, {})
+
+
+def test_a_detached_one_is_told_again_and_again(outbox: Outbox, tmp_path: Path) -> None:
+    for how in ("detached", "detached", "failed"):
+        each = invocation(outbox, tmp_path)
+        each.record(REQUEST, RECORD)
+        key = asyncio.run(each.make())
+        each.end(how)
+        assert status(outbox, key) == ("FAILED" if how == "failed" else "")
+
+    (update,) = (event for event in outbox.events(key) if event.kind is Kind.UPDATE)
+    assert update.data["detached"]
+    assert update.data["continued"]
+    assert len(Ledger(outbox).jobs(key)) == 1

@@ -5,11 +5,15 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from mlflow.entities import Run
 
 from tests.support.workflows import Project, until
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import workflow
+
+pytestmark = pytest.mark.timeout(300)
+"""MLflow is imported by the job, by each worker and by each controller's run: that adds up."""
 
 LOGS = """
 import mlflow, os, pathlib, time

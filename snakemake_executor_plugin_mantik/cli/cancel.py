@@ -34,7 +34,7 @@ def cancel(
     site: Sites = None,
     wait: Annotated[
         float, typer.Option(min=1, help="Seconds that the sites have to confirm it.")
-    ] = 3 * CANCEL_WAIT_S,
+    ] = 2 * CANCEL_WAIT_S,
 ) -> None:
     """Cancel jobs that are at the sites, and wait until those confirm that they have ended.
 

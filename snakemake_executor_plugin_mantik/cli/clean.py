@@ -115,7 +115,7 @@ async def _clear(there: Afterwards, name: str, clearer: Clearer) -> bool:
     """Empty a workspace whose tries are not needed any more; whether all of it went."""
     journal = there.journal
     running = [r for r in _needed(journal, name) if r.state is not TryState.ENDED]
-    if await end(there, running, 3 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))):
+    if await end(there, running, 2 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))):
         typer.echo(f"{name}: it stays, since a job of it may still run.")
         return False
     for record in _needed(journal, name):

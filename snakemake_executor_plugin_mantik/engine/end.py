@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.examine import LOST_S
+from snakemake_executor_plugin_mantik.engine.examine import LOST_S, MISSED_BEATS
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
@@ -31,12 +31,11 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, Phase, Site
 
-CANCEL_WAIT_S = 100.0
+CANCEL_WAIT_S = 180.0
 """Seconds that cancelled jobs have to be confirmed as ended; after that the user is told. One that
-leaves no marker takes longest: see `SILENT_BEATS`."""
-SILENT_BEATS = 1.5
-"""Heartbeats for which a job must have been silent before a site is believed that it has ended: a
-UNICORE server that runs jobs itself says so of each that it is asked to abort, and lets it run."""
+leaves no marker takes longest: it must have missed some heartbeats before a site is believed that
+it has ended. A UNICORE server that runs jobs itself says so of each that it is asked to abort, and
+lets it run; and file systems show a file's size up to a minute late."""
 CANCEL_AGAIN_S = 5.0
 """Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
 CONFIRM_EVERY_S = 1.0
@@ -102,7 +101,7 @@ class Ender:
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
         # One that goes on after its grace has not heard of it.
         self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
-        self._silent_s = SILENT_BEATS * settings.heartbeat_s
+        self._silent_s = MISSED_BEATS * settings.heartbeat_s
         self._journal = journal
         self._watcher = watcher
         self._tell = tell

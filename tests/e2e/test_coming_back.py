@@ -155,7 +155,7 @@ def test_interrupted(either: Project) -> None:
 def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sandbox) -> None:
     """It says that it has, as a UNICORE server that runs jobs itself; the job's word counts."""
     ignore = sandbox.faults.add(Fault("ignore_abort", "POST", "/actions/abort", count=None))
-    config = re.sub("  (Heartbeat|TermGrace|MarkerGrace): .*", r"  \1: 1s", project.place.config)
+    config = re.sub("  (TermGrace|MarkerGrace): .*", r"  \1: 1s", project.place.config)
     project.config.write_text(config)
     prepare(project)
     running = project.start(plain=True)

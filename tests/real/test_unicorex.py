@@ -148,14 +148,14 @@ class TestForgotten:
 def test_interrupted(at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
     """This server says of a job that is to be aborted that it has ended, and lets it run on."""
     project, seen, go = at(unicorex), tmp_path / "seen", tmp_path / "go"
-    config = project.config.read_text().replace("Heartbeat: 10s", "Heartbeat: 1s")
+    config = project.config.read_text()
     project.config.write_text(f"{config}  TermGrace: 1s\n  MarkerGrace: 1s\n")
     wait = f"until [ -e {go} ]; do sleep 0.2; done"
     project.write("Snakefile", COUNTED.format(jobs=1, seen=seen, wait=wait))
     running = project.start()
     until(lambda: running.output.count(": submitted to ") and seen.exists(), "a job that runs")
     running.process.send_signal(signal.SIGINT)
-    until(lambda: "but it goes on; it is told to end again" in running.output, "the contradiction")
+    until(lambda: "but it goes on; it is told to end again" in running.output, "doubt", LONG_S)
     go.touch()
     said = running.end(LONG_S).output
 

@@ -20,6 +20,7 @@ FIXTURES = {
     "narrow_unicorex": unicorex.SOFTWARE,
     "unicorex_to_stop": unicorex.SOFTWARE,
     "real_slurm": "Slurm",
+    "tracking_server": "MLflow server",
 }
 """Fixtures that stand for a real server."""
 
@@ -48,6 +49,7 @@ SOFTWARE: dict[str, Callable[[], str]] = {
     unicorex.SOFTWARE: unicorex.version,
     s3.SOFTWARE: _says(str(s3.RCLONE), "version"),
     "MLflow": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
+    "MLflow server": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
     "Slurm": _says("dpkg-query", "--show", "slurm-wlm"),
     "Apptainer": _says(str(apptainer.PROGRAM), "--version"),
     "environment modules": _says("dpkg-query", "--show", "environment-modules"),

@@ -18,6 +18,7 @@ import pytest
 from snakemake_executor_plugin_mantik.atsites import workspace_name
 from snakemake_executor_plugin_mantik.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
+from snakemake_executor_plugin_mantik.sandbox.batch import CancelError
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support import forkserver
@@ -60,7 +61,8 @@ def place_in(box: Sandbox, name: str) -> Place:
         for job in recorded["jobs"]:
             if job["id"] in ids:
                 for number in running & set(job["scheduler_ids"]):
-                    box.cancel_job(name, number)
+                    with suppress(CancelError):  # it is ending already
+                        box.cancel_job(name, number)
 
     directory = box.directory / name
     site = box.site(name)
@@ -282,7 +284,7 @@ def tree(directory: Path) -> dict[str, str | bytes]:
     return found
 
 
-def until(condition: Callable[[], object], what: str, deadline: float = 40.0) -> None:
+def until(condition: Callable[[], object], what: str, deadline: float = WAIT_S) -> None:
     """Wait until `condition` is true."""
     end = time.monotonic() + deadline
     while not condition():

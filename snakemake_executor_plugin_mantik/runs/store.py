@@ -14,6 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.tracking.experiments import find_or_make
 from snakemake_executor_plugin_mantik.tracking.run import target, without_user
 
 BATCH: Final = 100
@@ -97,15 +98,10 @@ class Store:
         return Made(run_id, made.info.run_name, found.experiment_id, found.name)
 
     def _experiment(self, name: str, wanted: str) -> Any:
-        if wanted:
-            return self.client.get_experiment(wanted)
-        name = name or "Default"
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
-            found = self.client.get_experiment(self.client.create_experiment(name))
+        found = find_or_make(self.client, name, wanted)
         if found.lifecycle_stage != "active":
             raise UserError(
-                f"the experiment {name} was deleted in MLflow", where=self.uri,
+                f"the experiment {found.name} was deleted in MLflow", where=self.uri,
                 do="Restore it, or name another one",
             )  # fmt: skip
         return found

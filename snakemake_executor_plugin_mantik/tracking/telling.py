@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking import overview
+from snakemake_executor_plugin_mantik.tracking.experiments import find_or_make
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.live import LiveReplay
 from snakemake_executor_plugin_mantik.tracking.outbox import (
@@ -34,7 +35,6 @@ from snakemake_executor_plugin_mantik.tracking.store import (
 from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
 
-DEFAULT_EXPERIMENT = "Default"
 TRY = "mantik.try"
 RETRY_OF = "mantik.retry_of"
 """The tag that names the run of the try before, which did not finish."""
@@ -212,19 +212,10 @@ class Teller:
         self, client: MlflowClient, uri: str, data: Mapping[str, Any]
     ) -> tuple[str, str]:
         """Id and name of the experiment that the user's environment names."""
-        wanted, name = str(data["experiment_id"]), str(data["experiment"]) or DEFAULT_EXPERIMENT
+        name, wanted = str(data["experiment"]), str(data["experiment_id"])
         key = (uri, wanted, name)
         if key not in self._experiments:
-            by_name = client.get_experiment_by_name
-            found = client.get_experiment(wanted) if wanted else by_name(name)
-            if found is None:
-                try:
-                    found = client.get_experiment(client.create_experiment(name))
-                except MlflowException as error:
-                    # Somebody else was as quick.
-                    found = by_name(name)
-                    if found is None:
-                        raise error from None
+            found = find_or_make(client, name, wanted)
             self._experiments[key] = (found.experiment_id, found.name)
         return self._experiments[key]
 

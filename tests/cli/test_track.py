@@ -44,6 +44,7 @@ def called(directory: Path) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
+@pytest.mark.software("MLflow in a file")
 def test_what_is_told_and_what_is_left(tmp_path: Path) -> None:
     leave(tmp_path, gone=NOWHERE, here=f"sqlite:///{tmp_path}/mlflow.db")
     done = called(tmp_path)
@@ -53,6 +54,7 @@ def test_what_is_told_and_what_is_left(tmp_path: Path) -> None:
     assert "127.0.0.1" in line
 
 
+@pytest.mark.software("MLflow in a file")
 def test_all_is_told(tmp_path: Path) -> None:
     leave(tmp_path, a=f"sqlite:///{tmp_path}/mlflow.db", b=f"sqlite:///{tmp_path}/mlflow.db")
     done = called(tmp_path)
@@ -61,6 +63,7 @@ def test_all_is_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "0 runs told, 0 left.\n"), done.stderr
 
 
+@pytest.mark.software("MLflow in a file")
 def test_a_workflow_that_nobody_goes_on_with_was_killed(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     with closing(Journal(tmp_path / STATE)) as journal:

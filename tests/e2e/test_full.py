@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.workflows import UNTRACKED, Project, tells, until, with_snakemake
 
+pytestmark = pytest.mark.software("Snakemake at a site")
+
 
 @pytest.fixture
 def project(project: Project) -> Project:

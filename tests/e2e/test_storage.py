@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.test_secrets import SECRET, leaks
 from tests.support.s3 import S3
 from tests.support.workflows import UNTRACKED, Project, tells, until, with_snakemake
+
+full = pytest.mark.software("Snakemake at a site")
 
 
 def test_s3(s3: S3, either: Project) -> None:
@@ -44,6 +48,7 @@ def test_s3(s3: S3, either: Project) -> None:
     assert stored == b"stored\n"
 
 
+@full
 def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
     client = s3.client()
     client.create_bucket(Bucket="full")
@@ -71,6 +76,7 @@ def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
     assert stored == b"stored\nstored\n"
 
 
+@full
 def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
     bucket = f"none-{either.place.name}"
     client = s3.client()
@@ -179,6 +185,7 @@ def _in_bucket(bucket: str) -> list[str]:
     ]  # fmt: skip
 
 
+@full
 def test_what_jobs_store_in_a_directory(either: Project, tmp_path: Path) -> None:
     """The fs plugin, whose directory both machines see; a failure, and what follows it."""
     store = tmp_path / "store"
@@ -220,6 +227,7 @@ def test_what_jobs_store_in_a_directory(either: Project, tmp_path: Path) -> None
     assert not project.exists("made")
 
 
+@full
 def test_what_a_job_stored_after_a_crash_is_kept(project: Project, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()

@@ -50,6 +50,8 @@ SOFTWARE: dict[str, Callable[[], str]] = {
     s3.SOFTWARE: _says(str(s3.RCLONE), "version"),
     "MLflow": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
     "MLflow server": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
+    "MLflow in a file": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
+    "Snakemake at a site": lambda: f"snakemake {importlib.metadata.version('snakemake')}",
     "Slurm": _says("dpkg-query", "--show", "slurm-wlm"),
     "Apptainer": _says(str(apptainer.PROGRAM), "--version"),
     "environment modules": _says("dpkg-query", "--show", "environment-modules"),

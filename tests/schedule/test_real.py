@@ -24,7 +24,7 @@ __all__ = ["empty_store", "runs", "sandbox", "store_uri"]
 
 # Half a dozen imports of MLflow, beside other tests.
 WAIT_S = 300.0
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(900)]
 
 
 class Scheduling:

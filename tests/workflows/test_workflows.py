@@ -54,7 +54,13 @@ THIN = [name for name in WORKFLOWS if BROUGHT.issuperset(lines(name, "needs"))]
 """Those whose jobs need no Snakemake at a site, and nothing that a machine may lack."""
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
+FULL = pytest.mark.software("Snakemake at a site")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=FULL if SNAKEMAKE in lines(n, "needs") else ()) for n in WORKFLOWS],
+)
 def test_same_as_locally(
     name: str, sandbox_place: Place, firecrest_place: Place, tmp_path: Path
 ) -> None:

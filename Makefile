@@ -24,7 +24,7 @@ test: $(STAMP)
 # No job lost, doubled or misreported: each fault in each step, most of which is waiting, and random
 # schedules in virtual time. SCHEDULES=100000 plays so many of these: 30 to 45 ms of CPU each.
 # REAL_SCHEDULES=200 walks so many with real processes: 4 s of CPU each.
-SCHEDULES ?= 2000
+SCHEDULES ?= 1000
 REAL_SCHEDULES ?= 12
 test-faults: $(STAMP)
 	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 4 * $(CORES) )) --dist worksteal tests/faults $(PYTEST_ARGS)

@@ -119,7 +119,7 @@ def test_what_lies_where(
     assert run.data.metrics["loss"] == 0.5, said
     with sqlalchemy.create_engine(database).connect() as connection:
         rows = connection.execute(
-            sqlalchemy.text("SELECT value FROM metrics WHERE run_uuid = :run"),
+            sqlalchemy.text("SELECT value FROM metrics WHERE run_uuid = :run AND `key` = 'loss'"),
             {"run": run.info.run_id},
         ).all()
     assert [row.value for row in rows] == [0.5]

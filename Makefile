@@ -7,11 +7,14 @@ CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
 .PHONY: install demo test test-faults test-real test-newcomer check format bench clean
 
+# Most of what is installed is never imported, and what is compiles itself, unless it must not.
+COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile,--no-compile)
+
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(COMPILE) --editable '.[dev]'
 	touch $@
 
 demo: $(STAMP)
@@ -27,15 +30,15 @@ test: $(STAMP)
 SCHEDULES ?= 1000
 REAL_SCHEDULES ?= 12
 test-faults: $(STAMP)
-	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 4 * $(CORES) )) --dist worksteal tests/faults $(PYTEST_ARGS)
+	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 6 * $(CORES) )) --dist worksteal tests/faults $(PYTEST_ARGS)
 
 test-real: $(STAMP)
 	PYTHON="$(abspath $(BIN))/python" tests/real/install
-	$(BIN)/python -m pytest -m software -n $$(( 2 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m software -n $$(( 3 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
 
-# One after the other: what a newcomer types has the machine for itself.
+# What a newcomer types is one after the other, and much of it is installing.
 test-newcomer: $(STAMP)
-	$(BIN)/python -m pytest tests/newcomer $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/newcomer $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -14,23 +14,27 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import endtoend
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 
 IN_FLIGHT = (1, 50, 500)
 MANY, LARGE = 10_000, 5_000_000_000
 """How many small files go up and come back, and how many bytes one large file has."""
 TRACKED = 200
 """How many jobs become MLflow runs."""
+AT_ONCE, DEFAULT_PACE = 1000, int(SiteSettings().submissions_per_second)
+"""Submissions per second: as fast as it goes, and as a site is asked by default."""
 SOAKED = 5000
 """How many jobs run while requests fail."""
 SITES = {"UNICORE": ["hpc1"], "firecREST": ["hpc2"], "both": ["hpc1", "hpc2"]}
 
 
 def sandboxed(
-    directory: Path, module: str, *arguments: str, timeout: float = 900.0
+    directory: Path, module: str, *arguments: str, timeout: float = 900.0, slots: int | None = None
 ) -> dict[str, float]:
     """Run a benchmark module inside a sandbox and return the figures that it prints last."""
     command = [sys.executable, "-m", "snakemake_executor_plugin_mantik", "sandbox", "run"]
     command += ["--site", "hpc1=unicore", "--site", "hpc2=firecrest"]
+    command += ["--slots", str(slots)] if slots is not None else []
     command += ["--", sys.executable, "-m", module, *arguments]
     environment = os.environ | {"MANTIK_SANDBOX_DIR": str(directory)}
     done = subprocess.run(
@@ -73,18 +77,32 @@ def adoption() -> Table:
     return table
 
 
-def tracking() -> str:
-    """What MLflow runs cost."""
-    with tempfile.TemporaryDirectory() as directory:
-        f = sandboxed(Path(directory), "benchmarks.tracking", str(TRACKED))
-    own = f["controller_ms"] + f["worker_ms"] - f["client_ms"]
-    return (
-        f"{TRACKED} jobs that are MLflow runs, below their workflow's: {own:.1f} ms of CPU per job"
-        f" beyond MLflow's own ({f['controller_ms']:.1f} ms in the controller; the worker takes"
-        f" {f['worker_ms']:.1f} ms, the same calls by hand {f['client_ms']:.1f} ms); the last job"
-        f" had ended after {f['tracked_seconds']:.1f} s, untracked after"
-        f" {f['untracked_seconds']:.1f} s."
-    )
+def tracking() -> tuple[Table, Table]:
+    """What MLflow runs cost, and how much later tracked jobs are submitted; at an MLflow server."""
+    costs = Table("--mantik-track", "controller", "worker", "the same calls by hand",
+                  "beyond MLflow's own",
+                  title=f"{TRACKED} jobs that are MLflow runs: CPU per job")  # fmt: skip
+    delays = Table("--mantik-track", "submissions per second", "half of the jobs", "the last one",
+                   "its end", "jobs without MLflow's id",
+                   title="Seconds until they are submitted, untracked and tracked")  # fmt: skip
+    for which, pace in (("mlproject", AT_ONCE), ("mlproject", DEFAULT_PACE), ("all", AT_ONCE)):
+        with tempfile.TemporaryDirectory() as directory:
+            # Jobs at a site take no CPU here: these, one after the other, do not take all of it.
+            f = sandboxed(
+                Path(directory), "benchmarks.tracking", str(TRACKED), which, str(pace), slots=1
+            )
+        own = f["controller_ms"] + f["worker_ms"] - f["client_ms"]
+        if pace == AT_ONCE:
+            costs.add_row(
+                which, f"{f['controller_ms']:.1f} ms", f"{f['worker_ms']:.1f} ms",
+                f"{f['client_ms']:.1f} ms", f"{own:.1f} ms",
+            )  # fmt: skip
+        pairs = (
+            f"{f[f'untracked_{what}']:.1f}, {f[f'tracked_{what}']:.1f}"
+            for what in ("submitted_median", "submitted_last", "seconds")
+        )
+        delays.add_row(which, str(pace), *pairs, f"{f['own_ids']:.0f}")
+    return costs, delays
 
 
 def soak(jobs: int = SOAKED) -> str:
@@ -117,7 +135,8 @@ def main() -> None:
     console.print(table)
     console.print(files())
     console.print(adoption())
-    console.print(tracking())
+    for table in tracking():
+        console.print(table)
     with tempfile.TemporaryDirectory() as directory:
         f = sandboxed(Path(directory), "benchmarks.endtoend")
     console.print(

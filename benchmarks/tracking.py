@@ -1,7 +1,9 @@
-"""What it costs to make each job, and the workflow, an MLflow run in a local SQLite file.
+"""What it costs to make each job, and the workflow, an MLflow run.
 
-Prints one line of JSON with CPU: of the controller beyond that of the same jobs untracked, of the
-worker process, and of a program that does nothing but the same calls of MLflow's client.
+At an MLflow server of its own, whose store is a SQL database. Prints one line of JSON with CPU: of
+the controller beyond that of the same jobs untracked, of the worker process, and of a program that
+does nothing but the same calls of MLflow's client; and with what jobs wait for: the seconds until
+they were submitted, the half of them and the last one, and until the last one had ended.
 """
 
 import json
@@ -12,45 +14,87 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from statistics import median
 
 from benchmarks.engine import cpu_seconds, opened, request
 from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.observe import Nobody, Several
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.mlproject.call import Call
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from snakemake_executor_plugin_mantik.tracking import store
+from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.worker import SETTINGS
+from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX, SETTINGS
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+from tests.tracking.conftest import TrackingServer, free_port
 
 SITE = "hpc1"
 END_S = 600.0
 PARAMS = {"alpha": "1.5", "depth": "3"}
 
 
-def tracked(number: int) -> JobRequest:
-    """A job that runs an entry point, as far as tracking knows."""
+def tracked(number: int, which: str) -> JobRequest:
+    """A job that has a run: of an entry point (`mlproject`), or of any other rule (`all`)."""
+    wildcards = {"n": str(number)}
     call = Call(PurePosixPath(), "demo", "main", "abc", PARAMS)
-    return replace(request(number, SITE), subject=TrackedRun(call, {"n": str(number)}))
+    other = TrackedRun(wildcards=wildcards, params=PARAMS)
+    subject = TrackedRun(call, wildcards) if which == "mlproject" else other
+    return replace(request(number, SITE), subject=subject)
 
 
-def run(requests: Sequence[JobRequest], workdir: Path, uri: str) -> tuple[float, float]:
-    """Run jobs; the CPU seconds of this process, and the seconds until the last one was there."""
+class Stopwatch(Nobody):
+    """Sees when the site has acknowledged each job.
+
+    Attributes:
+        submitted_at: by the job, on the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.submitted_at: dict[str, float] = {}
+
+    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:  # noqa: ARG002
+        """Note when."""
+        self.submitted_at.setdefault(record.job, time.monotonic())
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What jobs that were handed over at once took.
+
+    Attributes:
+        cpu: seconds of this process.
+        seconds: until the last one was there.
+        submitted: seconds until each was submitted.
+        own_ids: how many were submitted with an id that is not MLflow's.
+    """
+
+    cpu: float
+    seconds: float
+    submitted: Sequence[float]
+    own_ids: int
+
+
+def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> Ran:
+    """Run jobs, `pace` submissions a second at most; tracked if there is a server."""
     (workdir / "out").mkdir(parents=True)
     tracker = Tracker(
-        workdir, Target(uri), {SITE: ""}, mask=str, tell=print, workflow=Workflow("Snakefile")
-    )
-    begun = cpu_seconds(), time.monotonic()
+        workdir, Target(uri), {SITE: ""}, mask=str, tell=print, workflow=Workflow("Snakefile"),
+        paces={SITE: pace},
+    )  # fmt: skip
+    begun, watch = cpu_seconds(), Stopwatch()
     tracker.start(tracked=bool(uri), open_tries=())
+    site = opened(SITE, len(requests), workdir, submissions_per_second=pace)
     engine = Engine(
-        {SITE: opened(SITE, len(requests), workdir)}, journal=Journal(workdir / ".state"),
-        workdir=workdir, state=workdir / ".state", tell=lambda _: None, observer=tracker,
+        {SITE: site}, journal=Journal(workdir / ".state"), workdir=workdir,
+        state=workdir / ".state", tell=lambda _: None, observer=Several(watch, tracker),
     )  # fmt: skip
     engine.open([SITE], lambda _: Sources((), 0, ()))
+    handed_over = time.monotonic()
     for each in requests:
         engine.submit(each)
     done = 0
@@ -60,20 +104,29 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str) -> tuple[float,
             engine.commit(outcome)
             done += 1
         time.sleep(0.02)
-    seconds = time.monotonic() - begun[1]
+    seconds = time.monotonic() - handed_over
     engine.close()
     tracker.end("finished")
     tracker.close(END_S)
-    return cpu_seconds() - begun[0], seconds
+    used = cpu_seconds() - begun
+    own_ids = _own_ids(workdir / store.DIRECTORY / OUTBOX) if uri else 0
+    return Ran(used, seconds, [at - handed_over for at in watch.submitted_at.values()], own_ids)
 
 
-def client_alone(runs: int, directory: Path) -> None:
+def _own_ids(path: Path) -> int:
+    outbox = Outbox(path)
+    found = outbox.db.execute("SELECT COUNT(*) FROM runs WHERE own_id != ''").fetchone()[0]
+    outbox.close()
+    return int(found)
+
+
+def client_alone(runs: int, directory: Path, uri: str) -> None:
     """What MLflow's client is asked for as many jobs, by hand."""
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
-    experiment = client.create_experiment("bench", (directory / "artifacts").as_uri())
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("bench")
     file = directory / "file"
     file.write_text("x" * 5000)
     identity = store.Identity("a" * 32, "1", "bench")
@@ -90,40 +143,54 @@ def client_alone(runs: int, directory: Path) -> None:
         reader = MlflowClient(own.as_uri())
         reader.search_experiments()
         reader.search_runs(["1"])
-        client.get_run(made)
-        for _ in range(3):
+        for _ in range(2):
             client.log_artifact(made, str(file), "mantik")
         metrics = [Metric(f"mantik/{i}", 1.0, number, 0) for i in range(5)]
         client.log_batch(made, metrics=metrics, tags=[RunTag("mantik.exit_code", "0")])
         client.set_terminated(made, "FINISHED")
 
 
-def measure(jobs: int) -> dict[str, float]:
-    """The figures, per job."""
-    os.environ.update(SETTINGS)
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = Path(scratch)
-        plain, plain_s = run([request(n, SITE) for n in range(jobs)], directory / "plain", "")
-        uri = f"sqlite:///{directory}/mlflow.db"
-        own, own_s = run([tracked(n) for n in range(jobs)], directory / "tracked", uri)
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        worker = usage.ru_utime + usage.ru_stime
+def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, float]:
+    """The figures, per job; what is waited for, in seconds."""
+    server = TrackingServer(directory, free_port())
+    server.start()
+    try:
+        plain = run([request(n, SITE) for n in range(jobs)], directory / "plain", "", pace)
+        asked = [tracked(n, which) for n in range(jobs)]
+        own = run(asked, directory / "tracked", server.uri, pace)
+        worker = children_seconds()
         (directory / "alone").mkdir()
         command = [sys.executable, "-m", "benchmarks.tracking", "client", str(jobs)]
-        subprocess.run([*command, str(directory / "alone")], check=True)
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        alone = usage.ru_utime + usage.ru_stime - worker
+        subprocess.run([*command, str(directory / "alone"), server.uri], check=True)
+        alone = children_seconds() - worker
+    finally:
+        server.stop()
     return {
-        "controller_ms": (own - plain) / jobs * 1000,
+        "controller_ms": (own.cpu - plain.cpu) / jobs * 1000,
         "worker_ms": worker / jobs * 1000,
         "client_ms": alone / jobs * 1000,
-        "untracked_seconds": plain_s,
-        "tracked_seconds": own_s,
+        "own_ids": own.own_ids,
+        "untracked_seconds": plain.seconds,
+        "tracked_seconds": own.seconds,
+        "untracked_submitted_median": median(plain.submitted),
+        "untracked_submitted_last": max(plain.submitted),
+        "tracked_submitted_median": median(own.submitted),
+        "tracked_submitted_last": max(own.submitted),
     }
 
 
+def children_seconds() -> float:
+    """User and system time of the processes that were started and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 if __name__ == "__main__":
+    os.environ.update(SETTINGS)
     if sys.argv[1] == "client":
-        client_alone(int(sys.argv[2]), Path(sys.argv[3]))
+        client_alone(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
     else:
-        print(json.dumps(measure(int(sys.argv[1]))))
+        with tempfile.TemporaryDirectory() as scratch:
+            print(
+                json.dumps(measure(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(scratch)))
+            )

@@ -11,6 +11,7 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 from snakemake_executor_plugin_mantik import stalelock
 from snakemake_executor_plugin_mantik.executor import Executor
 from snakemake_executor_plugin_mantik.interruption import CHOICES
+from snakemake_executor_plugin_mantik.tracking.courier import MADE_WAIT_S
 
 TRACKED = ("mlproject", "all", "none")
 
@@ -61,6 +62,15 @@ class ExecutorSettings(ExecutorSettingsBase):
             "help": "Jobs log to the tracking server (MLFLOW_TRACKING_URI) themselves, from their"
             " nodes: your tracking credentials go to the sites. Without it they stay here, and what"
             " jobs log is carried over from here.",
+            "env_var": True,
+        },
+    )
+    track_wait: int = field(
+        default=int(MADE_WAIT_S),
+        metadata={
+            "help": "Seconds that a job waits before it is submitted, at most, for MLflow to make"
+            " its run; without it the job's MLFLOW_RUN_ID is one of ours. 0: no job waits.",
+            "metavar": "SECONDS",
             "env_var": True,
         },
     )

@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all
+from snakemake_executor_plugin_mantik.tracking.courier import MADE_WAIT_S
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.run import target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
@@ -39,6 +40,7 @@ def tracker_of(
     *,
     workflow: Workflow | None = None,
     direct: Mapping[str, str] | None = None,
+    wait_s: float = MADE_WAIT_S,
 ) -> Tracker:
     """What makes MLflow runs of jobs, not started; it masks all secrets that are known here.
 
@@ -49,6 +51,7 @@ def tracker_of(
         tell: writes a line to the user's log.
         workflow: the one whose jobs are run, if some are.
         direct: what those are given that log to the tracking server themselves.
+        wait_s: seconds that they wait, at most, for MLflow to make their runs.
     """
     secrets = [*secret_values(os.environ), *held_by(credentials.values())]
     for loaded in configs.values():
@@ -62,6 +65,8 @@ def tracker_of(
         tell=lambda text: tell(printable(text)),
         workflow=workflow,
         direct=direct,
+        wait_s=wait_s,
+        paces={name: c.config.site.submissions_per_second for name, c in configs.items()},
     )
 
 

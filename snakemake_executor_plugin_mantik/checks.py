@@ -108,6 +108,7 @@ class _Settings:
     conda_here: bool
     tracked: tracked.Which
     direct: Mapping[str, str]
+    track_wait_s: float
     force_all: bool
     forced: frozenset[str]
 
@@ -148,6 +149,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         DeploymentMethod.CONDA in here,
         options.track,
         direct.sent(os.environ) if options.track_direct and options.track != "none" else {},
+        options.track_wait,
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )

@@ -20,6 +20,7 @@ The class says whose it is, and so what a caller may do about it:
         └── JournalLocked       another controller holds it
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,9 +31,22 @@ def printable(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or c.isprintable())
 
 
-def _without_stop(text: str) -> str:
-    """The text without the full stop at its end; three of them stay."""
-    return text if text.endswith("..") else text.removesuffix(".")
+def one_line(text: str) -> str:
+    """The same in one line, so that no text can look like more of ours."""
+    return printable(text).replace("\n", " ")
+
+
+def json_text(value: object) -> str:
+    """A value as JSON for people and programs; what could change a terminal is escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _sentence(text: str) -> str:
+    """The text with one full stop at its end, unless it is a question; three of them stay."""
+    if text.endswith("?"):
+        return text
+    return f"{text if text.endswith('..') else text.removesuffix('.')}."
 
 
 class MantikError(Exception):
@@ -49,10 +63,10 @@ class MantikError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        what = _without_stop(self.what)
+        what = _sentence(self.what)
         text = f"{self.where}: {what}" if self.where else what
         between = "\n" if "\n" in text else " "  # after a list its own line
-        return printable(f"{text}.{between}{_without_stop(self.do)}." if self.do else f"{text}.")
+        return printable(f"{text}{between}{_sentence(self.do)}" if self.do else text)
 
 
 class UserError(MantikError):

@@ -5,11 +5,12 @@ process ends without an executor, where an earlier one left jobs at the sites.
 """
 
 import atexit
-import fcntl
 import itertools
 import shlex
 import sys
 from pathlib import Path
+
+from snakemake_executor_plugin_mantik.locks import is_held
 
 _STATE = Path(".snakemake")
 _OPTIONS = ("--nolock", "--rerun-incomplete")
@@ -58,7 +59,7 @@ def advice(directory: Path, arguments: list[str]) -> str:
     refusing = [path for part in ("locks", "incomplete") for path in (state / part).glob("*")]
     if not refusing or set(_OPTIONS) <= set(arguments) or not (state / "mantik").is_dir():
         return ""
-    if _is_held(state / "mantik" / "lock"):
+    if is_held(state / "mantik" / "lock"):
         return ""
     # Imported here: this module is imported for every command of Snakemake.
     from snakemake_executor_plugin_mantik.errors import JournalError
@@ -76,15 +77,3 @@ def advice(directory: Path, arguments: list[str]) -> str:
         f" type:\n\n    {shlex.join(['snakemake', *arguments, *options])}\n\n"
         "A profile that smk-mantik init writes has both options. smk-mantik jobs lists the jobs."
     )
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether a controller runs."""
-    try:
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

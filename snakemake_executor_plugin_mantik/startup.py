@@ -65,8 +65,9 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         raise
     direct = checked.settings.direct
     tracker = tracker_of(
-        configs, credentials, workdir, logger.info, workflow=described(workflow), direct=direct
-    )
+        configs, credentials, workdir, logger.info,
+        workflow=described(workflow), direct=direct, wait_s=checked.settings.track_wait_s,
+    )  # fmt: skip
     which = checked.settings.tracked
     if which != "none":
         _tell_untracked(units, which, logger)

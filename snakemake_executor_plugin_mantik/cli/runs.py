@@ -1,7 +1,6 @@
 """`smk-mantik runs`: runs of MLproject entry points, from submission to the registered model."""
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.errors import UserError, printable
+from snakemake_executor_plugin_mantik.errors import UserError, json_text, one_line, printable
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import Found
@@ -164,7 +163,7 @@ def show(run: Run, *, as_json: AsJson = False) -> None:
         _print(found)
     else:
         for line in runtable.lines(found):
-            typer.echo(printable(line))
+            typer.echo(one_line(line))
 
 
 @app.command()
@@ -228,10 +227,18 @@ def continue_(
     if not run:
         gone = [each for each in known.all_here() if each.gone]
     elif (one := known.find_here(run)) is None:
-        raise UserError(f"no run {run!r} was submitted from here")
+        raise UserError(
+            f"no run {run!r} was submitted from here",
+            do="smk-mantik runs list shows those that there are",
+        )
     elif not one.gone:
-        how = "its controller is there" if one.alive else "it is over"
-        raise UserError(f"there is nothing to continue: {how}", where=f"run {one.request.run_id}")
+        how, do = (
+            ("its controller is there", f"Follow it: smk-mantik runs logs -f {one.request.run_id}")
+            if one.alive
+            else ("it is over", f"Submit it again: smk-mantik runs rerun {one.request.run_id}")
+        )
+        where = f"run {one.request.run_id}"
+        raise UserError(f"there is nothing to continue: {how}", where=where, do=do)
     else:
         gone = [one]
     for each in gone:
@@ -266,7 +273,7 @@ def delete(
             do=f"Cancel it first: smk-mantik runs cancel {found.run_id}",
         )  # fmt: skip
     for line in what_goes(found, site=not keep_site):
-        typer.echo(printable(line))
+        typer.echo(one_line(line))
     if not (yes or agreed()):
         raise typer.Exit(FAILED)
     if own and here is not None:
@@ -330,7 +337,10 @@ def _find(run: str) -> "Found":
 def _in_mlflow(run: str) -> "Found":
     found = _find(run)
     if found.run is None:
-        raise UserError("it is not in MLflow any more", where=f"run {found.run_id}")
+        raise UserError(
+            "it is not in MLflow any more", where=f"run {found.run_id}",
+            do="smk-mantik runs list shows those that there are",
+        )  # fmt: skip
     return found
 
 
@@ -352,7 +362,7 @@ def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
         _print({"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)})
     elif not as_json:
         typer.echo(
-            printable(
+            one_line(
                 f"Run {run_id} ({run.request.name}): submitted to {run.request.site}."
                 f" Follow it with smk-mantik runs logs -f {run_id[:8]}"
             )
@@ -378,10 +388,10 @@ def _wait(run_id: str, *, as_json: bool) -> None:
         _print(details)
     else:
         note = f" ({details['note']})" if details["note"] else ""
-        typer.echo(printable(f"Run {run_id}: {details['state']}{note}."))
+        typer.echo(one_line(f"Run {run_id}: {details['state']}{note}."))
     if found.here is None or found.here.end is None or found.here.end["exit_code"] != 0:
         raise typer.Exit(FAILED)
 
 
 def _print(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json_text(value))

@@ -1,6 +1,5 @@
 """`smk-mantik schedule`: runs that are submitted again whenever their time has come."""
 
-import json
 import os
 import signal
 import threading
@@ -13,7 +12,13 @@ from typing import Annotated
 import typer
 
 from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.errors import (
+    MantikError,
+    UserError,
+    json_text,
+    one_line,
+    printable,
+)
 from snakemake_executor_plugin_mantik.private import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
 from snakemake_executor_plugin_mantik.schedule.fire import FIRING_S, forget_lock, shown
@@ -225,7 +230,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
             "next": shown(due) if due else "not due any more",
         }
         for key, value in facts.items():
-            typer.echo(printable(f"{key + ':':10}{value}"))
+            typer.echo(one_line(f"{key + ':':10}{value}"))
         if history:
             typer.echo()
             rows = tables.table(["due", "what became of it"])
@@ -322,4 +327,4 @@ def unit() -> None:
 
 
 def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json_text(value))

@@ -1,10 +1,8 @@
 """`smk-mantik track`: MLflow is told what it does not know yet of a workflow's runs."""
 
-import fcntl
 import importlib.util
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.journal import FILE, history, sent_tries
 from snakemake_executor_plugin_mantik.journal.database import LOCK as JOURNAL_LOCK
+from snakemake_executor_plugin_mantik.locks import is_held, unheld
 from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.tracking.invocation import settle
 from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
@@ -57,7 +56,7 @@ def track(
 
 def _work(directory: Path, kept: Path) -> str:
     """Have a worker tell what it can; why it could not tell the rest."""
-    if _is_locked(kept / LOCK):
+    if is_held(kept / LOCK):
         return "another process is telling MLflow of them now."
     why = ""
 
@@ -74,29 +73,9 @@ def _work(directory: Path, kept: Path) -> str:
 def _settle(directory: Path, outbox: Outbox) -> None:
     """End the runs of workflows whose Snakemake is gone, if no job of theirs is under way."""
     state = directory / STATE
-    with _free(state / JOURNAL_LOCK) as free:
+    with unheld(state / JOURNAL_LOCK) as free:
         if free and (state / FILE).exists():
             settle(outbox, sent_tries(history(state)))
-
-
-def _is_locked(lock: Path) -> bool:
-    with _free(lock) as free:
-        return not free
-
-
-@contextmanager
-def _free(lock: Path) -> Iterator[bool]:
-    """Whether nobody holds a lock; while that is so, nobody gets it."""
-    if not lock.exists():
-        yield True
-        return
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def _runs(number: int) -> str:

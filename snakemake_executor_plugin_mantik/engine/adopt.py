@@ -107,6 +107,11 @@ def unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str])
         why = "as it is forced"
     else:
         return ""
+    return ended_since(record, why)
+
+
+def ended_since(record: TryRecord, why: str) -> str:
+    """What to tell of an open try of an earlier run that is given up."""
     return (
         f"{record.name}: what an earlier run sent to {record.site} is ended and its outputs are not"
         f" used, {why}."

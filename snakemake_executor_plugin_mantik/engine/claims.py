@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sites.base import JobState, Site
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read
 
 CLAIM_BYTES = 64 << 10
@@ -33,6 +34,24 @@ class Owner:
             return state.scheduler_id == self.scheduler_job
         told = {self.site_job, self.scheduler_job} - {""}
         return job_id in told or state.scheduler_id in told
+
+
+async def entries(site: Site, patience: Patience, directory: str) -> dict[str, Entry]:
+    """What lies in a directory of claims; nothing if the site says twice that there is none.
+
+    That is no small thing: who is not seen there has given no sign of life. A denial that comes
+    between answers, of a proxy, say, must not count as one.
+
+    Raises:
+        SiteError: it is not known.
+    """
+    for _ in range(2):
+        try:
+            return await site.list(directory)
+        except SiteNotFound as error:
+            if not await patience.believed(error):
+                raise
+    return {}
 
 
 async def owner(site: Site, record: TryRecord) -> Owner | None:

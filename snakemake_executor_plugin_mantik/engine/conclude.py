@@ -98,6 +98,7 @@ class Concluder:
         if self._purged(life, marker):
             await self.again(life, "files were purged at the site")
             return None
+        self._journal.files.landed(record.id)
         # Of several submissions it is not known which one ran, and so what it unpacked.
         if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
             self._stager.confirm(life.staged[0])
@@ -145,6 +146,7 @@ class Concluder:
         if added is None or not added.directory:
             return (await self._fetcher.outputs(record, marker, request.outputs)).files
         below = f"{added.directory}/"
+        marker = self._without_links(record, marker, below)
         try:
             fetched = await self._fetcher.outputs(record, marker, request.outputs)
         except (MantikError, OSError) as error:
@@ -155,6 +157,17 @@ class Concluder:
             fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
             self._tell(f"{record.name}: what it logged to {below} did not come back. {error}")
         return tuple(file for file in fetched.files if not file.path.startswith(below))
+
+    def _without_links(self, record: TryRecord, marker: Marker, below: str) -> Marker:
+        """A link that a job makes could lead whoever reads what it logged to anything here."""
+        links = [e for e in marker.files if e.type == "l" and e.path.startswith(below)]
+        if not links:
+            return marker
+        self._tell(
+            f"{record.name}: what it logged to {below} has {len(links)} symbolic links, which are"
+            " left out."
+        )
+        return replace(marker, files=tuple(e for e in marker.files if e not in links))
 
     async def _what_there_is(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
         """Bring the rule's own log files of a job whose outputs are not all there, or those too."""
@@ -199,7 +212,7 @@ class Concluder:
                 await self._outputs(request, life, marker)
         log = await self._log(life.record, marker, path)
         over = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
-        reason = await self._witness.reason(marker, life.ids, over=over)
+        reason = await self._witness.reason(marker, life.record.id, life.ids, over=over)
         members = self._failed_members(request)
         logs = [log for member, _ in members for log in member.logs] if members else None
         said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))

@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.unnamed import send_sources
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import MantikError, SiteNotFound, UserError, printable
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES
@@ -36,6 +37,9 @@ MOST_TOLD = 5
 """Jobs that a line names at most."""
 CLOSE_WAIT_S = 45.0
 """Seconds that tidying up at the end of a run may take before the run ends without it."""
+
+LET_GO_S = 1.0
+"""Seconds that what is still under way then has to let go."""
 
 
 class Engine:
@@ -93,6 +97,11 @@ class Engine:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        # What nobody waits for any more: the cancelling that a second Ctrl-C interrupted, say.
+        if left := asyncio.all_tasks(self._loop):
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left, timeout=LET_GO_S))
         self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
@@ -225,10 +234,7 @@ class Engine:
             observer=self._observer,
         )  # fmt: skip
         sources = await asyncio.to_thread(self._source_choice, name)
-        wanted: list[tuple[str, Path | None]] = [(path, None) for path in sources.paths]
-        files = await work.local.look_at(wanted, source=True)
-        await work.stager.send_sources(files)
-        work.sources = {file.path: file.sha256 for file in files}
+        work.sources = await send_sources(sources.paths, work.local, work.stager, self._tell)
         self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))
         return work

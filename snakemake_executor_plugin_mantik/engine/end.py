@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     marker_name,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Entry, Phase, Site
+from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 180.0
 """Seconds that cancelled jobs have to be confirmed as ended; after that the user is told. One that
@@ -55,6 +55,7 @@ class _Signs:
         bytes: how large its claim was then; None if there was none.
         denied: whether the site says that it has ended.
         after_all: whether there was one after the site had said so.
+        nameless: since when its claim, which is there, tells nobody's name.
     """
 
     looked: float
@@ -62,6 +63,7 @@ class _Signs:
     bytes: int | None = None
     denied: bool = False
     after_all: bool = False
+    nameless: float | None = None
 
     def see(self, now: float, size: int | None) -> None:
         """Note how large the claim is now. That it is there no more is no silence of the job's."""
@@ -99,6 +101,7 @@ class Ender:
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
+        self._marker_grace_s = settings.marker_grace_s
         # One that goes on after its grace has not heard of it.
         self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
         self._silent_s = MISSED_BEATS * settings.heartbeat_s
@@ -285,9 +288,7 @@ class Ender:
         """
         now = asyncio.get_running_loop().time()
         try:
-            entries: dict[str, Entry] = {}
-            with suppress(SiteNotFound):
-                entries = await self._site.list(record.paths.tries)
+            entries = await claims.entries(self._site, self._patience, record.paths.tries)
             for name in entries:
                 if (marker := marker_name(name)) is not None and marker[0] == record.id:
                     return True, marker[1]
@@ -302,6 +303,10 @@ class Ender:
         if phases <= {Phase.UNKNOWN}:
             return life.silent > LOST_S, None
         life.denied = phases == {Phase.ENDED}
+        life.nameless = (life.nameless or now) if holder is None and record.id in entries else None
+        # It was read in half, perhaps: whose end the site tells may be known at the next look.
+        if life.nameless is not None and now - life.nameless <= self._marker_grace_s:
+            return False, None
         return life.denied and life.silent > self._silent_s, None
 
     async def tidy(self) -> None:

@@ -225,3 +225,4 @@ def _write(place: Path, file: Packed) -> None:
             raise PackDamaged(f"something of {file.path} did not come")
         grown.seek(file.start)
         grown.write(file.content)
+        grown.truncate()  # the job has begun it anew

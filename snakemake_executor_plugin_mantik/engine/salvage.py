@@ -7,13 +7,16 @@ they are, as far as time goes.
 import asyncio
 import shutil
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.errors import SiteError
+from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
 
 SALVAGE_WAIT_S = 60.0
 """Seconds that it may take: an end waits for it."""
+MOST_BYTES = 4 << 30
+"""Bytes that are taken at most: a file at a site may have no end (a link to /dev/zero)."""
 SUFFIX = ".mantik-salvage"
 
 
@@ -41,16 +44,25 @@ async def salvage(site: Site, directory: str, workdir: Path) -> None:
 
 async def _fetch(site: Site, directory: str, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    for name, entry in (await site.list(directory)).items():
-        path = f"{directory}/{name}"
-        if not rest_safe(path):
-            continue
-        if entry.directory:
-            await _fetch(site, path, target / name)
-            continue
-        with (target / name).open("wb") as file, suppress(SiteError):
-            async for part in site.get(path):
-                file.write(part)
+    folders, size = [PurePosixPath()], 0
+    while folders:
+        folder = folders.pop()
+        for name, entry in (await site.list(str(directory / folder))).items():
+            below = folder / name
+            if len(below.parts) != len(folder.parts) + 1 or len(below.parts) > DEEPEST:
+                continue
+            if name == ".." or not rest_safe(str(directory / below)):
+                continue
+            if entry.directory:
+                (target / below).mkdir()
+                folders.append(below)
+                continue
+            with (target / below).open("wb") as file, suppress(SiteError):
+                async for part in site.get(str(directory / below)):
+                    size += len(part)
+                    if size > MOST_BYTES:
+                        return
+                    file.write(part)
 
 
 def _settle(part: Path, target: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
-from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
+from snakemake_executor_plugin_mantik.journal import MADE, FileLedger, FileRecord, Rival
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
@@ -110,24 +110,24 @@ class Stager:
         self._sources_lost = False
         return len(fresh)
 
-    async def stage(self, files: Sequence[LocalFile], named: Sequence[str]) -> Staged:
+    async def stage(
+        self, files: Sequence[LocalFile], named: Sequence[str], makes: Iterable[str] = ()
+    ) -> Staged:
         """Send what is missing of `files`.
 
         Args:
             files: all that the job needs, directories already walked.
             named: the inputs' own paths as the rule names them, directories included.
+            makes: paths of what the job makes, or of directories in which it does.
         """
         async with self._sending:
             if self._sources_lost:
                 await self.send_sources(self._source_files)
-        await self._withdraw(
-            self._pending[file.path][1]
-            for file in files
-            if file.path in self._pending and not self._is_pending(file)
-        )
+        await self._withdraw(self._older(files, makes))
         await self._check(files)
         await self._clear(files, named)
-        missing = [file for file in files if not self._there(file)]
+        # What another job may still put in its place is brought along in any case.
+        missing = [f for f in files if not self._there(f) or self.rivals(f.path, f.sha256)]
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= COMPRESSION * self._inline_limit:
@@ -162,6 +162,23 @@ class Stager:
             await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._site.name, gone)
 
+    def rivals(self, path: str, sha256: str = MADE) -> list[Rival]:
+        """See `FileLedger.rivals`."""
+        return self._ledger.rivals(self._site.name, path, sha256)
+
+    def _older(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
+        """Bundles on their way that hold something else than `files`, or what a job makes."""
+        for path, sha256 in (
+            dict.fromkeys(makes, MADE) | {f.path: f.sha256 for f in files}
+        ).items():
+            yield from (rival.id for rival in self.rivals(path, sha256) if rival.bundle)
+            if sha256 and self._pending.get(path, (sha256,))[0] != sha256:
+                yield self._pending[path][1]
+
+    def carry(self, try_id: str, staged: Staged, makes: Iterable[str]) -> None:
+        """A try is about to be sent with what is `staged` for it; it makes what lies at `makes`."""
+        self._ledger.carry(self._site.name, try_id, staged.carried, makes)
+
     def confirm(self, staged: Staged) -> None:
         """A job that was given `staged` has unpacked it."""
         files = list(staged.carried)
@@ -195,13 +212,14 @@ class Stager:
         self._sources_lost = True
 
     def lost(self, paths: Sequence[str]) -> None:
-        """A job did not find these files at the site, whatever the manifest says.
+        """What lies at these paths, or below them, is not known, whatever the manifest says.
 
         Nor are they on their way any more: a bundle that should have brought them is unpacked.
         """
         for path in paths:
             self._pending.pop(path, None)
-        self._ledger.forget_remote_files(self._site.name, paths)
+        below = [f.path for p in paths for f in self._ledger.remote_files(self._site.name, below=p)]
+        self._ledger.forget_remote_files(self._site.name, [*paths, *below])
         self._ledger.forget_bundled_files(self._site.name, paths)
 
     def _drop(self, bundle: str) -> None:
@@ -214,6 +232,7 @@ class Stager:
         for it finds it gone, and is sent again.
         """
         for bundle in dict.fromkeys(bundles):
+            self._ledger.landed(bundle)
             self.gone([bundle])
             path = bundle_path(bundle)
             await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]

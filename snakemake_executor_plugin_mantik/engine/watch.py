@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.examine import Examiner
 from snakemake_executor_plugin_mantik.engine.lifetime import EXTEND_AFTER_S, Extender
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watched import FIRST_CHECK_S, End, EndKind, Watched
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
+from snakemake_executor_plugin_mantik.errors import SiteError
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -188,12 +189,7 @@ class Watcher:
         failed: SiteError | None = None
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
-                self._see(bucket, await self._site.list(directory))
-            except SiteNotFound as error:
-                if await self._patience.believed(error):
-                    self._see(bucket, {})
-                else:
-                    failed = error
+                self._see(bucket, await claims.entries(self._site, self._patience, directory))
             except SiteError as error:
                 failed = error
         if failed is not None:

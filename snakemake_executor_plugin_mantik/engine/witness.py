@@ -34,12 +34,13 @@ class Witness:
         self._site = site
         self._settings = settings
 
-    async def reason(self, marker: Marker, ids: list[str], *, over: bool) -> Reason:
+    async def reason(self, marker: Marker, try_id: str, ids: list[str], *, over: bool) -> Reason:
         """Why a job failed that could still write its marker.
 
         Args:
             marker: what it wrote.
-            ids: the site's ids of it.
+            try_id: the try.
+            ids: the site's ids of it; empty if a run that was killed did not hear them.
             over: whether its time was over.
         """
         # A marker without room for more than its name cannot tell the signal.
@@ -47,14 +48,14 @@ class Witness:
         if marker.signal and over:
             return Reason.TIME_LIMIT
         if marker.signal or nameless:
-            return await self._said(ids) or Reason.CANCELLED
+            return await self._said(try_id, ids) or Reason.CANCELLED
         if marker.failed_step:
             return Reason.SET_UP
         if marker.exit_code == KILLED:
-            return await self._said(ids) or Reason.EXIT_CODE
+            return await self._said(try_id, ids) or Reason.EXIT_CODE
         return Reason.EXIT_CODE
 
-    async def _said(self, ids: list[str]) -> Reason | None:
+    async def _said(self, try_id: str, ids: list[str]) -> Reason | None:
         """What the scheduler says, once it says that the job ended; None if it has no reason.
 
         A site that does not answer, or is slow to notice the end, is waited for `MarkerGrace`.
@@ -62,12 +63,19 @@ class Witness:
         told: JobState | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.marker_grace_s):
-                while ids and (told := await self._ended(ids)) is None:
+                while (told := await self._ended(ids or await self._found(try_id))) is None:
                     await asyncio.sleep(self._settings.poll_min_s)
         return told.reason if told is not None and told.reason in _TELLING else None
 
+    async def _found(self, try_id: str) -> list[str]:
+        with suppress(SiteError):
+            return await self._site.find(try_id)
+        return []
+
     async def _ended(self, ids: list[str]) -> JobState | None:
         """The state of the job, which one of `ids` ran; None while the scheduler sees it run."""
+        if not ids:
+            return None
         try:
             states = await self._site.states(ids)
             ended = {i: s for i, s in states.items() if s.phase is Phase.ENDED}

@@ -29,6 +29,7 @@ from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Obser
 from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
+from snakemake_executor_plugin_mantik.engine.rivals import Rivals
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
@@ -136,6 +137,7 @@ class SiteWork:
             logs=state / "logs",
             tell=tell,
         )
+        self._rivals = Rivals(site, journal, self.stager, self.ender, patience)
         self._slots = asyncio.Semaphore(settings.max_jobs)
 
     @classmethod
@@ -157,6 +159,7 @@ class SiteWork:
             restaged, pause = 0, FULL_FIRST_S
             while restaged <= RESTAGED:
                 record = await self._try(request, files)
+                self._rivals.own(record)
                 # An earlier run may have submitted it once more than it could write down.
                 sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
                 submitted_at = record.submitted or time.time()
@@ -315,11 +318,16 @@ class SiteWork:
 
     async def _submit(self, request: JobRequest, life: Life, files: list[LocalFile]) -> None:
         await self._sweeper.follow()
-        staged = await self.stager.stage(files, request.inputs)
+        outputs = [output.path for output in request.outputs]
+        made = [output.path for output in request.outputs if output.kind == "output"]
+        for told in await self._rivals.make_way(files, made):
+            self._tell(told)
+        staged = await self.stager.stage(files, request.inputs, outputs)
         spec = self.planner.spec(request, life.record, self.facts, staged)
         spec = replace(spec, live=life.live)
         # From now on the job may change them there, whether it succeeds or not.
-        self.stager.lost([output.path for output in request.outputs])
+        self.stager.lost(outputs)
+        self.stager.carry(life.record.id, staged, made)
         life.submitted_at = time.time()
         self._observer.submitting(life.record, spec)
         try:

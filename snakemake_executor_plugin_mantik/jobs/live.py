@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
 from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
 
 PACK_BYTES: Final = 16 << 20
@@ -101,4 +102,6 @@ def _path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise PackDamaged(f"a file {name!r}")
+    if len(path.parts) > DEEPEST:
+        raise PackDamaged(f"a path of more than {DEEPEST} directories")
     return path

@@ -36,6 +36,9 @@ SHADOWS = f"{OURS}/shadow"
 
 LIVE = ".live"
 
+DEEPEST = 200
+"""Parts of a path that a job may make here: Python's own tools go down one call for each."""
+
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 
 

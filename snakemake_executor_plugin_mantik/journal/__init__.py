@@ -9,7 +9,7 @@ Readers (`smk-mantik jobs`) may look at any time.
 """
 
 from snakemake_executor_plugin_mantik.journal.database import FILE, Copy
-from snakemake_executor_plugin_mantik.journal.files import FileLedger
+from snakemake_executor_plugin_mantik.journal.files import MADE, FileLedger, Rival
 from snakemake_executor_plugin_mantik.journal.journal import (
     BUCKET_SIZE,
     Journal,
@@ -28,10 +28,12 @@ from snakemake_executor_plugin_mantik.journal.records import (
 __all__ = [
     "BUCKET_SIZE",
     "FILE",
+    "MADE",
     "Copy",
     "FileLedger",
     "FileRecord",
     "Journal",
+    "Rival",
     "SiteRecord",
     "TryRecord",
     "TryState",

@@ -1,6 +1,5 @@
 """The journal's file: its tables, its lock, its transactions; and a copy of it to look at."""
 
-import fcntl
 import itertools
 import os
 import platform
@@ -15,9 +14,10 @@ from urllib.parse import quote
 from snakemake_executor_plugin_mantik.errors import JournalError, JournalLocked, printable
 from snakemake_executor_plugin_mantik.journal import spare
 from snakemake_executor_plugin_mantik.journal.records import TryState
+from snakemake_executor_plugin_mantik.locks import take
 from snakemake_executor_plugin_mantik.private import make_private
 
-VERSION = 5
+VERSION = 6
 FILE = "journal.sqlite"
 LOCK = "lock"
 
@@ -43,6 +43,10 @@ CREATE INDEX members_name ON members (name);
 _ADDED_IN_5 = """
 ALTER TABLE sites ADD COLUMN config TEXT NOT NULL DEFAULT '';
 ALTER TABLE tries ADD COLUMN made_of TEXT NOT NULL DEFAULT '';
+"""
+
+_ADDED_IN_6 = """
+CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
 """
 
 _SCHEMA = f"""
@@ -81,9 +85,10 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_3}
 {_ADDED_IN_4}
 {_ADDED_IN_5}
+{_ADDED_IN_6}
 """
 
-_ADDED = {2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5}
+_ADDED = {2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6}
 """What each version has beyond the one before."""
 
 
@@ -258,8 +263,15 @@ def _locked(directory: Path) -> TextIO:
     """
     lock = (directory / LOCK).open("a+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        taken = take(lock)
+    except OSError as error:
+        lock.close()
+        raise JournalError(
+            f"the journal cannot be locked ({error.strerror})",
+            where=str(directory),
+            do="Work in a directory on a file system that has locks",
+        ) from error
+    if not taken:
         lock.seek(0)
         holder = printable(lock.read(200)).strip()
         lock.close()
@@ -268,14 +280,7 @@ def _locked(directory: Path) -> TextIO:
             + (f" ({holder})" if holder else ""),
             where=str(directory),
             do="Wait for it, or stop it, and start again",
-        ) from None
-    except OSError as error:
-        lock.close()
-        raise JournalError(
-            f"the journal cannot be locked ({error.strerror})",
-            where=str(directory),
-            do="Work in a directory on a file system that has locks",
-        ) from error
+        )
     with suppress(OSError):  # a full disk
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}\n")

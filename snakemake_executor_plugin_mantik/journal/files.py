@@ -1,10 +1,31 @@
 """What the journal knows of files: here, at the sites, and in bundles on their way."""
 
+import json
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.journal.database import Tables
 from snakemake_executor_plugin_mantik.journal.records import FileRecord
+
+MADE = ""
+"""In the place of a checksum: what a try makes, which nobody knows before."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What may put another file in the place of one.
+
+    Attributes:
+        id: of a bundle, or of a try.
+        bundle: whether it is a bundle; else a try whose script carries the file or makes it.
+        makes: whether it makes it.
+    """
+
+    id: str
+    bundle: bool
+    makes: bool
 
 
 class FileLedger:
@@ -122,6 +143,65 @@ class FileLedger:
         with self._database.write() as db:
             db.execute("UPDATE bundles SET state = ? WHERE id = ?", (state, bundle))
             db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
+
+    # What is in the way of others
+
+    def carry(
+        self, site: str, try_id: str, files: Iterable[FileRecord], makes: Iterable[str]
+    ) -> None:
+        """A try is about to be sent to `site`.
+
+        Args:
+            site: its name.
+            try_id: the try.
+            files: what its script holds and unpacks when it starts.
+            makes: paths of the files and directories that it makes.
+        """
+        rows = [(try_id, f.path, f.size, f.sha256, f.source) for f in files]
+        rows += [(try_id, path, 0, MADE, False) for path in makes]
+        with self._database.write() as db:
+            db.execute("INSERT OR IGNORE INTO bundles VALUES (?, ?, 'carried')", (try_id, site))
+            db.executemany("INSERT OR REPLACE INTO bundle_files VALUES (?, ?, ?, ?, ?)", rows)
+
+    def rivals(self, site: str, path: str, sha256: str = MADE) -> list[Rival]:
+        """What may still put something else in the place of `path` in the workspace of `site`.
+
+        Or of files below it. What brings the content `sha256` is not among them.
+        """
+        at_or_above = [path, *map(str, PurePosixPath(path).parents)]
+        rows = self._db.execute(
+            "SELECT id, state, sha256 = :made AS makes FROM bundle_files JOIN bundles"
+            " ON bundle = id WHERE site = :site AND state IN ('uploaded', 'carried')"
+            " AND (path = :path AND sha256 < :sha256"
+            " OR path = :path AND sha256 > :sha256 OR path >= :low AND path < :high"
+            " OR path IN (SELECT value FROM json_each(:at_or_above)) AND sha256 = :made)",
+            # "0" is the character after "/".
+            {"path": path, "sha256": sha256, "site": site, "low": f"{path}/", "high": f"{path}0",
+             "at_or_above": json.dumps(at_or_above), "made": MADE},
+        )  # fmt: skip
+        return [Rival(row["id"], row["state"] == "uploaded", bool(row["makes"])) for row in rows]
+
+    def landed(self, try_id: str) -> None:
+        """What a try's script, or a bundle, carried is put nowhere any more; see `landed`."""
+        if self._db.execute("SELECT 1 FROM bundles WHERE id = ?", (try_id,)).fetchone():
+            with self._database.write() as db:
+                landed(db, try_id)
+
+
+def landed(db: sqlite3.Connection, try_id: str) -> None:
+    """In a transaction: a try is over, and what its script carried is put nowhere any more.
+
+    Where it carried something else than what is known to lie there, that is not known any more.
+    """
+    db.execute(
+        "DELETE FROM remote_files WHERE (site, path) IN"
+        " (SELECT r.site, r.path FROM bundle_files AS f JOIN bundles AS b ON b.id = f.bundle"
+        " JOIN remote_files AS r ON r.site = b.site AND r.path = f.path"
+        " WHERE f.bundle = ? AND r.sha256 <> f.sha256)",
+        (try_id,),
+    )
+    db.execute("DELETE FROM bundle_files WHERE bundle = ?", (try_id,))
+    db.execute("DELETE FROM bundles WHERE id = ?", (try_id,))
 
 
 def _file(row: sqlite3.Row) -> FileRecord:

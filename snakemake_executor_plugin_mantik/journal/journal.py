@@ -3,7 +3,7 @@
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import spare
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database
-from snakemake_executor_plugin_mantik.journal.files import FileLedger
+from snakemake_executor_plugin_mantik.journal.files import FileLedger, landed
 from snakemake_executor_plugin_mantik.journal.records import LEFT, SiteRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.journal.spare import Spare
 
@@ -268,7 +268,10 @@ class Journal:
         self._over(try_id)
 
     def left_behind(self, try_id: str, where: str) -> None:
-        """Nobody waits for the try any more, and it may still run, `where` it was sent to."""
+        """Nobody waits for the try any more, and it may still run, `where` it was sent to.
+
+        What it does there is of no concern to what the site's name means now.
+        """
         self.abandoned(try_id, f"{LEFT}{where}")
 
     def _over(self, try_id: str) -> None:
@@ -291,6 +294,8 @@ class Journal:
                 f"UPDATE tries SET {names} WHERE id = ? AND state IN ({marks})",  # noqa: S608
                 (state, *values.values(), try_id, *before),
             )
+            if state in (TryState.ENDED, TryState.ABANDONED):
+                landed(db, try_id)
 
     def open_tries(self, *jobs: str) -> list[TryRecord]:
         """The tries of jobs, and of groups that they are members of, that are not final.
@@ -319,6 +324,10 @@ class Journal:
             )
             found |= {record.id: record for record in of_job}
         return list(found.values())
+
+    def tries(self, ids: Iterable[str]) -> list[TryRecord]:
+        """The tries of these ids."""
+        return [record for one in ids for record in self._tries("WHERE id = ?", (one,))]
 
     def all_open_tries(self) -> list[TryRecord]:
         """All tries that are not final, the oldest first."""

@@ -194,8 +194,9 @@ class Given:
             if not os.path.isabs(path) and not _is_there(path, known):
                 self._tell(
                     parameter.name,
-                    f"there is no file {path!r} in the working directory: name it as an input or"
-                    " output of the rule, and write {input.NAME} or {output.NAME}",
+                    f"there is no file {path!r} in the working directory: correct the path, or"
+                    " name it as an input or output of the rule, and write {input.NAME} or"
+                    " {output.NAME}",
                 )
             found.append(path_in(str(self.project.folder), path))
         return tuple(found)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import click
 import mlflow
 from mlflow.exceptions import ExecutionException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
@@ -67,6 +68,7 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
             cancel(known.here(self._directory), eprint)
         except MantikError as error:
             raise ExecutionException(str(error)) from None
+        eprint(f"Run (ID '{self._run_id}'): {self.get_status()}")
 
 
 class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not typed
@@ -95,7 +97,8 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
                 Asked(
                     project_uri.strip("'\""), chosen, entry_point, version or "",
                     parameters={name: str(value) for name, value in (params or {}).items()},
-                    experiment_id=str(experiment_id), account=chosen.account, tags=tags,
+                    experiment_id=str(experiment_id), name=_name(),
+                    account=chosen.account, tags=tags,
                     tracking_uri=_absolute(tracking_uri),
                 )
             )  # fmt: skip
@@ -106,6 +109,18 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
         if chosen.wait and not backend_config.get("SYNCHRONOUS"):
             _wait(made)
         return made
+
+
+def _name() -> str:
+    """The value of `--run-name`, which MLflow's command hands to no backend.
+
+    It names the run once this one has returned: too late for who waits here, and for the run's
+    directory.
+    """
+    context = click.get_current_context(silent=True)
+    if context is None or getattr(context.command.callback, "__module__", "") != "mlflow.cli":
+        return ""
+    return str(context.params.get("run_name") or "")
 
 
 def _absolute(uri: str) -> str:
@@ -121,5 +136,6 @@ def _wait(run: MantikRun) -> None:
         if not run.wait():
             raise ExecutionException(f"Run (ID '{run.run_id}') failed")
     except KeyboardInterrupt:
+        eprint(f"Run (ID '{run.run_id}'): cancelling it")
         run.cancel()
         raise

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.locks import is_held, take
 from snakemake_executor_plugin_mantik.private import STATE, open_private
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import Request, read
@@ -38,8 +39,6 @@ _FOREIGN: Final = ("SNAKEMAKE_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", RUN_ID)
 """How variables begin that were set for something else, and would change the run."""
 
 _INTERRUPTED: Final = 130
-_LOOKS: Final = 4
-_LOOK_S: Final = 0.1
 
 # As whoever starts and asks
 
@@ -107,31 +106,19 @@ def taken(directory: RunDirectory) -> BinaryIO | None:
         raise MantikError(
             f"the run's lock cannot be used ({error.strerror or error})",
             where=str(directory.path),
+            do="Check that it is yours, and on a file system that has locks",
         ) from None
-    for left in reversed(range(_LOOKS)):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if left:  # somebody may just have looked whether it is held
-                time.sleep(_LOOK_S)
-        else:
-            # Nobody is interrupted whom an earlier holder has named.
-            lock.truncate(0)
-            return lock
+    if take(lock):
+        # Nobody is interrupted whom an earlier holder has named.
+        lock.truncate(0)
+        return lock
     lock.close()
     return None
 
 
 def is_alive(directory: RunDirectory) -> bool:
     """Whether a controller, or a Snakemake that it has started, is there."""
-    try:
-        with directory.lock.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_held(directory.lock)
 
 
 def wait(directory: RunDirectory) -> None:

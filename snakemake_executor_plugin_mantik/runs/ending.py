@@ -28,7 +28,10 @@ def cancel(run: Here, say: Callable[[str], None]) -> None:
         MantikError: its job may still run.
     """
     if run.end is not None:
-        raise UserError("it is over already", where=f"run {run.request.run_id}")
+        raise UserError(
+            "it is over already", where=f"run {run.request.run_id}",
+            do=f"See how it ended: smk-mantik runs show {run.request.run_id}",
+        )  # fmt: skip
     run.directory.cancelled.touch()
     if run.alive:
         controller.interrupt(run.directory)
@@ -89,10 +92,10 @@ def remove(run: Here) -> None:
     """
     lock = controller.taken(run.directory)
     if lock is None:
-        raise UserError("it is under way", where=f"run {run.request.run_id}")
+        raise _not_over(run, "it is under way")
     with lock:
         if here(run.directory).end is None:
-            raise UserError("it is not over", where=f"run {run.request.run_id}")
+            raise _not_over(run, "it is not over")
         try:
             shutil.rmtree(run.directory.path)
         except OSError as error:
@@ -101,6 +104,13 @@ def remove(run: Here) -> None:
                 where=str(run.directory.path),
                 do="Remove it by hand",
             ) from None
+
+
+def _not_over(run: Here, how: str) -> UserError:
+    return UserError(
+        how, where=f"run {run.request.run_id}",
+        do=f"Cancel it first: smk-mantik runs cancel {run.request.run_id}",
+    )  # fmt: skip
 
 
 def _smk_mantik(run: Here, *words: str) -> list[str]:

@@ -51,7 +51,10 @@ def fetch(url: str, version: str, into: Path) -> str:
     """
     shown = without_user(url)
     if url.startswith("-") or version.startswith("-"):
-        raise UserError("it may not begin with -", where=f"git {shown} {version}".rstrip())
+        raise UserError(
+            "neither an address nor a version may begin with -",
+            where=f"git {shown} {version}".rstrip(), do="Check both",
+        )  # fmt: skip
     if not _shallow(url, version, into):
         shutil.rmtree(into, ignore_errors=True)
         _git(shown, "clone", "--quiet", "--no-checkout", "--", url, str(into), url=url)

@@ -1,10 +1,11 @@
 """Runs as they are listed and found: in MLflow, and in their directories here. Needs mlflow."""
 
+import difflib
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -106,9 +107,21 @@ def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
             failed.append(error)
     if failed and len(failed) == len(stores):
         raise failed[0]
+    if wanted.experiment and not found and not failed:
+        _see_that_it_is_there(wanted.experiment, stores)
     for why in failed:
         say(str(why))
     return sorted(found, key=lambda row: row.started, reverse=True)[: wanted.limit]
+
+
+def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
+    names = {name for uri in uris for name in Store(uri).experiments()}
+    if experiment not in names:
+        near = difflib.get_close_matches(experiment, names, 3)
+        raise UserError(
+            f"there is no experiment {experiment!r}", where="--experiment",
+            do=f"Did you mean {' or '.join(near)}?" if near else "Name one that MLflow shows",
+        )  # fmt: skip
 
 
 def _settled(run: Here, say: Callable[[str], None]) -> None:
@@ -139,7 +152,9 @@ def _in_store(store: Store, wanted: Wanted, there: Mapping[str, Here]) -> list[R
 
 
 def _owner(run: Any) -> str:
-    return str(run.data.tags.get(DIRECTORY_OF) or run.info.run_id)
+    """Whose directory a run is in, if it is here: a store may be one that others write to, too."""
+    told = str(run.data.tags.get(DIRECTORY_OF, ""))
+    return told if _ID.fullmatch(told) else str(run.info.run_id)
 
 
 def row(run: Any, experiment: str, here: Here | None, store: Store) -> Row:

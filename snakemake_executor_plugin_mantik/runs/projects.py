@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.errors import Mistake, UserError
 from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources
@@ -106,6 +106,18 @@ def values_in(taken: Taken, parameters: Mapping[str, str], paths: set[str]) -> d
     }
 
 
+def missing(taken: Taken, values: Mapping[str, str], paths: set[str]) -> dict[str, Mistake]:
+    """Those of type path, by name, that name no file, here or in the project."""
+    return {
+        name: Mistake(
+            f"-P {name}", "", f"there is no file {value!r}, neither here nor in the project"
+        )
+        for name, value in values.items()
+        if name in paths and value and not set(value) & set("{:") and not os.path.isabs(value)
+        if not (taken.folder / value).exists()
+    }
+
+
 def _value(taken: Taken, name: str, value: str) -> str:
     given = value.removeprefix("file://")
     if not given or "://" in given or "{" in given:
@@ -153,9 +165,15 @@ def _folder(where: str) -> Path | None:
 def _inside(folder: Path, sub: str, uri: str) -> Path:
     found = folder / sub
     if os.path.normpath(sub).split("/")[0] == ".." or os.path.isabs(sub) or not found.is_dir():
-        raise UserError(f"there is no folder {sub!r} in it", where=without_user(uri))
+        raise UserError(
+            f"there is no folder {sub!r} in it", where=without_user(uri),
+            do="Name one that this version of it has, after the #",
+        )  # fmt: skip
     if not found.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"its folder {sub!r} is a link that leads out", where=without_user(uri))
+        raise UserError(
+            f"its folder {sub!r} is a link that leads out", where=without_user(uri),
+            do="Name the project that it leads to",
+        )  # fmt: skip
     return found
 
 
@@ -190,8 +208,30 @@ def _from_git(url: str, version: str, sub: str, directory: RunDirectory, shown: 
         target.parent.mkdir(parents=True, exist_ok=True)
         found.rename(target)
         shutil.rmtree(clone, ignore_errors=True)
+    if outside := list(_leading_out(target, directory.path)):
+        raise UserError(
+            f"it has symbolic links to files of this machine: {', '.join(outside[:5])}",
+            where=without_user(shown),
+            do="Do not submit it before you know why: they would go to the site as if they were"
+            " the project's",
+        )
     uri = without_user(url if git.is_remote(url) else str(Path(url).absolute()))
     return Taken(f"{uri}#{sub}" if sub else uri, target, None, version, tags)
+
+
+def _leading_out(project: Path, run: Path) -> Iterator[str]:
+    """Links of a repository, which others have made, to what is here and none of it.
+
+    Links to nowhere are left out of what is sent: they may mean a place at a site.
+    """
+    inside = os.path.realpath(project)
+    for at, folders, files in os.walk(project):
+        for path in (os.path.join(at, name) for name in (*folders, *files)):
+            real = os.path.realpath(path)
+            if not os.path.islink(path) or f"{real}/".startswith(f"{inside}/"):
+                continue
+            if os.path.exists(real) or f"{real}/".startswith(f"{os.path.realpath(run)}/"):
+                yield f"{os.path.relpath(path, project)} -> {os.readlink(path)}"
 
 
 def _versioned(folder: Path) -> dict[str, str]:

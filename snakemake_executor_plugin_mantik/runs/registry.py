@@ -50,9 +50,12 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
         raise UserError(
             f"it is {run.info.status}: only what has finished can be registered",
             where=f"run {run_id}",
+            do="See how it is: smk-mantik runs show",
         )
     if not name or set(name) & set("/:"):
-        raise UserError(f"{name!r} cannot be a model's name: it may hold no / and no :")
+        raise UserError(
+            f"{name!r} cannot be a model's name: it may hold no / and no :", do="Give it another"
+        )
     logged = _chosen(store, run, model)
     with store.asked():
         there = _registered(store, name)
@@ -122,7 +125,10 @@ def unregister(store: Store, run: Any, name: str = "", *, force: bool = False) -
         ]
         if not found:
             which = f" as {name}" if name else ""
-            raise UserError(f"no model of it is registered{which}", where=f"run {run_id}")
+            raise UserError(
+                f"no model of it is registered{which}", where=f"run {run_id}",
+                do="See what is: smk-mantik runs show",
+            )  # fmt: skip
         held = [f"{v.name}@{alias}" for v in found for alias in v.aliases]
         if held and not force:
             raise UserError(
@@ -185,7 +191,9 @@ def _chosen(store: Store, run: Any, name: str) -> Any:
             do="Log one where it is trained: mlflow.sklearn.log_model(…), say",
         )  # fmt: skip
     if name and name not in names:
-        raise UserError(f"it has logged no model {name}, but {', '.join(names)}", where=where)
+        raise UserError(
+            f"it has logged no model {name}", where=where, do=f"Take one of: {', '.join(names)}"
+        )
     if not name and len(names) > 1:
         raise UserError(
             f"it has logged several models: {', '.join(names)}", where=where,

@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.tracking.experiments import find_or_make
-from snakemake_executor_plugin_mantik.tracking.run import target, without_user
+from snakemake_executor_plugin_mantik.tracking.run import target, without_user, without_users
 
 BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")
@@ -64,7 +64,7 @@ class Store:
             yield
         except MlflowException as error:
             raise MantikError(
-                f"MLflow: {' '.join(str(error).split())[:500]}",
+                f"MLflow: {' '.join(without_users(str(error)).split())[:500]}",
                 where=without_user(self.uri),
                 do="See whether MLFLOW_TRACKING_URI is right and the store there",
             ) from None
@@ -144,14 +144,22 @@ class Store:
             return list(self.client.search_runs(ids, condition, max_results=limit, order_by=order))
 
     def _experiments(self) -> list[str]:
-        ids: list[str] = []
+        return [each.experiment_id for each in self._all_experiments()]
+
+    def experiments(self) -> list[str]:
+        """The names of all experiments."""
+        with self.asked():
+            return [str(each.name) for each in self._all_experiments()]
+
+    def _all_experiments(self) -> list[Any]:
+        found: list[Any] = []
         token = None
         while True:
             page = self.client.search_experiments(page_token=token)
-            ids += [each.experiment_id for each in page]
+            found += page
             token = page.token
             if not token:
-                return ids
+                return found
 
     def experiment_name(self, experiment_id: str) -> str:
         """An experiment's name."""
@@ -173,7 +181,10 @@ def quoted(text: str) -> str:
     for sign in ("'", '"'):
         if sign not in text:
             return f"{sign}{text}{sign}"
-    raise UserError(f"MLflow cannot search for a name with both kinds of quotes: {text}")
+    raise UserError(
+        f"MLflow cannot search for a name with both kinds of quotes: {text}",
+        do="Name a run by its id, or leave the filter out",
+    )
 
 
 def conditions(parts: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load
 from snakemake_executor_plugin_mantik.runs import controller, known
 from snakemake_executor_plugin_mantik.runs.configs import Chosen
+from snakemake_executor_plugin_mantik.runs.interrupts import held_back
 from snakemake_executor_plugin_mantik.runs.places import (
     CONFIGS,
     HOME,
@@ -27,7 +28,13 @@ from snakemake_executor_plugin_mantik.runs.places import (
     home,
     make_home,
 )
-from snakemake_executor_plugin_mantik.runs.projects import Taken, retake, take, values_in
+from snakemake_executor_plugin_mantik.runs.projects import (
+    Taken,
+    missing,
+    retake,
+    take,
+    values_in,
+)
 from snakemake_executor_plugin_mantik.runs.request import Request, write
 from snakemake_executor_plugin_mantik.runs.store import (
     KEY,
@@ -42,6 +49,7 @@ from snakemake_executor_plugin_mantik.tracking.run import user
 
 STALE_S: Final = 86400.0
 """Seconds after which a directory that never became a run is removed."""
+NEVER: Final = "it was never submitted"
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def submit(asked: Asked) -> str:
             experiment=asked.experiment or _default("NAME", asked.experiment_id),
             name=asked.name, created=time.time(), tags={**taken.tags, **asked.tags},
         )  # fmt: skip
-        return _submitted(stage, request, point)
+        return _submitted(stage, request, point, missing(taken, values, _paths(point)))
     finally:
         shutil.rmtree(stage.path, ignore_errors=True)  # unless it has become a run
 
@@ -174,7 +182,7 @@ def resubmit(
             tags={**_kept(before.tags), **(tags or {}), **({KEY: key} if key else {})},
             created=time.time(), again_of=run_id, run_id="",
         )  # fmt: skip
-        return _submitted(stage, request, point)
+        return _submitted(stage, request, point, missing(taken, values, _paths(point)))
     finally:
         shutil.rmtree(stage.path, ignore_errors=True)
 
@@ -237,34 +245,55 @@ def _kept(tags: Mapping[str, str]) -> dict[str, str]:
 def _of_key(uri: str, key: str) -> str:
     """The run that was made for a key before; one that never got a directory is given up."""
     store = Store(uri)
-    for run in store.search(f"tags.`{KEY}` = {quoted(key)}"):
-        directory = RunDirectory(home() / run.info.run_id)
+    for run_id, directory in _made_for(store, key):
         if directory.request.exists():
             if known.here(directory).gone:
                 controller.start(directory)
-            return str(run.info.run_id)
-        store.end(run.info.run_id, "KILLED", "it was never submitted")
+            return run_id
+        store.end(run_id, "KILLED", NEVER)
     return ""
 
 
-def _submitted(stage: RunDirectory, request: Request, point: EntryPoint | None) -> str:
-    _check(stage, request)
+def _submitted(
+    stage: RunDirectory, request: Request, point: EntryPoint | None, gone: Mapping[str, Mistake]
+) -> str:
+    there = {name: "/" if name in gone else value for name, value in request.values.items()}
+    try:
+        _check(stage, replace(request, values=there))
+    except UserError as error:
+        if gone:
+            raise ToldError(f"{ConfigError([*gone.values()])}\n{error}") from None
+        raise
+    if gone:
+        raise ConfigError([*gone.values()])
     store = Store(request.tracking_uri)
     assert point is not None
     defaults = {p.name: p.default for p in point.parameters.values() if p.default is not None}
     params = {**defaults, **request.parameters, **request.extra}
-    made = store.make(
-        request.experiment, request.experiment_id, request.name, _tags(request, stage), params
-    )
-    directory = RunDirectory(home() / made.run_id)
+    # By the key it is found again, should MLflow make it and not be able to say so.
+    request = replace(request, tags={KEY: uuid.uuid4().hex, **request.tags})
     try:
+        with held_back():
+            made = store.make(
+                request.experiment, request.experiment_id, request.name, _tags(request, stage),
+                params,
+            )  # fmt: skip
+        directory = RunDirectory(home() / made.run_id)
         _become(stage, directory, request, made)
         controller.start(directory)
     except BaseException:
-        if not directory.request.exists():
-            store.end(made.run_id, "KILLED", "it was never submitted")
+        with suppress(MantikError):  # what has happened is to be told, not this
+            for run_id, its in _made_for(store, request.tags[KEY]):
+                if not its.request.exists():
+                    store.end(run_id, "KILLED", NEVER)
         raise
     return made.run_id
+
+
+def _made_for(store: Store, key: str) -> list[tuple[str, RunDirectory]]:
+    """The runs that MLflow has for a key, and where the directory of each is, or would be."""
+    found = [str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quoted(key)}")]
+    return [(run_id, RunDirectory(home() / run_id)) for run_id in found]
 
 
 def _become(stage: RunDirectory, directory: RunDirectory, request: Request, made: Made) -> None:

@@ -1,6 +1,5 @@
 """Submits a due time that was claimed: once, however often it is begun."""
 
-import fcntl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -9,6 +8,7 @@ from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
 from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.locks import is_held, take
 from snakemake_executor_plugin_mantik.private import open_private
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Schedule, State
@@ -103,20 +103,12 @@ def shown(moment: datetime) -> str:
 def lock(directory: Path, schedule_id: int) -> Iterator[bool]:
     """Hold a schedule's lock if nobody else does; whether we do. It ends with the process."""
     with open_private(_lock_file(directory, schedule_id), "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield take(file)
 
 
 def is_under_way(directory: Path, schedule_id: int) -> bool:
     """Whether a process is submitting something of a schedule just now."""
-    if not _lock_file(directory, schedule_id).exists():
-        return False
-    with lock(directory, schedule_id) as ours:
-        return not ours
+    return is_held(_lock_file(directory, schedule_id))
 
 
 def forget_lock(directory: Path, schedule_id: int) -> None:

@@ -4,11 +4,12 @@ import fcntl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from snakemake_executor_plugin_mantik.locks import take
 from snakemake_executor_plugin_mantik.private import open_private
 from snakemake_executor_plugin_mantik.schedule.fire import RETRY_MOST_S, is_under_way, shown
 from snakemake_executor_plugin_mantik.schedule.store import Store
@@ -32,13 +33,8 @@ def present(directory: Path) -> Iterator[None]:
 
 def is_present(directory: Path) -> bool:
     """Whether a scheduler is there."""
-    try:
-        with (directory / _PRESENT).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+    with suppress(FileNotFoundError), (directory / _PRESENT).open("rb") as file:
+        return not take(file)
     return False
 
 

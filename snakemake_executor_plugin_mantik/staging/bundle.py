@@ -9,6 +9,23 @@ from typing import IO
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
+
+class FileChanged(UserError):  # noqa: N818 - reads as what it says
+    """A file changed, or went, between the moment it was looked at and the end of its sending.
+
+    Attributes:
+        path: where it belongs in the workspace.
+    """
+
+    def __init__(self, file: LocalFile) -> None:
+        super().__init__(
+            "the file changed while it was being sent",
+            where=str(file.local),
+            do="Start again when nothing writes to it any more",
+        )
+        self.path = file.path
+
+
 _STORE_ABOVE = 64 << 20
 """Bytes above which a bundle is not compressed: data sets and images rarely shrink."""
 
@@ -17,7 +34,7 @@ def pack(files: Sequence[LocalFile]) -> bytes:
     """The bundle of `files` in memory; for small ones that travel in the script.
 
     Raises:
-        UserError: a file changed while it was read.
+        FileChanged: a file did, while it was read.
     """
     buffer = io.BytesIO()
     _write(files, buffer)
@@ -28,7 +45,7 @@ def pack_to(files: Sequence[LocalFile], target: Path) -> None:
     """Write the bundle of `files` to the local path `target`.
 
     Raises:
-        UserError: a file changed while it was read.
+        FileChanged: a file did, while it was read.
     """
     with target.open("wb") as file:
         _write(files, file)
@@ -49,7 +66,10 @@ def _add(tar: tarfile.TarFile, file: LocalFile) -> None:
         member.mode, member.size = 0o700, file.size
         tar.addfile(member, io.BytesIO(file.content))
         return
-    status = file.local.stat()
+    try:
+        status = file.local.stat()
+    except FileNotFoundError as error:
+        raise FileChanged(file) from error
     member = tarfile.TarInfo(file.path)
     member.mode = status.st_mode & 0o777 | 0o600
     # The mtime goes along: programs compare it (an index with its data). Owners do not.
@@ -65,8 +85,4 @@ def _add(tar: tarfile.TarFile, file: LocalFile) -> None:
             tar.addfile(member, content)
             status = file.local.stat()
     if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-        raise UserError(
-            "the file changed while it was being sent",
-            where=str(file.local),
-            do="Start again when nothing writes to it any more",
-        )
+        raise FileChanged(file)

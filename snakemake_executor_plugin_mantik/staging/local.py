@@ -91,7 +91,7 @@ class LocalFiles:
         Args:
             wanted: where each belongs in the workspace, and where it is, if not where that tells
                 (`jobs.paths.local_path`).
-            source: whether they go up as sources.
+            source: whether they go up as sources; one that is no longer there is none.
 
         Raises:
             UserError: there is no such file, or it cannot be read.
@@ -102,7 +102,7 @@ class LocalFiles:
         ]
         if not roots:
             return []  # a thread is not worth it
-        found = await asyncio.to_thread(_walk_all, roots)
+        found = await asyncio.to_thread(_walk_all, roots, may_go=source)
         checksums = await self._checksums(found)
         return [
             LocalFile(at, here, 0, status.st_mtime_ns, directory=True, source=source)
@@ -168,8 +168,10 @@ def _unreadable(path: object, error: OSError) -> UserError:
     )
 
 
-def _walk_all(roots: Iterable[tuple[Path, str, Mapping[str, str]]]) -> list[_Found]:
-    """What `_walk` finds at each of several places.
+def _walk_all(
+    roots: Iterable[tuple[Path, str, Mapping[str, str]]], *, may_go: bool
+) -> list[_Found]:
+    """What `_walk` finds at each of several places; with `may_go` there may be nothing.
 
     Raises:
         UserError: there is no such file, or it cannot be sent.
@@ -187,6 +189,8 @@ def _walk_all(roots: Iterable[tuple[Path, str, Mapping[str, str]]]) -> list[_Fou
                 do="Give it another name",
             ) from error
         except OSError as error:
+            if may_go and error.errno == errno.ENOENT:
+                continue
             raise _unreadable(root, error) from error
         found += here
     return found

@@ -3,13 +3,15 @@
 A rule names its inputs, but not the scripts that its command calls, nor what those import. So all
 small files of the working directory go up as its sources, once per site and content, except: hidden
 files and directories, what the backend config's Exclude names, what rules make or read (that goes
-up as inputs), virtual environments and caches of Python, MLflow's own files, and files above the
-size limit.
+up as inputs), virtual environments and caches of Python, MLflow's own files, logs, and files above
+the size limit.
 """
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +21,11 @@ from snakemake_executor_plugin_mantik.errors import UserError
 _GENERATED = frozenset({"__pycache__", "node_modules", "mlruns", "mlartifacts"})
 _MLFLOW = "mlflow.db"
 """MLflow's own store, which changes with each run; beside it are SQLite's -wal and -shm."""
+
+
+_LOG = (".log", "nohup.out")
+"""How names of logs end. `snakemake > run.log` and its like grow while they would be sent, and are
+others in each run."""
 
 
 class Excluding(Protocol):
@@ -96,6 +103,7 @@ def candidates(
 
     In a fixed order. Arguments as for `select`; `products` is asked about directories, too.
     """
+    own = _own_output()
     for at, directories, files in os.walk(workdir):
         below = Path(at).relative_to(workdir).as_posix()
         prefix = "" if below == "." else f"{below}/"
@@ -111,7 +119,28 @@ def candidates(
         for name in sorted(files):
             path = f"{prefix}{name}"
             local = os.path.join(at, name)
-            if name.startswith((".", _MLFLOW)) or path in products or not os.path.isfile(local):
+            if name.startswith((".", _MLFLOW)) or name.endswith(_LOG) or path in products:
                 continue
-            if not exclude.matches(path):
-                yield path, os.path.getsize(local)
+            if exclude.matches(path) or (status := _status(local)) is None:
+                continue
+            if (status.st_dev, status.st_ino) not in own:
+                yield path, status.st_size
+
+
+def _status(path: str) -> os.stat_result | None:
+    """A file's status; None if it is no file, or has just gone."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _own_output() -> set[tuple[int, int]]:
+    """The files, as device and inode, that this process writes its output to."""
+    found = set()
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            status = os.fstat(descriptor)
+            found.add((status.st_dev, status.st_ino))
+    return found

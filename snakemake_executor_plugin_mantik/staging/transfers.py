@@ -11,11 +11,12 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path, PurePath
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
 from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
 from snakemake_executor_plugin_mantik.private import change_mode, make_private, open_private
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -128,6 +129,12 @@ class Landing:
         for end in (end for end, letter in enumerate(entry.path) if letter == "/"):
             if temporary := self._roots.get(entry.path[:end]):
                 parts = entry.path[end + 1 :].split("/")
+                if len(parts) > DEEPEST:
+                    raise TransferError(
+                        f"the job made more than {DEEPEST} directories, each in the one before",
+                        where=entry.path[:end],
+                        do="Have it make an archive of them",
+                    )
                 # An absolute path would lead anywhere, and so would a step upwards.
                 if not {"", ".", ".."} & set(parts) and "\0" not in entry.path:
                     return temporary.joinpath(*parts)
@@ -153,8 +160,11 @@ class Landing:
 
     def _folder(self, path: Path) -> None:
         if path not in self._made:
-            for root in self._temporary & {path, *path.parents}:
-                make_private(root)
+            # No output lies in another one, so there is one such at most.
+            for above in chain((path,), path.parents):
+                if above in self._temporary:
+                    make_private(above)
+                    break
             path.mkdir(parents=True, exist_ok=True)
             self._made.add(path)
 
@@ -198,7 +208,9 @@ class Landing:
         links = {self.place(entry): entry.target for entry in entries if entry.type == "l"}
         for entry in entries:
             place = self.place(entry)
-            if links.keys() & set(place.parents) or (entry.type != "l" and place in links):
+            if links and (
+                not links.keys().isdisjoint(place.parents) or (entry.type != "l" and place in links)
+            ):
                 raise TransferError(
                     "the job tells of a file below a link, or of two under one name",
                     where=entry.path,

@@ -10,10 +10,11 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
 
-START_WAIT_S = 30.0
-"""Seconds that jobs wait, at most, until the worker is there: to import MLflow takes six."""
-CREATE_WAIT_S = 10.0
-"""Seconds that a job then waits, at most, for MLflow to make its run."""
+MADE_WAIT_S = 15.0
+"""Seconds that a job waits, at most, for MLflow to make its run, unless the user has chosen others.
+
+To import MLflow takes two to six, to make a database in a new SQLite file two more.
+"""
 WORKERS = 3
 """Workers that are started in the place of one that died, the first one included."""
 
@@ -22,7 +23,12 @@ class Courier:
     """Has a worker tell MLflow what the outbox holds."""
 
     def __init__(
-        self, workdir: Path, log: Path, tell: Callable[[str], None], tracked: Collection[str]
+        self,
+        workdir: Path,
+        log: Path,
+        tell: Callable[[str], None],
+        tracked: Collection[str],
+        wait_s: float = MADE_WAIT_S,
     ) -> None:
         """Prepare; nothing is started before `wake`.
 
@@ -31,19 +37,20 @@ class Courier:
             log: where what MLflow itself says goes to.
             tell: writes a line to the user's log.
             tracked: the keys in the outbox that this process has to do with; grows.
+            wait_s: seconds that a job waits for its run, at most; the worker's start included.
         """
         self._workdir = workdir
         self._log = log
         self._tell = tell
         self._tracked = tracked
+        self._wait_s = wait_s
         self._messenger: Messenger | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        self._up = asyncio.Event()
+        self._made = 0
         self._workers = 0
         self._silent = False
         self._earlier_told = False
-        self._ready = False
 
     def wake(self) -> None:
         """There is something to be told.
@@ -52,34 +59,39 @@ class Courier:
             OSError: the worker cannot be started.
         """
         if self._messenger is None or (not self._messenger.alive and self._workers < WORKERS):
-            self._ready = False
+            if self._messenger is not None:
+                self._messenger.close(0)
             self._workers += 1
             self._messenger = Messenger(self._workdir, self._log, self._hear)
         self._messenger.wake()
 
-    async def made(self, try_id: str) -> None:
-        """Wait until the run of a try is made, within the limits."""
+    async def made(self, try_id: str, turn_s: float = 0.0) -> None:
+        """Wait until the run of a try is made, within the limit.
+
+        If MLflow makes none at all in that time the next ones do not wait, until it does again.
+
+        Args:
+            try_id: the try.
+            turn_s: seconds after which it can be submitted at all: those do not count.
+        """
         self._loop = asyncio.get_running_loop()
         future = self._waiting[try_id] = self._loop.create_future()
+        before = self._made
         try:
             self.wake()
-            if self._silent:
+            if self._silent or self._wait_s <= 0:
                 return
-            async with asyncio.timeout(START_WAIT_S):
-                if self._ready:
-                    self._up.set()
-                await self._up.wait()
-            async with asyncio.timeout(CREATE_WAIT_S):
+            async with asyncio.timeout(self._wait_s + turn_s):
                 await future
         except TimeoutError:
-            self.release()
+            if self._made == before:
+                self._away(f"It has made no run for {self._wait_s + turn_s:g} s.")
         finally:
             self._waiting.pop(try_id, None)
 
     def release(self) -> None:
         """Nobody waits any more, until MLflow answers again."""
         self._silent = True
-        self._up.set()
         for future in self._waiting.values():
             if not future.done():
                 future.set_result(None)
@@ -93,8 +105,6 @@ class Courier:
         """In the messenger's thread."""
         if "tell" in answer:
             self._tell(str(answer["tell"]))
-        elif "ready" in answer:
-            self._ready = True
         if self._loop is None or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._heard, answer)
@@ -103,6 +113,7 @@ class Courier:
         """In the engine's thread."""
         if "try" in answer:
             self._silent = False
+            self._made += 1
             future = self._waiting.pop(answer["try"], None)
             if future is not None and not future.done():
                 future.set_result(None)
@@ -110,8 +121,6 @@ class Courier:
             self._down(answer["down"], answer["tries"])
         elif "gone" in answer:
             self.release()
-        elif "ready" in answer:
-            self._up.set()
 
     def _down(self, why: str, tries: Collection[str]) -> None:
         if set(self._tracked).isdisjoint(tries):
@@ -120,6 +129,9 @@ class Courier:
                 self._earlier_told = True
                 self._tell(f"MLflow cannot be told of {len(tries)} earlier runs. {why}")
             return
+        self._away(why)
+
+    def _away(self, why: str) -> None:
         if not self._silent:
             self._tell(f"MLflow cannot be told now; jobs go on, and it is told later. {why}")
         self.release()

@@ -12,13 +12,20 @@ from pathlib import Path
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.mending import mend
-from snakemake_executor_plugin_mantik.tracking.metrics import Logged, metric_files, parse
+from snakemake_executor_plugin_mantik.tracking.metrics import (
+    LONGEST_LINE,
+    Logged,
+    metric_files,
+    parse,
+)
 from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.source import Source, read
 from snakemake_executor_plugin_mantik.tracking.told import Destination, Lines, Told
 
 TREE, LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live`."""
+METRICS_BYTES = 4 << 20
+"""Bytes of metrics that are told at once; each value takes far more in memory."""
 WRITTEN_AT_ONCE = 4096
 """Bytes of a parameter or tag that are seen to be written in one go, or not at all."""
 
@@ -52,7 +59,8 @@ class LiveReplay:
         # If this breaks off, nobody knows how far it has come.
         self._told.doubt = True
         self._described()
-        self._metrics()
+        while self._metrics():
+            pass
         for run in self._told.source.runs:
             self._replay.upload(run)
         self._told.doubt = False
@@ -103,26 +111,34 @@ class LiveReplay:
             return []
         return text.split("\0")
 
-    def _metrics(self) -> None:
-        """The lines that have been added, of each run's file and of its models'."""
+    def _metrics(self) -> bool:
+        """Tell the lines that have been added, of many a part at a time; whether there were any."""
         logged: dict[str, list[Logged]] = {}
         read: dict[str, bytes] = {}
+        left = METRICS_BYTES
         for file in metric_files(self._store):
             path = file.relative_to(self._store).as_posix()
-            begun = self._told.lines.get(path, Lines()).size
-            if file.stat().st_size <= begun or not self._is_made(path):
+            begun = self._told.lines.get(path, Lines())
+            if left <= 0 or file.stat().st_size <= begun.size or not self._is_made(path):
                 continue
             with file.open("rb") as lines:
-                lines.seek(begun)
-                content = lines.read()
+                # Of one that the job has begun anew this might be the middle of a line.
+                if not begun.begin(lines):
+                    continue
+                content = lines.read(max(left, LONGEST_LINE))
             content = content[: content.rfind(b"\n") + 1]
-            for value in parse(path, content)[0]:
-                logged.setdefault(value.run_id, []).append(value)
+            if not content:
+                continue
+            for value in parse(path, content.splitlines(keepends=True)):
+                if value is not None:
+                    logged.setdefault(value.run_id, []).append(value)
             read[path] = content
+            left -= len(content)
         for run_id, values in logged.items():
             self._replay.log(values, run_id)
         for path, content in read.items():
             self._told.lines.setdefault(path, Lines()).add(content)
+        return bool(read)
 
     def _is_made(self, path: str) -> bool:
         """Whether MLflow knows the run or model that a file of metrics belongs to."""

@@ -5,10 +5,13 @@ name with a blank, and one half line keeps it from reading the run at all.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Final, Protocol
+
+LONGEST_LINE: Final = 4096
+"""Bytes of a line of metrics."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +66,30 @@ def identity(metric: Value) -> tuple[object, ...]:
 
 
 def metric_files(store: Path) -> Iterator[Path]:
-    """The files of metrics in a store, of runs and models."""
-    for pattern in ("*/*/metrics/**/*", "*/models/*/metrics/**/*"):
+    """The files of metrics in a store, those of models before those of runs."""
+    for pattern in ("*/models/*/metrics/**/*", "*/*/metrics/**/*"):
         for file in list(store.glob(pattern)):
             if file.is_file() and not file.is_symlink():
                 yield file
 
 
-def parse(path: str, content: bytes) -> tuple[list[Logged], int]:
-    """The values in some lines of a file of metrics, and how many lines make no sense.
+def lines_in(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; one that is longer than any of metrics comes in pieces without ends."""
+    while line := file.readline(LONGEST_LINE):
+        yield line
+
+
+def parse(path: str, lines: Iterable[bytes]) -> Iterator[Logged | None]:
+    """The values in some lines of a file of metrics; None for a line that makes no sense.
 
     Args:
         path: the file's, in the store.
-        content: lines of it; one that is cut off makes no sense.
+        lines: of it; one that is cut off makes no sense.
     """
     parts = path.split("/")
     model = parts[2] if parts[1] == "models" else None
     key = "/".join(parts[4 if model else 3 :])
-    lines = content.splitlines(keepends=True)
-    found = [logged for line in lines if (logged := _logged(line, key, parts[1], model))]
-    return found, len(lines) - len(found)
+    return (_logged(line, key, parts[1], model) for line in lines)
 
 
 def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> Logged | None:
@@ -96,7 +103,8 @@ def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> Logged 
     except (IndexError, ValueError):
         return None
     name = words[3 if model_id is None else 4 :]
-    if len(name) == 1:
+    # No database and no protocol has room for larger ones.
+    if len(name) == 1 or max(abs(timestamp), abs(step)) >= 1 << 63:
         return None
     dataset, digest = (" ".join(name[:-1]), name[-1]) if name else (None, None)
     return Logged(run, model_id, key, value, timestamp, step, dataset, digest)

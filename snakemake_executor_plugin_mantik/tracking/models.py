@@ -6,8 +6,8 @@ from pathlib import Path
 from mlflow.entities import LoggedModel, LoggedModelStatus
 from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from snakemake_executor_plugin_mantik.tracking.descriptions import read_mapping
 from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.uploads import Uploads, without
 
@@ -99,15 +99,11 @@ class Models:
 
 def _rename(description: Path, names: Mapping[str, str]) -> None:
     """Give a model's description the model's own names; it holds those that the job saw."""
-    yaml = YAML(typ="safe")
-    try:
-        known = yaml.load(description)
-    except (OSError, ValueError, YAMLError):
+    known = read_mapping(description, aliases=True)
+    if known is None:
         return  # whatever it is, it is kept as it is
-    if not isinstance(known, dict):
-        return
     changed = known | {key: value for key, value in names.items() if key in known}
     if changed != known:
         # It may be the job's own file, under another name.
         description.unlink()
-        yaml.dump(changed, description)
+        YAML(typ="safe").dump(changed, description)

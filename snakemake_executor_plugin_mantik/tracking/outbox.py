@@ -56,6 +56,7 @@ class Lane(StrEnum):
     """Who tells what, side by side: jobs wait for their runs, and the end of one may take long."""
 
     MAKING = "making"
+    STATES = "states"
     LIVE = "live"
     ENDING = "ending"
 
@@ -74,7 +75,7 @@ class Kind(StrEnum):
 REPEATED = (Kind.SUBMITTED, Kind.LIVE, Kind.UPDATE)
 """What may happen again; what was not told yet of the last time need not be told any more."""
 LATE = (Kind.UPDATE, Kind.END)
-"""What may take long to be told: it is not told before other runs are made, for which jobs wait."""
+"""What may take long to be told: it has a lane of its own."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class RunRecord:
         created: seconds since the epoch.
         run_id: MLflow's id of the run, empty until it is made.
         experiment_id, experiment: where it is.
-        own_id: the id that the job was given because MLflow's was not there in time.
+        own_id: the id that the job was given because MLflow's was not there in time, or of the run
+            that was made for it before.
     """
 
     try_id: str
@@ -248,14 +250,15 @@ class Outbox:
     def open_tries(self, lane: Lane) -> list[str]:
         """The tries of a lane with something to be told, the oldest first.
 
-        ENDING: their runs are made, and something `LATE` is to be told; LIVE: what their jobs log;
-        MAKING: the rest.
+        MAKING: their runs are to be made, and nothing can be told before; ENDING: what they have
+        from their start is told, and something `LATE` is to be; LIVE: what their jobs log; STATES:
+        the rest.
         """
         rows = self._db.execute(
-            "SELECT try, MIN(seq) AS first, SUM(kind = 'create') AS making,"
+            "SELECT try, MIN(seq) AS first, run_id, SUM(kind = 'create') AS making,"
             " SUM(kind = 'live') AS live, SUM(kind IN ('update', 'end')) AS late,"
             " COUNT(*) AS all_of_it"
-            " FROM events WHERE done IS NULL GROUP BY try ORDER BY first"
+            " FROM events JOIN runs USING (try) WHERE done IS NULL GROUP BY try ORDER BY first"
         )
         return [row["try"] for row in rows if lane in _lanes(row)]
 
@@ -302,7 +305,9 @@ class Outbox:
 
 def _lanes(row: sqlite3.Row) -> set[Lane]:
     """Where what is to be told of a try is told."""
+    if not row["run_id"]:
+        return {Lane.MAKING}
     if row["late"] and not row["making"]:
         return {Lane.ENDING}
-    lanes = {Lane.MAKING} if row["all_of_it"] > row["live"] else set()
+    lanes = {Lane.STATES} if row["all_of_it"] > row["live"] else set()
     return lanes | ({Lane.LIVE} if row["live"] and not row["making"] else set())

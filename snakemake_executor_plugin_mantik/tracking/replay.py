@@ -7,6 +7,7 @@ that has another value already) is told and left out; the rest goes on.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,22 +23,26 @@ from mlflow.entities import (
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.mending import prepare
+from snakemake_executor_plugin_mantik.tracking.mending import leave_out, prepare
 from snakemake_executor_plugin_mantik.tracking.metrics import Logged, identity
 from snakemake_executor_plugin_mantik.tracking.models import Models
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
+from snakemake_executor_plugin_mantik.tracking.run import without_users
 from snakemake_executor_plugin_mantik.tracking.source import PARENT, Source, read
 from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.uploads import Uploads
 
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""
+METRICS_AT_ONCE = 20_000
+"""Values of metrics that are in memory, of a job that is over."""
 METRICS_BATCH = 1000
 """Metrics per request: MLflow's limit."""
 SOURCE_RUN = "mantik.source_run"
 """The tag that tells from what in a job's store a run was made."""
 
-_OURS = ("mantik.", "mlflow.source.", "mlflow.project.")
+_OURS = "mantik."
+_FROM = ("mlflow.source.", "mlflow.project.")
 _NAME, _USER = "mlflow.runName", "mlflow.user"
 
 T = TypeVar("T")
@@ -75,6 +80,8 @@ class Replay:
         self._uploads = Uploads(store, told, live=live)
         self._carrier = Models(client, store, destination, told, live=live)
         self._known: dict[str, Run] = {}
+        self._order: dict[str, int] = {}
+        self._for_models: dict[str, set[tuple[object, ...]]] = {}
         self._runs, self._models = told.runs, told.models
         self._experiments = told.experiments
         self._runs[destination.source_id] = destination.run_id
@@ -93,14 +100,32 @@ class Replay:
             self._store, self._to.source_id, self._to.source_experiment_id, self._tell,
             self._told.lines,
         )  # fmt: skip
-        source = read(self._store)
+        source = self._read()
         if self._to.source_id not in {run.info.run_id for run in source.runs}:
             self._tell("the job has removed or damaged its run in its own store")
         self.describe(source)
+        # Not all at once: there may be any number.
+        while some := list(islice(metrics, METRICS_AT_ONCE)):
+            of_runs: dict[str, list[Logged]] = {}
+            for value in some:
+                of_runs.setdefault(value.run_id, []).append(value)
+            for run_id, values in of_runs.items():
+                self.log(values, run_id)
         for run in source.runs:
-            self.log([m for m in metrics if m.run_id == run.info.run_id], run.info.run_id)
             self.upload(run)
         self.end(source, status)
+
+    def _read(self) -> Source:
+        """What the store holds that can be read, whatever the job wrote."""
+        leaving_out = leave_out(self._store, self._to.source_id, self._to.source_experiment_id)
+        while True:
+            try:
+                return read(self._store)
+            except Exception as error:  # noqa: BLE001 - the file store raises anything
+                if (left_out := next(leaving_out, None)) is None:
+                    self._tell(f"what the job logged cannot be read: {_line(error)}")
+                    return Source()
+                self._tell(f"{left_out} cannot be read and are left out: {_line(error)}")
 
     def describe(self, source: Source, later: Collection[str] = ()) -> None:
         """Make the runs and models that there are not, and tell what is said of them.
@@ -109,6 +134,7 @@ class Replay:
             source: what the store holds.
             later: paths in the store of files that are not there yet as they should be.
         """
+        self._order = {run.info.run_id: number for number, run in enumerate(source.runs)}
         for run in source.runs:
             if run.info.run_id not in self._runs:
                 self._make_run(source, run)
@@ -126,8 +152,11 @@ class Replay:
         run_id = self._runs.get(run.info.run_id)
         artifacts = self._store / run.info.experiment_id / run.info.run_id / "artifacts"
         if run_id is not None and artifacts.is_dir():
-            self._uploads.send(
-                artifacts, lambda directory: self._client.log_artifacts(run_id, str(directory))
+            self._piece(
+                "what is left of the artifacts",
+                lambda: self._uploads.send(
+                    artifacts, lambda directory: self._client.log_artifacts(run_id, str(directory))
+                ),
             )
 
     def end(self, source: Source, status: str = "") -> None:
@@ -156,18 +185,22 @@ class Replay:
     def _make_run(self, source: Source, run: Run) -> None:
         """A run that the job made besides its own."""
         info, name = run.info, f"{self._to.try_id}/{run.info.run_id}"
-        experiment = self._experiment(source, info.experiment_id)
+        experiment = self._piece(
+            f"the run {info.run_name}", lambda: self._experiment(source, info.experiment_id)
+        )
+        if experiment is None:
+            return
         if self._again and (known := self._find_run(experiment, name)):
             self._runs[info.run_id] = known
             return
-        tags = {**run.data.tags, SOURCE_RUN: name}
-        parent = tags.get(PARENT)
-        if parent is not None:
-            tags[PARENT] = self._runs.get(parent, parent)
+        tags = {tag: self._meant(run, tag) for tag in _others(run.data.tags)}
         made = self._piece(
             f"the run {info.run_name}",
             lambda: self._client.create_run(
-                experiment, start_time=info.start_time, tags=tags, run_name=info.run_name
+                experiment,
+                start_time=info.start_time,
+                tags={**tags, SOURCE_RUN: name},
+                run_name=info.run_name,
             ),
         )
         if made is not None:
@@ -213,17 +246,33 @@ class Replay:
         told = self._told.tags
         new = {
             name: value
-            for name, value in run.data.tags.items()
-            if name != PARENT and not (own and self._is_ours(name, value))
+            for name, value in _others(run.data.tags).items()
+            if not (own and self._is_ours(name, value))
             if told.get((run_id, name)) != value
         }
-        tags = [RunTag(name, value) for name, value in new.items()]
+        tags = [RunTag(name, self._meant(run, name)) for name in new]
         self._batches("tags", tags, lambda some: {"tags": some}, run_id)
         told |= {(run_id, name): value for name, value in new.items()}
 
     def _is_ours(self, name: str, value: str) -> bool:
         """Whether a tag of the job's own run says what we know better."""
-        return name.startswith(_OURS) or name == _USER or (name, value) == (_NAME, self._to.name)
+        return (
+            name.startswith(_FROM)
+            or name in (_USER, PARENT)
+            or (name, value) == (_NAME, self._to.name)
+        )
+
+    def _meant(self, run: Run, tag: str) -> str:
+        """A tag's value for MLflow, where the run above it is another one than in the store.
+
+        One that does not come before it, in a ring say, or is none of the job's, is the job's own.
+        """
+        value: str = run.data.tags[tag]
+        order = self._order
+        if tag != PARENT:
+            return value
+        above = order.get(value, len(order)) < order[run.info.run_id]
+        return self._runs.get(value, self._to.run_id) if above else self._to.run_id
 
     def log(self, logged: Sequence[Logged], source_run: str) -> None:
         """Tell values of metrics of a run, each for the model that it was logged for.
@@ -237,6 +286,8 @@ class Replay:
             return
         # A run's own file does not tell of all its metrics for which model they are.
         of_model = {identity(m): m.model_id for m in logged if m.model_id is not None}
+        told_for_models = self._for_models.setdefault(run_id, set())
+        logged = [m for m in logged if m.model_id or identity(m) not in told_for_models]
         there: set[tuple[object, ...]] = set()
         if self._again:
             there = self._history(run_id, {m.key for m in logged})
@@ -253,6 +304,7 @@ class Replay:
         self._batches(
             "metrics", metrics, lambda some: {"metrics": some}, run_id, size=METRICS_BATCH
         )
+        told_for_models |= of_model.keys()
 
     def _history(self, run_id: str, names: Collection[str]) -> set[tuple[object, ...]]:
         """All values of metrics that a run has at MLflow."""
@@ -329,9 +381,14 @@ class Replay:
             )
 
 
+def _others(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a run that a job may set: what ours say is relied on."""
+    return {name: value for name, value in tags.items() if not name.startswith(_OURS)}
+
+
 def _inputs_of(run: Run) -> list[DatasetInput]:
     return list(run.inputs.dataset_inputs or []) if run.inputs is not None else []
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(without_users(str(error)).split())[:300]

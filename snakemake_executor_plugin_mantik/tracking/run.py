@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -160,6 +161,11 @@ def without_user(url: str) -> str:
         return url
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def without_users(text: str) -> str:
+    """A text without the users and passwords of the URLs in it: MLflow's errors name its server."""
+    return re.sub(r"(?<=://)[^/\s]+@", "", text)
 
 
 def _git(project: Path, *arguments: str) -> str | None:

@@ -41,8 +41,9 @@ def read(store: Path) -> Source:
             )
         )
     }
-    ids = [e for e in experiments if (store / e).is_dir()]
-    runs = list(_pages(lambda token: client.search_runs(ids, max_results=PAGE, page_token=token)))
+    ids = [e for e in experiments if _is_in(store, e)]
+    found = _pages(lambda token: client.search_runs(ids, max_results=PAGE, page_token=token))
+    runs = [run for run in found if _is_in(store / run.info.experiment_id, run.info.run_id)]
     models: list[LoggedModel] = []
     if any((store / e / "models").is_dir() for e in ids):
         models = list(
@@ -50,7 +51,16 @@ def read(store: Path) -> Source:
                 lambda token: client.search_logged_models(ids, max_results=PAGE, page_token=token)
             )
         )
-    return Source(experiments, tuple(_parents_first(runs)), tuple(models))
+    known = [m for m in models if m.experiment_id in ids]
+    inside = [m for m in known if _is_in(store / m.experiment_id / "models", m.model_id)]
+    return Source(experiments, tuple(_parents_first(runs)), tuple(inside))
+
+
+def _is_in(directory: Path, name: object) -> bool:
+    """Whether an id, which a description may tell as it likes, names a directory at its place."""
+    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
+        return False
+    return (directory / name).is_dir()
 
 
 def _parents_first(runs: Sequence[Run]) -> list[Run]:

@@ -48,6 +48,12 @@ class Identity:
     experiment: str
 
 
+def experiment_of(root: Path, run_id: str) -> str:
+    """The id of the experiment that a run belongs to in a store here; empty: it is not there."""
+    found = [path.parent.name for path in root.glob(f"*/{run_id}")]
+    return found[0] if found else ""
+
+
 def variables(workspace: str, try_id: str, identity: Identity) -> dict[str, str]:
     """What a job's environment has to say so that MLflow logs into its store, and nowhere else.
 

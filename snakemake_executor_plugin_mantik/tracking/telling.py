@@ -2,9 +2,11 @@
 
 import os
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import mlflow
@@ -26,22 +28,30 @@ from snakemake_executor_plugin_mantik.tracking.outbox import (
 )
 from snakemake_executor_plugin_mantik.tracking.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Replay
-from snakemake_executor_plugin_mantik.tracking.run import NAME_LENGTH, TAG_LENGTH, without_user
+from snakemake_executor_plugin_mantik.tracking.run import (
+    NAME_LENGTH,
+    TAG_LENGTH,
+    without_user,
+    without_users,
+)
 from snakemake_executor_plugin_mantik.tracking.store import (
     copy_directory,
+    experiment_of,
     store_directory,
     try_directory,
 )
 from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
 
+MOST_SAID = 20
+"""Lines that the user reads of a run: what a job wrote may be wrong a million times."""
 TRY = "mantik.try"
 RETRY_OF = "mantik.retry_of"
 """The tag that names the run of the try before, which did not finish."""
 
 
 class Teller:
-    """Tells MLflow of tries. Belongs to one thread."""
+    """Tells MLflow of tries. Belongs to one thread, like its `outbox`."""
 
     def __init__(
         self,
@@ -50,6 +60,8 @@ class Teller:
         answer: Callable[[Mapping[str, Any]], None],
         tell: Callable[[str], None],
         told: dict[str, Told],
+        *,
+        making: Mapping[str, Lock] | None = None,
     ) -> None:
         """Make a teller.
 
@@ -60,14 +72,17 @@ class Teller:
             tell: called with lines for the user.
             told: what MLflow has been told of what jobs log, by try; shared with other tellers, of
                 which one at a time tells of a try.
+            making: one for each try whose run is made; shared like `told`.
         """
+        self.outbox = self._outbox = outbox
         self._told = told
-        self._outbox = outbox
+        self._making = defaultdict(Lock) if making is None else making
         self._ledger = Ledger(outbox)
         self._workdir = workdir
         self._answer = answer
         self._tell = tell
         self._clients: dict[str, MlflowClient] = {}
+        self._said: Counter[str] = Counter()
         self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
 
     def make(self, try_id: str) -> None:
@@ -76,6 +91,11 @@ class Teller:
         Raises:
             Exception: it cannot be made now; to be repeated.
         """
+        # Those that it is linked to are older: no two tellers wait for each other.
+        with self._making[try_id]:
+            self._make(try_id)
+
+    def _make(self, try_id: str) -> None:
         run = self._outbox.run(try_id)
         events = [e for e in self._outbox.events(try_id) if e.kind is Kind.CREATE]
         if run is None or run.run_id or not events:
@@ -142,12 +162,14 @@ class Teller:
         return there.info.run_id, experiment.experiment_id, experiment.name
 
     def tell(self, try_id: str, lane: Lane) -> None:
-        """Tell what is to be told of a try in a lane; what comes late only if it is made already.
+        """Tell what is to be told of a try in a lane, once its run is made.
 
         Raises:
             Exception: MLflow cannot be told now; to be repeated.
         """
         self.make(try_id)
+        if lane is Lane.MAKING:
+            return
         events = self._outbox.events(try_id)
         making = any(event.kind is Kind.CREATE for event in events)
         for event in events:
@@ -161,10 +183,7 @@ class Teller:
                 # Another process may have told it.
                 self._told[try_id] = Told(doubt=self._outbox.begun(try_id, Kind.LIVE))
             self._outbox.begin(event)
-            if event.kind is Kind.CREATE:
-                self._complete(run)
-            else:
-                self._go_on(run, event)
+            self._go_on(run, event)
             self._outbox.done(event)
             if event.kind is Kind.END:
                 self._told.pop(try_id, None)
@@ -178,9 +197,8 @@ class Teller:
 
     # The beginning
 
-    def _complete(self, run: RunRecord) -> None:
+    def _complete(self, client: MlflowClient, run: RunRecord) -> None:
         """What a run has from its start and cannot be made with."""
-        client = self._client(run.uri)
         if run.run_id != run.data.get("run_id"):
             self._params(client, run, run.run_id)
         if _is_workflow(run):
@@ -225,7 +243,9 @@ class Teller:
         """Tell an event of a run that is made. What MLflow refuses is told and given up."""
         client = self._client(run.uri)
         try:
-            if event.kind is Kind.SUBMITTED:
+            if event.kind is Kind.CREATE:
+                self._complete(client, run)
+            elif event.kind is Kind.SUBMITTED:
                 tags = {"mantik.job_id": event.data["job"], "mantik.queue": event.data["queue"]}
                 _set_tags(client, run.run_id, tags)
             elif event.kind is Kind.STARTED:
@@ -254,7 +274,7 @@ class Teller:
         store = self._workdir / store_directory(run.try_id)
         return Destination(
             run.try_id, run.run_id, run.experiment_id, run.own_id or run.run_id,
-            source_experiment_id=_experiment_of(store, run.own_id or run.run_id),
+            source_experiment_id=experiment_of(store, run.own_id or run.run_id),
             name=run.data["name"],
         )  # fmt: skip
 
@@ -264,21 +284,33 @@ class Teller:
         if store.is_dir():
             told = self._told[run.try_id]
             told.doubt = told.doubt or event.attempts > 0
-            Replay(
-                client, store, self._destination(run), told,
-                tell=lambda text: self._say(run, text),
-            ).whole(data["status"])  # fmt: skip
+            try:
+                Replay(
+                    client, store, self._destination(run), told,
+                    tell=lambda text: self._say(run, text),
+                ).whole(data["status"])  # fmt: skip
+            except MlflowException as error:
+                if not is_refusal(error):
+                    # How the job ended is true whatever keeps the rest from being told.
+                    with suppress(Exception):
+                        self._ended(client, run, data)
+                    raise
+                self._say(run, f"what follows of what the job logged is left out: {error}")
         self._files(client, run, data)
+        self._ended(client, run, data)
+
+    def _ended(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
+        """Tell how a job ended."""
         tags = {
             "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
             "mantik.reason": data["words"],
             "mantik.reason.kind": data.get("reason", ""),
-            "mantik.own_run_id": run.own_id,
+            "mantik.own_run_id": run.own_id if run.own_id != run.run_id else "",
         }
         moment = int(data["time"] * 1000)
         metrics = [Metric(n, value, moment, 0) for n, value in data.get("metrics", {}).items()]
         client.log_batch(run.run_id, metrics=metrics, tags=_run_tags(tags))
-        client.set_terminated(run.run_id, data["status"], int(data["time"] * 1000))
+        client.set_terminated(run.run_id, data["status"], moment)
 
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
         directory = self._workdir / try_directory(run.try_id)
@@ -297,7 +329,13 @@ class Teller:
                 client.log_artifact(run.run_id, str(file), FILES)
 
     def _say(self, run: RunRecord, text: str) -> None:
-        self._tell(f"{run.data['name']}: MLflow run {run.run_id}: {' '.join(text.split())[:400]}")
+        self._said[run.try_id] += 1
+        if self._said[run.try_id] > MOST_SAID:
+            return
+        told = " ".join(without_users(text).split())[:400]
+        self._tell(f"{run.data['name']}: MLflow run {run.run_id}: {told}")
+        if self._said[run.try_id] == MOST_SAID:
+            self._tell(f"{run.data['name']}: and so on.")
 
 
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
@@ -311,9 +349,3 @@ def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:
 
 def _is_workflow(run: RunRecord) -> bool:
     return bool(run.data.get("workflow"))
-
-
-def _experiment_of(store: Path, run_id: str) -> str:
-    """The experiment of a store in which the run is."""
-    found = [path.parent.name for path in store.glob(f"*/{run_id}")]
-    return found[0] if found else ""

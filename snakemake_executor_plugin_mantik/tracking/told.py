@@ -6,8 +6,11 @@ Another process knows nothing of it, and asks MLflow.
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, Final
 
 from snakemake_executor_plugin_mantik.tracking.source import Source
+
+_PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,13 @@ class Lines:
         self.size += len(content)
         self._digest.update(content)
 
-    def begin(self, content: bytes) -> bool:
-        """Whether a file's content begins with what has been told."""
-        told = memoryview(content)[: self.size]
-        return hashlib.sha256(told).digest() == self._digest.digest()
+    def begin(self, file: BinaryIO) -> bool:
+        """Whether a file begins with what has been told; it is read as far as that."""
+        digest, left = hashlib.sha256(), self.size
+        while left and (piece := file.read(min(left, _PIECE))):
+            digest.update(piece)
+            left -= len(piece)
+        return digest.digest() == self._digest.digest()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import sqlite3
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,9 @@ from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking import store
-from snakemake_executor_plugin_mantik.tracking.courier import Courier
+from snakemake_executor_plugin_mantik.tracking.courier import MADE_WAIT_S, Courier
 from snakemake_executor_plugin_mantik.tracking.figures import of_job
+from snakemake_executor_plugin_mantik.tracking.identities import Identities
 from snakemake_executor_plugin_mantik.tracking.invocation import Ending, Invocation, settle
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox, RunRecord
@@ -61,6 +61,8 @@ class Tracker:
         tell: Callable[[str], None],
         workflow: Workflow | None = None,
         direct: Mapping[str, str] | None = None,
+        wait_s: float = MADE_WAIT_S,
+        paces: Mapping[str, float] | None = None,
     ) -> None:
         """Prepare; nothing is started before there is something to track.
 
@@ -73,6 +75,8 @@ class Tracker:
             workflow: the one whose jobs are run; None if there are only earlier ones' to be ended.
             direct: what jobs are given that log to the server themselves (`tracking.direct`);
                 nothing: what they log is carried over.
+            wait_s: seconds that a job is submitted later, at most, because it waits for its run.
+            paces: how many jobs a second are submitted to each site, at most.
         """
         self._direct = dict(direct or {})
         self._workdir = workdir
@@ -87,7 +91,9 @@ class Tracker:
         self._invocation: Invocation | None = None
         self._recording = False
         self._tracked: set[str] = set()
-        self._courier = Courier(workdir, self._directory / "worker.log", tell, self._tracked)
+        log = self._directory / "worker.log"
+        self._courier = Courier(workdir, log, tell, self._tracked, wait_s)
+        self._identities = Identities(workdir, target, self._courier, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
 
     # Before and after the engine's life
@@ -217,7 +223,7 @@ class Tracker:
             if run is None:
                 return None
             await self._add(run, record, job)
-            identity = await self._identified(record)
+            identity = await self._identities.of(record, self._box)
             known = self._box.run(record.id)
             if known is not None and _is_direct(known):
                 found = store.variables_of_run(identity)
@@ -272,22 +278,6 @@ class Tracker:
             (self._workdir / path).parent.mkdir(parents=True, exist_ok=True)
             (self._workdir / path).write_text(text, encoding="utf-8")
         return path
-
-    async def _identified(self, record: TryRecord) -> store.Identity:
-        """The run's id; one of ours if MLflow does not answer in time."""
-        known = self._box.run(record.id)
-        assert known is not None
-        if not known.run_id and not known.own_id:
-            await self._courier.made(record.id)
-            known = self._box.run(record.id)
-            assert known is not None
-        if not known.run_id and not known.own_id:
-            experiment = self._target.experiment or "Default"
-            experiment_id = self._target.experiment_id or "0"
-            self._box.give_own_id(record.id, uuid.uuid4().hex, experiment_id, experiment)
-            known = self._box.run(record.id)
-            assert known is not None
-        return store.Identity(known.own_id or known.run_id, known.experiment_id, known.experiment)
 
     def _write(self, record: TryRecord, workspace: str, identity: store.Identity) -> None:
         root = self._workdir / store.store_directory(record.id)

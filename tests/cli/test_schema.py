@@ -21,23 +21,27 @@ GOOD = sorted((HERE / "cases").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def schema() -> dict[str, Any]:
+def schema() -> jsonschema.Draft202012Validator:
     done = CliRunner().invoke(_app(), ["schema"])
     assert done.exit_code == 0
     found: dict[str, Any] = json.loads(done.stdout)
     jsonschema.Draft202012Validator.check_schema(found)
-    return found
+    return jsonschema.Draft202012Validator(found)
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.stem)
-def test_what_is_right_is_right_in_an_editor_too(case: Path, schema: dict[str, Any]) -> None:
-    jsonschema.validate(YAML(typ="safe", pure=True).load(case.read_text()), schema)
+def test_what_is_right_is_right_in_an_editor_too(
+    case: Path, schema: jsonschema.Draft202012Validator
+) -> None:
+    schema.validate(YAML(typ="safe", pure=True).load(case.read_text()))
 
 
 @pytest.mark.parametrize(("text", "values"), RIGHT)
-def test_corners_that_are_right(text: str, values: dict[str, Any], schema: dict[str, Any]) -> None:
+def test_corners_that_are_right(
+    text: str, values: dict[str, Any], schema: jsonschema.Draft202012Validator
+) -> None:
     assert values
-    jsonschema.validate(plain(read_document(text.encode(), "yaml")), schema)
+    schema.validate(plain(read_document(text.encode(), "yaml")))
 
 
 # What a schema cannot know, or tells only of the whole document.
@@ -53,7 +57,7 @@ BEYOND = re.compile(
 
 @pytest.mark.parametrize(("text", "told"), WRONG)
 def test_corners_that_are_wrong(
-    text: str | bytes, told: dict[str, str], schema: dict[str, Any]
+    text: str | bytes, told: dict[str, str], schema: jsonschema.Draft202012Validator
 ) -> None:
     content = text if isinstance(text, bytes) else text.encode()
     try:
@@ -65,7 +69,7 @@ def test_corners_that_are_wrong(
     if all(BEYOND.search(mistake.message) for mistake in caught.value.mistakes):
         return
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(plain(document), schema)
+        schema.validate(plain(document))
 
 
 def plain(value: Any) -> Any:
@@ -86,9 +90,11 @@ def plain(value: Any) -> Any:
         "{UnicoreApiUrl: https://x.org, Resources: {Queue: q}, Exclude: x}",
     ],
 )
-def test_what_is_wrong_is_seen_while_typing(text: str, schema: dict[str, Any]) -> None:
+def test_what_is_wrong_is_seen_while_typing(
+    text: str, schema: jsonschema.Draft202012Validator
+) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(YAML(typ="safe", pure=True).load(text), schema)
+        schema.validate(YAML(typ="safe", pure=True).load(text))
 
 
 U = "UnicoreApiUrl: https://x.org/rest/core"
@@ -118,12 +124,13 @@ Q = "Resources: {Queue: q}"
         (f"{{{U}, {Q}, Environment: {{Apptainer: {{Path: /i, Type: remotes}}}}}}", False),
     ],
 )  # fmt: skip
-def test_an_editor_says_what_check_says(text: str, right: bool, schema: dict[str, Any]) -> None:
-    validator = jsonschema.Draft202012Validator(schema)
+def test_an_editor_says_what_check_says(
+    text: str, right: bool, schema: jsonschema.Draft202012Validator
+) -> None:
     try:
         parse_backend_config(text.encode(), "yaml", shown="c")
         taken = True
     except ConfigError:
         taken = False
     document = plain(read_document(text.encode(), "yaml"))
-    assert (taken, validator.is_valid(document)) == (right, right)
+    assert (taken, schema.is_valid(document)) == (right, right)

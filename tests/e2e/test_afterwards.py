@@ -31,6 +31,12 @@ def lines(project: Project, name: str) -> list[str]:
     return sorted(path.read_text().splitlines()) if path.exists() else []
 
 
+def ended(project: Project) -> set[str]:
+    """Which jobs were told to end. The scheduler tells all processes of a job, and its script the
+    command's once more."""
+    return set(lines(project, "ended.txt"))
+
+
 def running(project: Project) -> Running:
     """A `snakemake` both of whose slow jobs run."""
     project.write("Snakefile", SNAKEFILE)
@@ -61,15 +67,15 @@ def test_cancel(either: Project) -> None:
         wrong = smk_mantik(either, "cancel", *arguments)
         assert wrong.code == 2, wrong.output
         tells(wrong.output, told)
-    assert lines(either, "ended.txt") == []
+    assert ended(either) == set()
 
     one = smk_mantik(either, "cancel", "slow name=a").ok().output
     tells(one, "slow name=a: cancelled at hpc", "which has confirmed it")
-    assert lines(either, "ended.txt") == ["term a"]
+    assert ended(either) == {"term a"}
     assert outcomes(either)["slow name=b"] == ""
 
     tells(smk_mantik(either, "cancel", "--all").ok().output, "slow name=b: cancelled")
-    assert lines(either, "ended.txt") == ["term a", "term b"]
+    assert ended(either) == {"term a", "term b"}
     # The quick one may have got its turn.
     assert ": cancelled" not in smk_mantik(either, "cancel", "--all").ok().output
 
@@ -86,10 +92,10 @@ def test_cancel_where_the_config_is_gone(project: Project) -> None:
     tells(lacking.output, "is no longer there", "--site hpc1=FILE")
     strange = smk_mantik(project, "cancel", "slow", "--site", str(moved))
     tells(strange.output, "no job was sent to a site named moved")
-    assert lines(project, "ended.txt") == []
+    assert ended(project) == set()
 
     smk_mantik(project, "cancel", "slow", "--site", f"hpc1={moved}").ok()
-    assert lines(project, "ended.txt") == ["term a", "term b"]
+    assert ended(project) == {"term a", "term b"}
 
 
 def test_clean(either: Project) -> None:
@@ -140,7 +146,7 @@ def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:
     )
     faulty.faults.clear()
     smk_mantik(project, "cancel", "--all").ok()
-    assert lines(project, "ended.txt") == ["term a", "term b"]
+    assert ended(project) == {"term a", "term b"}
 
 
 def test_journal_that_is_damaged(either: Project) -> None:

@@ -73,7 +73,7 @@ def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
         second = both.start(plain=True)
     else:
         second = both.start(plain=True)
-        until(lambda: "taken up again" in second.output, "adoption")
+        second.says("taken up again")
         go(both)
 
     said = second.end().ok().output
@@ -161,7 +161,7 @@ def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sand
     running = project.start(plain=True)
     until(lambda: started(project, running), "jobs that run")
     running.process.send_signal(signal.SIGINT)
-    until(lambda: "but it goes on; it is told to end again" in running.output, "the contradiction")
+    running.says("but it goes on; it is told to end again")
     go(project)
 
     ended = running.end()
@@ -245,7 +245,7 @@ def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox
     try:
         site.access.password = "another"
         site.access.expire_sessions()
-        until(lambda: "has not accepted the credentials for" in running.output, "the pause")
+        running.says("has not accepted the credentials for")
         tells(
             running.output, "Check MANTIK_HPC1_USERNAME, MANTIK_HPC1_PASSWORD_FILE",
             "keyring set mantik:hpc1",
@@ -286,7 +286,8 @@ def test_a_second_controller_is_refused(project: Project) -> None:
 
 CHANGING = r"""
     rule all:
-        input: "rule.txt", "script.txt", "same.txt", "gone.txt" if config["gone"] else []
+        input:
+            "rule.txt", "script.txt", "same.txt", "named.txt", "gone.txt" if config["gone"] else []
 
     rule rule:
         output: "rule.txt"
@@ -306,6 +307,10 @@ CHANGING = r"""
     rule gone:
         output: "gone.txt"
         shell: "echo gone >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo gone > {output}"
+
+    rule named:
+        output: "named.txt"
+        shell: "echo {rule} >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo {rule} > {output}"
 """
 
 
@@ -315,9 +320,10 @@ def test_changed_meanwhile(project: Project) -> None:
     project.write("Snakefile", CHANGING)
     project.write("scripts/make.sh", "until [ -e go ]; do sleep 0.1; done; echo old > $1\n")
     before = project.start("--nolock", "--config", "text=old", "mem=100", "gone=1")
-    until(lambda: before.output.count(": submitted to ") == 4, "all jobs at the site")
+    until(lambda: before.output.count(": submitted to ") == 5, "all jobs at the site")
     before.kill()
     project.write("scripts/make.sh", "echo new > $1\n")
+    project.write("Snakefile", CHANGING.replace("rule named", "rule renamed"))
     go(project)
 
     arguments = ("--nolock", "--rerun-incomplete", "--config", "text=new", "mem=200", "gone=")
@@ -329,11 +335,13 @@ def test_changed_meanwhile(project: Project) -> None:
         " changed: its command.",
         "script: what an earlier run sent to hpc1 is ended and its outputs are not used, since"
         " these changed: scripts/make.sh.",
+        "named: what an earlier run sent to hpc1 is ended and its outputs are not used, since"
+        " another job of this run has to do with named.txt.",
         "same: taken up again at hpc1",
         "memory per node in MiB 100 instead of 200",
         "Earlier runs sent jobs that this one did not ask for and that may still run: gone. See",
     )
-    assert [project.read(f"{name}.txt") for name in ("rule", "script", "same")] == [
-        "new\n", "new\n", "same\n",
+    assert [project.read(f"{name}.txt") for name in ("rule", "script", "same", "named")] == [
+        "new\n", "new\n", "same\n", "renamed\n",
     ]  # fmt: skip
     assert runs(project).count("same") == 1

@@ -146,7 +146,7 @@ class TestCredentials:
             Fault("refuse", path="token$", status=401, count=None, message="Invalid client")
         )
         until(lambda: fault.happened >= 4, "refused tokens")
-        until(lambda: "has not accepted the credentials" in running.output, "word of it")
+        running.says("has not accepted the credentials")
         (own.workspace / "go").touch()
         own_sandbox.faults.clear()
 

@@ -48,7 +48,7 @@ def test_killed_while_a_group_runs(either: Project, meanwhile: str) -> None:
         (either.workspace / "go").touch()
         until(lambda: "sum" in ran(either), "the last member")
     second = either.start(*FLAGS)
-    until(lambda: "taken up again" in second.output, "adoption")
+    second.says("taken up again")
     (either.workspace / "go").touch()
 
     said = second.end().ok().output

@@ -42,15 +42,15 @@ def _hurry(project: Project) -> None:
     project.config.write_text(text)
 
 
-def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(either: Project) -> None:
-    _hurry(either)
-    either.write("Snakefile", SNAKEFILE)
+def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(project: Project) -> None:
+    _hurry(project)
+    project.write("Snakefile", SNAKEFILE)
 
-    said = either.run("--retries", "2").ok().output
+    said = project.run("--retries", "2").ok().output
 
-    assert either.read("eats.txt") == "700 1\n"
-    assert either.read("sleeps.txt") == "500\n"
-    found = {(r.rule, r.outcome.partition(":")[0], r.reason) for r in either.tries}
+    assert project.read("eats.txt") == "700 1\n"
+    assert project.read("sleeps.txt") == "500\n"
+    found = {(r.rule, r.outcome.partition(":")[0], r.reason) for r in project.tries}
     assert found == {
         ("eats", "failed", "out_of_memory"),
         ("eats", "succeeded", ""),

@@ -54,7 +54,7 @@ def test_only_the_same_script_is_adopted(project: Project, changed: bool) -> Non
     if changed:
         until(lambda: ran.read_text() == "old new ", "the new script")
     else:
-        until(lambda: "taken up again" in second.output, "adoption")
+        second.says("taken up again")
     (project.workspace / "go").touch()
 
     said = second.end().ok().output
@@ -134,18 +134,18 @@ ELSEWHERE = {
 }
 
 
-def test_scripts_elsewhere(either: Project, tmp_path: Path) -> None:
-    either.extra.update(UNTRACKED)
+def test_scripts_elsewhere(firecrest: Project, tmp_path: Path) -> None:
+    firecrest.extra.update(UNTRACKED)
     for path, text in ELSEWHERE.items():
-        either.write(f"../else where/{path}", text)
-    either.write("data.txt", "data")
-    twin = either.twin()
+        firecrest.write(f"../else where/{path}", text)
+    firecrest.write("data.txt", "data")
+    twin = firecrest.twin()
     arguments = ("--snakefile", "../else where/flow/Snakefile")
     twin.run(*arguments, local=True).ok()
 
-    either.run(*arguments).ok()
+    firecrest.run(*arguments).ok()
 
-    files = tree(either.directory)
+    files = tree(firecrest.directory)
     expected = tree(twin.directory)
     for each in (files, expected):
         # What else is in a shadow directory is not the workflow's to see.

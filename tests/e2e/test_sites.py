@@ -303,7 +303,7 @@ def test_outage_of_a_site_holds_up_its_own_jobs_only(
         until(workspace.exists, "the workspace")
         (workspace / "go").touch()
     until(lambda: two.exists("here3.txt"), "the other site's jobs")
-    until(lambda: f"Site {away} has not answered for" in running.output, "a word on the outage")
+    running.says(f"Site {away} has not answered for")
     assert not two.exists("away.txt")
     assert running.process.poll() is None
     assert outage.happened

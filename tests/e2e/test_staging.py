@@ -166,8 +166,8 @@ def test_the_site_is_left_as_a_mirror(project: Project) -> None:
     assert tree(project.workspace) == tree(project.directory)
 
 
-def test_links_of_outputs_stay_links_where_they_were_made(either: Project) -> None:
-    either.write(
+def test_links_of_outputs_stay_links_where_they_were_made(firecrest: Project) -> None:
+    firecrest.write(
         "Snakefile",
         """
         rule all:
@@ -186,23 +186,25 @@ def test_links_of_outputs_stay_links_where_they_were_made(either: Project) -> No
             shell: "cat {input}/latest/a {input}/latest/deep/d {input}/one > {output}"
         """,
     )
-    either.run().ok()
-    assert either.read("read.txt") == "9\nd\n9\n"
+    firecrest.run().ok()
+    assert firecrest.read("read.txt") == "9\nd\n9\n"
     for link in ("latest", "one"):
-        assert (either.workspace / "steps" / link).is_symlink(), "it was sent to where it is from"
-    (either.directory / "steps/latest").unlink()
-    snakefile = either.read("Snakefile")
-    either.write("Snakefile", snakefile.replace("/latest/", "/step-9/"))
-    either.run("--forcerun", "read").ok()
-    assert either.read("read.txt") == "9\nd\n9\n"
-    assert [record.rule for record in either.tries].count("read") == 2, "it was sent twice"
+        assert (firecrest.workspace / "steps" / link).is_symlink(), (
+            "it was sent to where it is from"
+        )
+    (firecrest.directory / "steps/latest").unlink()
+    snakefile = firecrest.read("Snakefile")
+    firecrest.write("Snakefile", snakefile.replace("/latest/", "/step-9/"))
+    firecrest.run("--forcerun", "read").ok()
+    assert firecrest.read("read.txt") == "9\nd\n9\n"
+    assert [record.rule for record in firecrest.tries].count("read") == 2, "it was sent twice"
     # One that leads elsewhere now, to files some of which are the same.
-    either.write("mine/a", "9\n")
-    either.write("mine/deep/d", "mine\n")
-    (either.directory / "steps/latest").symlink_to("../mine")
-    either.write("Snakefile", snakefile)
-    either.run("--forcerun", "read").ok()
-    assert either.read("read.txt") == "9\nmine\n9\n"
-    assert (either.workspace / "steps/step-9/deep/d").read_text() == "d\n", "through the link"
-    either.run("--forceall").ok()
-    assert (either.directory / "steps/latest").readlink() == Path("step-9")
+    firecrest.write("mine/a", "9\n")
+    firecrest.write("mine/deep/d", "mine\n")
+    (firecrest.directory / "steps/latest").symlink_to("../mine")
+    firecrest.write("Snakefile", snakefile)
+    firecrest.run("--forcerun", "read").ok()
+    assert firecrest.read("read.txt") == "9\nmine\n9\n"
+    assert (firecrest.workspace / "steps/step-9/deep/d").read_text() == "d\n", "through the link"
+    firecrest.run("--forceall").ok()
+    assert (firecrest.directory / "steps/latest").readlink() == Path("step-9")

@@ -66,7 +66,7 @@ def test_states_are_told_to_logger_plugins_and_to_the_metadata(
     listening(either, tmp_path)
     either.write("Snakefile", SNAKEFILE)
     running = either.start("--logger", "ears", "--keep-going", "--printshellcmds")
-    until(lambda: "good: runs at" in running.output, "the job to run")
+    running.says("good: runs at")
     (good,) = (record for record in either.tries if record.rule == "good")
     marks = list((either.directory / ".snakemake" / "incomplete").rglob("*"))
     until(

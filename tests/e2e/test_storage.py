@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_secrets import SECRET, leaks
-from tests.support.s3 import S3
+from tests.support.s3 import S3, SOFTWARE
 from tests.support.workflows import UNTRACKED, Project, tells, until, with_snakemake
 
 full = pytest.mark.software("Snakemake at a site")
+at_a_real_one = pytest.mark.parametrize(
+    "s3", [pytest.param("rclone", marks=pytest.mark.software(SOFTWARE))], indirect=True
+)
 
 
 def test_s3(s3: S3, either: Project) -> None:
@@ -49,6 +52,7 @@ def test_s3(s3: S3, either: Project) -> None:
 
 
 @full
+@at_a_real_one
 def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
     client = s3.client()
     client.create_bucket(Bucket="full")
@@ -77,6 +81,7 @@ def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
 
 
 @full
+@at_a_real_one
 def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
     bucket = f"none-{either.place.name}"
     client = s3.client()

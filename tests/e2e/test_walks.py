@@ -55,14 +55,14 @@ UNHEARD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("api", ["unicore", "firecrest"])
 @pytest.mark.parametrize(
-    "moves",
+    ("moves", "api"),
     [
-        pytest.param(KILLED, id="killed"),
-        pytest.param(DETACHED, id="detached"),
-        pytest.param(CANCELLED, id="cancelled"),
-        pytest.param(UNHEARD, id="unheard"),
+        pytest.param(KILLED, "unicore", id="killed"),
+        pytest.param(DETACHED, "firecrest", id="detached"),
+        pytest.param(CANCELLED, "unicore", id="cancelled"),
+        pytest.param(CANCELLED, "firecrest", id="cancelled-firecrest"),
+        pytest.param(UNHEARD, "firecrest", id="unheard"),
     ],
 )
 def test_no_job_lost_doubled_or_misreported(

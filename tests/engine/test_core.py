@@ -1,14 +1,17 @@
 """The engine's thread: every job has one outcome, whatever breaks."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.engine import core
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.errors import JournalError, MantikError, UserError
@@ -195,6 +198,18 @@ def test_site_that_does_not_open(world: World, tmp_path: Path) -> None:
     engine.close(tidy=False)
 
 
+def test_site_that_says_nothing_when_it_is_opened(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "OPEN_WAIT_S", 0.2)
+    engine = make(world, tmp_path)
+    sites[tmp_path].fault = lambda method, about: "hang" if method == "open" else ""
+    with pytest.raises(MantikError, match="has not answered") as told:
+        engine.open(["sim"], lambda _: Sources((), 0, ()))
+    assert "nothing was sent" in str(told.value)
+    engine.close(tidy=False)
+
+
 def outcomes_after_open(engine: Engine) -> Outcome:
     engine.open(["sim"], lambda _: Sources((), 0, ()))
     return outcomes(engine, request(1))[1]
@@ -286,6 +301,24 @@ def test_cancel_tells_what_does_not_confirm(
     with_journal = Journal(tmp_path / ".state")
     assert len(with_journal.all_open_tries()) == 1, "the next run takes it up"
     with_journal.close()
+
+
+def test_cancelling_that_is_not_waited_for_ends_with_the_engine(
+    start: Start, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second Ctrl-C comes while the first one's jobs are being ended."""
+    world.fate = lambda spec: Fate(starts=(0.0,), deaf=True)
+    world.duration = lambda spec: 1e9
+    engine = start()
+    engine.submit(request(1))
+    wait_until(lambda: bool(world.runs))
+    waiting = engine._call(engine._cancel(1e9))
+    wait_until(lambda: any(job.promised for job in world.jobs.values()))
+    engine.close(tidy=False)
+    with pytest.raises(CancelledError):
+        waiting.result(0)
+    gc.collect()
+    assert caplog.messages == []
 
 
 def test_close_with_work_in_flight_leaves_the_jobs(start: Start, world: World) -> None:

@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.live import LATER, TREE, LiveCopies
+from snakemake_executor_plugin_mantik.engine import live
+from snakemake_executor_plugin_mantik.engine.live import LATER, REQUESTS, TREE, LiveCopies
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Live, Nobody
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.jobs.live import PIECE_BYTES
@@ -64,7 +67,7 @@ class Bench:
 
     def __init__(self, workdir: Path) -> None:
         self.workdir = workdir
-        self.site = Pieces()
+        self.site: Pieces = Pieces()
         self.said: list[str] = []
         self.listener = Listener()
         (workdir / "log").mkdir()
@@ -131,6 +134,19 @@ def test_a_copy_grows_and_is_gone_on_with(workdir: Path) -> None:
     run(work())
 
 
+def test_a_file_that_the_job_begins_anew_is_no_longer_than_there(workdir: Path) -> None:
+    async def work() -> None:
+        bench = Bench(workdir)
+        await bench.look(bench.site.add(packed({"part/0/metrics/a": b"1 2\n3 4\n"})))
+        await bench.look(bench.site.add(packed({"part/0/metrics/a": b"5 6\n"})))
+        assert bench.files["metrics/a"] == b"5 6\n"
+        await bench.look(bench.site.add(packed({"part/4/metrics/a": b"7 8\n"})))
+        assert bench.files["metrics/a"] == b"5 6\n7 8\n"
+        assert bench.said == []
+
+    run(work())
+
+
 def test_a_site_that_does_not_answer_is_asked_at_the_next_look(workdir: Path) -> None:
     async def work() -> None:
         bench = Bench(workdir)
@@ -182,6 +198,90 @@ def test_what_makes_no_sense_is_told_once_and_left_to_the_end(workdir: Path, pac
         assert "comes when it is over" in bench.said[0]
         assert len(bench.site.requests) == 1
         assert bench.files["meta"] == b"from the start"
+
+    run(work())
+
+
+def test_a_copy_that_somebody_has_removed_is_not_begun_anew(workdir: Path) -> None:
+    async def work() -> None:
+        bench = Bench(workdir)
+        await bench.look(bench.site.add(packed({"./a": b"x"})))
+        shutil.rmtree(workdir / "copy")
+
+        await bench.look(bench.site.add(packed({"./b": b"x"})))
+
+        assert len(bench.said) == 1
+        assert bench.files == {}
+
+    run(work())
+
+
+def test_a_copy_takes_no_more_room_than_it_may(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_BYTES", 1000)
+
+    async def work() -> None:
+        bench = Bench(workdir)
+        await bench.look(bench.site.add(packed({"./a": bytes(600)})))
+        await bench.look(bench.site.add(packed({"./a": bytes(600)})))
+        await bench.look(bench.site.add(packed({"./a": bytes(600)})))
+
+        assert len(bench.said) == 1
+        assert len(bench.site.requests) == 2
+
+    run(work())
+
+
+def test_a_file_that_does_not_end_is_read_as_far_as_was_told(workdir: Path) -> None:
+    class Endless(Pieces):
+        async def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+            async for chunk in super().get(path, offset=offset):
+                yield chunk
+            while True:
+                await asyncio.sleep(0)
+                yield b"?"
+
+    async def work() -> None:
+        bench = Bench(workdir)
+        bench.site = Endless()
+        bench.start()
+
+        await bench.look(bench.site.add(packed({"./a": b"x"})))
+
+        assert bench.files["a"] == b"x"
+
+    run(work())
+
+
+def test_few_are_asked_for_at_the_same_time(workdir: Path) -> None:
+    class Slow(Pieces):
+        now = most = 0
+
+        async def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            self.now -= 1
+            raise SiteUnreachable("away")
+            yield b""
+
+    async def work() -> None:
+        bench = Bench(workdir)
+        bench.site = Slow()
+        bench.start()
+        records = [replace(RECORD, id=f"{n}{RECORD.id[1:]}") for n in range(6)]
+        for record in records:
+            bench.copies.follow(record, ADDITION)
+            bench.copies.grown(record, 1)
+
+        while bench.site.now or not bench.site.most:
+            await asyncio.sleep(0.001)
+
+        assert bench.site.most == REQUESTS
+        for record in records:
+            await bench.copies.stop(record)
 
     run(work())
 

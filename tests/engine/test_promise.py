@@ -21,7 +21,7 @@ from tests.support.seeds import seeds
 from tests.support.simulated import Fate, Fault, World, result
 
 DAY_S = 86400.0
-SEEDS = seeds(160)
+SEEDS = seeds(80)
 BLOCK = 40
 RETRIES = 40
 

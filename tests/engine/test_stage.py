@@ -370,3 +370,36 @@ def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(play: Player[N
         assert bundle_done(staged[0].bundles[0]) not in bench.world.files
 
     play(scenario)
+
+
+@pytest.mark.parametrize("how", ["made at the site", "to be made", "to be made below"])
+def test_old_bundle_is_not_unpacked_over_what_a_job_makes(play: Player[None], how: str) -> None:
+    """An earlier run uploaded it for a job that still waits."""
+
+    async def first(bench: Bench) -> None:
+        assert (await bench.stage(bench.write("d/a", os.urandom(9000)))).bundles
+
+    async def second(bench: Bench) -> None:
+        [file] = await bench.look(bench.write("d/a", os.urandom(9000)))
+        if how == "made at the site":
+            bench.stager.made([file.record])
+            bench.world.write("d/a", bytes(9000))
+            [again] = (await bench.stage("d/a")).bundles
+            assert bench.world.files.pop(bundle_path(again)), "the old one may have been unpacked"
+        else:
+            await bench.stager.stage([], [], ["d/a" if how == "to be made" else "d"])
+        assert not [p for p in bench.world.files if p.endswith(".tar.gz")]
+
+    play(first)
+    play(second)
+
+
+def test_what_lay_in_a_directory_is_not_known_once_a_job_may_have_changed_it(
+    play: Player[None],
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.done(bench.write("d/e/a", b"x"), bench.write("d0", b"x"))
+        bench.stager.lost(["d"])
+        assert [f.path for f in (await bench.stage("d/e/a", "d0")).carried] == ["d/e/a"]
+
+    play(scenario)

@@ -240,6 +240,27 @@ def test_job_that_the_site_denies_runs_to_its_end(play: Player) -> None:
     assert end.exit_code == 0, "a heartbeat is worth more than a 404"
 
 
+def test_directory_denied_between_answers_is_no_silence(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        denied = [0.0]
+
+        def fault(method: str, about: str) -> Fault:
+            # Whenever a minute has passed the directory of claims is denied, and once only.
+            if method != "list" or bench.now < denied[-1] + 60:
+                return ""
+            denied.append(bench.now)
+            return "not found"
+
+        bench.site.fault = fault
+        record, site_job = bench.sent()
+        bench.world.jobs[site_job].fate.denied = True
+        return await bench.watcher.watch(record, [site_job], None)
+
+    end = play(fated(Fate(), 3 * LOST_S), scenario)
+
+    assert end.exit_code == 0, "it gives signs of life all the time"
+
+
 def test_silence_during_an_outage_does_not_count(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()

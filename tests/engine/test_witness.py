@@ -28,6 +28,7 @@ class Scheduler:
     def __init__(self, said: list[JobState | Exception], details: JobState | None = None) -> None:
         self.said, self.details = said, details
         self.asked = 0
+        self.tags: list[dict[str, str] | None] = [{}]
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         self.asked += 1
@@ -36,15 +37,22 @@ class Scheduler:
             raise said
         return dict.fromkeys(ids, said)
 
+    async def find(self, tag: str) -> list[str]:
+        """Of a submission that nobody heard the answer to."""
+        if self.tags[0] is None:
+            self.tags.pop(0)
+            raise SiteUnreachable("not now")
+        return [job_id for job_id, known in self.tags[0].items() if known == tag]
+
     async def explain(self, job_id: str) -> JobState:
         if self.details is None:
             raise SiteNotFound("nothing more")
         return self.details
 
 
-def reason(marker: Marker, scheduler: Scheduler, *, over: bool = False) -> Reason:
+def reason(marker: Marker, scheduler: Scheduler, *ids: str, over: bool = False) -> Reason:
     witness = Witness(cast("Site", scheduler), SiteSettings())
-    return virtualtime.run(witness.reason(marker, ["1"], over=over))
+    return virtualtime.run(witness.reason(marker, "try", list(ids), over=over))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,23 @@ def reason(marker: Marker, scheduler: Scheduler, *, over: bool = False) -> Reaso
 def test_the_scheduler_is_asked_after_a_signal(
     marker: Marker, said: list[JobState | Exception], details: JobState | None, found: str
 ) -> None:
-    assert reason(marker, Scheduler(said, details)) == found
+    assert reason(marker, Scheduler(said, details), "1") == found
+
+
+@pytest.mark.parametrize(
+    ("tags", "found"),
+    [
+        ([{"1": "try"}], "time_limit"),
+        ([None, {"1": "try"}], "time_limit"),
+        ([{"1": "other"}], "cancelled"),
+    ],
+)
+def test_job_whose_id_nobody_heard_is_asked_for_by_its_tag(
+    tags: list[dict[str, str] | None], found: str
+) -> None:
+    scheduler = Scheduler([JobState(Phase.ENDED, Reason.TIME_LIMIT)])
+    scheduler.tags = tags
+    assert reason(TERM, scheduler) == found
 
 
 @pytest.mark.parametrize(
@@ -81,7 +105,7 @@ def test_it_is_not_asked_where_the_marker_says_enough(
     marker: Marker, over: bool, found: str
 ) -> None:
     scheduler = Scheduler([OOM])
-    assert reason(marker, scheduler, over=over) == found
+    assert reason(marker, scheduler, "1", over=over) == found
     assert not scheduler.asked
 
 

@@ -1,6 +1,7 @@
 """What a job writes to a directory is told while it runs, and whatever goes wrong costs nothing."""
 
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,7 @@ def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
     with (trial.workspace / metric).open("ab") as lines:
         lines.write(b"1 0.5 1\n2 0.")
     trial.write(other, "3")
+    trial.write(f"{other}\nsecond line", "with all the rest")
     wait_until(lambda: reader.told)
     first = reader.told
     wait_until(lambda: {*reader.files(found)} == {metric[4:], other[4:]})
@@ -95,12 +97,15 @@ def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
     trial.write(f"{STORE}/7/run/artifacts/large", "x" * 1001)
     wait_until(lambda: reader.told > first)
     seen: set[str] = set()
+    grown: dict[str, tuple[int | None, bytes]] = {}
 
-    def later() -> set[str]:
-        seen.update(str(path) for pack in reader.packs() for path in pack.later)
-        return seen
+    def all_come() -> bool:
+        for pack in reader.packs():
+            seen.update(map(str, pack.later))
+            grown.update({str(f.path): (f.start, f.content) for f in pack.files})
+        return bool(seen and grown)
 
-    wait_until(later)
+    wait_until(all_come)
     trial.write("go")
     ended = trial.end(spec, process)
 
@@ -108,12 +113,41 @@ def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
     # What lay there from the start, and what is too large, are not told of.
     assert {*found} == {metric[4:], other[4:]}
     assert seen == {"7/run/artifacts/large"}
+    assert grown == {metric[4:]: (len("1 0.5 1\n2 0."), b"25 2\n")}
     assert ended.sure.exit_code == 0
     assert {e.path for e in ended.sure.files if e.type == "f"} == {
-        metric, other, f"{STORE}/7/run/meta.yaml", f"{STORE}/7/run/artifacts/large",
+        metric, other, f"{other}\nsecond line", f"{STORE}/7/run/meta.yaml",
+        f"{STORE}/7/run/artifacts/large",
     }  # fmt: skip
     # When it is over all of it has come with the marker.
     assert ended.entries == (spec.paths.try_id, f"{spec.paths.try_id}.0")
+
+
+def test_much_of_a_growing_file_comes_in_parts_and_a_shorter_one_anew(trial: Trial) -> None:
+    metric = f"{STORE}/7/run/metrics/loss"
+    spec = spec_of(trial, "wait_for go")
+    process = trial.start(spec)
+    reader = Reader(trial, spec)
+    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    starts: list[int | None] = []
+    found = bytearray()
+
+    def comes(content: bytes) -> bool:
+        for pack in reader.packs():
+            for file in pack.files:
+                starts.append(file.start)
+                del found[file.start :]
+                found.extend(file.content)
+        return bytes(found) == content
+
+    lines = b"".join(b"%04d\n" % number for number in range(500))
+    trial.write(metric, lines.decode())
+    wait_until(lambda: comes(lines))
+    assert starts == [0, 1000, 2000]
+    trial.write(metric, "begun anew\n")
+    wait_until(lambda: comes(b"begun anew\n"))
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
 
 
 def test_a_job_that_logs_nothing_tells_of_nothing(trial: Trial) -> None:
@@ -150,6 +184,96 @@ def test_pieces_follow_each_other_and_come_to_an_end(trial: Trial) -> None:
     expected.popitem()
     assert found == expected
     assert len(set(reader.requests)) == 2
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
+
+
+def test_more_than_a_pack_holds_comes_with_the_next_looks(trial: Trial) -> None:
+    size = 4 << 20
+    spec = spec_of(trial, "wait_for go", live_file_bytes=size)
+    made = trial.workspace / "made"
+    made.mkdir()
+    expected = {f"7/{number}" for number in range(6)}
+    for path in expected:
+        (made / path[2:]).write_bytes(bytes(size))
+    process = trial.start(spec)
+    reader = Reader(trial, spec)
+    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    found: list[set[str]] = []
+
+    # All of them at once, as a look sees them.
+    (trial.workspace / STORE / "7").rename(made / "before")
+    made.rename(trial.workspace / STORE / "7")
+
+    def all_come() -> bool:
+        found.extend({str(file.path) for file in pack.files} for pack in reader.packs())
+        return expected <= set().union(*found)
+
+    wait_until(all_come)
+
+    assert max(map(len, found)) * size <= live.PACK_BYTES + size
+    assert sum(len(names & expected) for names in found) == len(expected)
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
+
+
+def test_what_changes_or_goes_while_it_is_packed_holds_up_nothing(trial: Trial) -> None:
+    log = trial.workspace / STORE
+    # What is being packed is another file by the time that tar has ended, or gone before it begins.
+    trial.program(
+        "tar",
+        f"""#!/bin/bash
+case "$*" in */live*) ;; *) exec /bin/tar "$@" ;; esac
+cd -- {shlex.quote(str(log))} && rm -f gone.* && cd -- "$OLDPWD" || exit 2
+/bin/tar "$@" || exit 2
+[ -e go ] || [ -e changed ] || {{ : > changed; echo 2 > {STORE}/whole; exit 1; }}
+""",
+    )
+    goes_on = f"n=0; until [ -e go ]; do : > {STORE}/gone.$((n += 1)); sleep 0.05; done"
+    spec = spec_of(trial, f"wait_for begin; echo 1 > {STORE}/whole; {goes_on}")
+    process = trial.start(spec)
+    reader = Reader(trial, spec)
+    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    trial.write("begin")
+    seen: list[bytes] = []
+
+    def comes(content: bytes) -> bool:
+        seen.extend(f.content for p in reader.packs() for f in p.files if str(f.path) == "whole")
+        return content in seen
+
+    wait_until(lambda: comes(b"2\n"))
+    trial.write("go")
+
+    # The one that tar was not content with came, and so did what it had become.
+    assert len(seen) > 1
+    assert seen[-1] == b"2\n"
+    assert trial.end(spec, process).sure.exit_code == 0
+
+
+def test_a_directory_that_the_job_removes_and_makes_again_is_told_of(trial: Trial) -> None:
+    metric = f"{STORE}/7/run/metrics/loss"
+    command = (
+        f"wait_for one; mkdir -p {STORE}/7/run/metrics; echo 1 1 1 > {metric}; wait_for two;"
+        f" rm -r {STORE}; wait_for three; mkdir -p {STORE}/7/run/metrics; echo 2 > {metric};"
+        " wait_for go"
+    )
+    spec = spec_of(trial, command)
+    process = trial.start(spec)
+    reader = Reader(trial, spec)
+    claim = trial.workspace / spec.paths.claim
+    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    found: dict[str, bytes] = {}
+
+    trial.write("one")
+    wait_until(lambda: reader.files(found) == {metric[4:]: b"1 1 1\n"})
+    trial.write("two")
+    wait_until(lambda: not (trial.workspace / STORE).exists())
+    # Looks go on while there is nothing to look at, and so does the job.
+    beats = claim.read_text().count(".")
+    wait_until(lambda: claim.read_text().count(".") > beats + 2)
+    trial.write("three")
+    wait_until(lambda: reader.files(found) == {metric[4:]: b"2\n"})
+
     trial.write("go")
     assert trial.end(spec, process).sure.exit_code == 0
 
@@ -215,6 +339,11 @@ def test_half_a_pack_is_written_anew(trial: Trial) -> None:
 def test_what_no_job_script_makes_is_not_taken(content: bytes) -> None:
     with pytest.raises(PackDamaged):
         list(packs(content))
+
+
+def test_a_pack_that_unpacks_to_more_than_it_may_is_none() -> None:
+    with pytest.raises(PackDamaged, match="it unpacks to"):
+        list(packs(packed({"./zeros": bytes(live.LONGEST_PACK)})))
 
 
 def test_a_pack_that_is_cut_is_left_to_the_next_time() -> None:

@@ -165,6 +165,7 @@ def test_groups_are_found_by_their_members(journal: Journal) -> None:
     assert [r.id for r in journal.open_tries("b", "a")] == [one]
 
 
+UNDO_6 = "DROP INDEX bundle_files_content; PRAGMA user_version = 5;"
 UNDO_5 = (
     "ALTER TABLE sites DROP COLUMN config; ALTER TABLE tries DROP COLUMN made_of;"
     "PRAGMA user_version = 4;"
@@ -174,13 +175,13 @@ UNDO_3 = "DROP INDEX tries_name; ALTER TABLE tries DROP COLUMN reason; PRAGMA us
 UNDO_2 = "DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;"
 
 
-@pytest.mark.parametrize("versions", [1, 2, 3, 4])
+@pytest.mark.parametrize("versions", [1, 2, 3, 4, 5])
 def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> None:
     with closing(Journal(tmp_path)) as journal:
         journal.set_site("hpc1", "url", "/ws", "/a/config.yaml")
         record = new_try(journal)
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.executescript("".join([UNDO_5, UNDO_4, UNDO_3, UNDO_2][:versions]))
+        db.executescript("".join([UNDO_6, UNDO_5, UNDO_4, UNDO_3, UNDO_2][:versions]))
     (tmp_path / "journal.spare").unlink()
     assert [r.reason for r in history(tmp_path)] == [""]
     for _ in range(2):
@@ -189,7 +190,8 @@ def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> N
             assert len(journal.workflow) == 32
             assert [r.id for r in journal.open_tries(record.job)] == [record.id]
             assert journal.files.links("d") == {}
-            assert journal.sites() == {"hpc1": SiteRecord("hpc1", "url", "/ws")}
+            config = "/a/config.yaml" if versions == 1 else ""
+            assert journal.sites() == {"hpc1": SiteRecord("hpc1", "url", "/ws", config)}
 
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
@@ -413,3 +415,12 @@ def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
         steps.append(count[0])
     journal._db.set_progress_handler(None, 0)
     assert steps[2] < 1.3 * steps[0], steps
+
+
+def test_what_was_on_its_way_to_another_workspace_is_in_nobodys_way(journal: Journal) -> None:
+    journal.set_site("hpc1", "url", "/ws")
+    journal.files.add_bundle("hpc1", "bundle", [FileRecord("a", 1, "x")])
+    assert [rival.id for rival in journal.files.rivals("hpc1", "a", "y")] == ["bundle"]
+    assert journal.files.rivals("hpc1", "a", "x") == []
+    journal.set_site("hpc1", "url", "/other")
+    assert journal.files.rivals("hpc1", "a", "y") == []

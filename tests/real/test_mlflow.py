@@ -13,30 +13,15 @@ import pytest
 
 from tests.real import mariadb
 from tests.real.slurm import free_ports
-from tests.runs.conftest import served
-from tests.runs.test_life import test_a_run_that_fails_and_one_with_changed_values
 from tests.support.needs import require
 from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
 from tests.tracking.conftest import Tracked, TrackingServer, sandbox, tracked
 from tests.tracking.rules import HEAD, rule
-from tests.tracking.test_coming_back import (
-    test_controller_killed,
-    test_detached_and_another_workflow_meanwhile,
-    test_worker_killed,
-)
-from tests.tracking.test_life import (
-    test_no_credential_is_at_the_site,
-    test_what_a_job_logs,
-    test_without_mlflow_here,
-)
+from tests.tracking.test_coming_back import test_controller_killed
+from tests.tracking.test_life import test_what_a_job_logs
 
-__all__ = [
-    "sandbox", "served", "test_a_run_that_fails_and_one_with_changed_values",
-    "test_controller_killed", "test_detached_and_another_workflow_meanwhile",
-    "test_no_credential_is_at_the_site", "test_what_a_job_logs", "test_without_mlflow_here",
-    "test_worker_killed", "tracked",
-]  # fmt: skip
+__all__ = ["sandbox", "test_controller_killed", "test_what_a_job_logs", "tracked"]
 
 pytestmark = [pytest.mark.software("MLflow"), pytest.mark.timeout(240)]
 

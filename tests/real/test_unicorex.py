@@ -155,7 +155,7 @@ def test_interrupted(at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
     running = project.start()
     until(lambda: running.output.count(": submitted to ") and seen.exists(), "a job that runs")
     running.process.send_signal(signal.SIGINT)
-    until(lambda: "but it goes on; it is told to end again" in running.output, "doubt", LONG_S)
+    running.says("but it goes on; it is told to end again", LONG_S)
     go.touch()
     said = running.end(LONG_S).output
 

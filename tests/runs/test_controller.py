@@ -7,19 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.runs import controller
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.private import STATE
+from snakemake_executor_plugin_mantik.runs import controller, ending, settling
 from snakemake_executor_plugin_mantik.runs.ending import cancel, remove
 from snakemake_executor_plugin_mantik.runs.known import Here, find_here, here
 from snakemake_executor_plugin_mantik.runs.listing import GONE, Wanted, find, refreshed, rows
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import Request, write
 from snakemake_executor_plugin_mantik.runs.store import SITE, Store
+from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
 
 SLEEPS = """
 import signal, time
@@ -47,7 +53,7 @@ def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Here
     return here(directory)
 
 
-def listed(**wanted: str) -> list[tuple[str, str]]:
+def listed(**wanted: str | float) -> list[tuple[str, str]]:
     found = rows(Wanted(**wanted), pytest.fail)  # type: ignore[arg-type]
     return [(row.state, row.note) for row in found]
 
@@ -168,4 +174,77 @@ def test_named_by_the_beginning_of_its_id_or_not_at_all(run: Here) -> None:
     assert found.request == run.request
     with pytest.raises(UserError, match="there is no run 'gone'"):
         find("gone")
-    assert find_here("../" + run.request.run_id) is None
+    assert find_here(f"../runs/{run.request.run_id}") is None
+
+
+def test_a_job_that_may_run_is_no_end(run: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Journal(run.workdir / STATE)) as journal:
+        sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
+        journal.submitting(sent.id, "batch")
+    assert controller.start(run.directory)
+    controller.wait(run.directory)
+    assert here(run.directory).end is None, run.directory.log.read_text()
+    # The site does not confirm it.
+    monkeypatch.setattr(ending, "_at_site", lambda *_: None)
+
+    with pytest.raises(MantikError, match="did not confirm"):
+        cancel(here(run.directory), pytest.fail)
+
+    assert here(run.directory).end is None
+    assert status(run) == "SCHEDULED"
+
+
+def test_what_tracking_has_still_to_tell_goes_first(
+    run: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.workdir / DIRECTORY).mkdir(parents=True)
+    begun: list[Path] = []
+    monkeypatch.setattr(settling, "_tell_rest", begun.append)
+    with closing(Outbox(run.workdir / DIRECTORY / OUTBOX)) as outbox:
+        outbox.add_run("t", run.request.tracking_uri, {"run_id": run.request.run_id})
+        outbox.add("t", Kind.END, {"status": "FAILED"})
+        controller.note_end(run.directory, 1)
+
+        settling.settle(run.directory, run.request)
+
+        assert begun == [run.workdir]
+        assert status(run) == "SCHEDULED"
+        for event in outbox.events("t"):
+            outbox.done(event)
+
+    settling.settle(run.directory, run.request)
+
+    # It has been told by tracking, with all that it knows.
+    assert (begun, status(run)) == ([run.workdir], "SCHEDULED")
+    assert run.directory.told.exists()
+
+
+def test_an_end_stays_and_so_does_what_is_under_way(run: Here) -> None:
+    store = Store(run.request.tracking_uri)
+    store.end(run.request.run_id, "FINISHED")
+    store.end(run.request.run_id, "KILLED", "too late")
+    assert status(run) == "FINISHED"
+    controller.note_end(run.directory, 0)
+    lock = controller.taken(run.directory)
+    assert lock is not None
+    with lock, pytest.raises(UserError, match="under way"):
+        remove(run)
+    assert run.directory.path.exists()
+    store.delete(run.request.run_id)
+    assert store.run(run.request.run_id) is None
+
+
+def test_what_is_listed(run: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert listed(site="alps") == listed(experiment="churn") == listed(since=1.0) == listed()
+    assert len(listed()) == 1
+    for nothing in ({"site": "daint"}, {"since": time.time() + 60}, {"state": "RUNNING"}):
+        assert listed(**nothing) == []
+    # To ask MLflow for a file that is not there would make it.
+    assert not (tmp_path / "elsewhere.db").exists()
+    # One store that does not answer is told, and the others are listed.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    said: list[str] = []
+    assert [row.run_id for row in rows(Wanted(), said.append)] == [run.request.run_id]
+    assert len(said) == 1
+    assert "127.0.0.1" in said[0]

@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory
-from snakemake_executor_plugin_mantik.runs.projects import take, values_in
+from snakemake_executor_plugin_mantik.runs.projects import missing, retake, take, values_in
 
 WEIRD = "it's a repo %ü"
 
@@ -118,7 +118,7 @@ def test_a_bare_repository_and_submodules(
         ("{repository}#gone", "main", ["there is no folder 'gone' in it"]),
         ("{repository}#../x", "main", ["there is no folder '../x' in it"]),
         ("{repository}#out", "", ["leads out"]),
-        ("{repository}", "--upload-pack=x", ["may not begin with -"]),
+        ("{repository}", "--upload-pack=x", ["may begin with -"]),
         ("{tmp_path}", "main", ["in no git repository"]),
         ("{tmp_path}/gone", "", ["there is no such folder"]),
         ("x.zip", "", ["zip"]),
@@ -149,8 +149,10 @@ def test_no_access_and_no_git(
     stub = programs / "git"
     # What git and a server say to a private repository without credentials.
     stub.write_text(
-        "#!/bin/sh\necho \"fatal: could not read Username for 'https://example.org': terminal"
-        ' prompts disabled" >&2\nexit 128\n'
+        "#!/bin/sh\n"
+        '[ "$GIT_TERMINAL_PROMPT" = 0 ] || exit 1\n'
+        'echo "warning: redirecting to https://me:hunter2@else.org; fatal: could not read Username'
+        " for 'https://example.org': terminal prompts disabled\" >&2\nexit 128\n"
     )
     stub.chmod(0o755)
     with pytest.raises(UserError, match="cannot be read") as caught:
@@ -202,6 +204,14 @@ def test_a_snapshot(
         "mantik-inputs/b/own.csv", "mantik-inputs/e/x",
     }  # fmt: skip
 
+    # To submit it again takes all of that, and nothing that came of it.
+    result = taken.folder / "mlproject-runs" / "x" / "model"
+    result.parent.mkdir(parents=True)
+    result.touch()
+    again = retake(taken.folder, RunDirectory(tmp_path / "again"))
+    result.unlink()
+    assert {str(p.relative_to(again)) for p in again.rglob("*") if p.is_file()} == there()
+
 
 def test_a_version_that_changes_while_this_process_lives(
     repository: Path, directory: RunDirectory
@@ -213,3 +223,38 @@ def test_a_version_that_changes_while_this_process_lives(
         seen.append(taken.tags["mlflow.source.git.commit"] == sha)
         shutil.rmtree(taken.folder)
     assert seen == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("link", "told"),
+    [
+        ("/etc/passwd", True),
+        ("../../site/alps.yaml", True),  # where the backend config's copy will be
+        ("..", True),
+        ("train.py", False),
+        ("/p/project/at/the/site", False),
+    ],
+)
+def test_a_link_of_somebody_elses_that_leads_out(
+    repository: Path, directory: RunDirectory, link: str, told: bool
+) -> None:
+    (repository / "sub" / "data").symlink_to(link)
+    commit(repository, "two")
+
+    if not told:
+        assert content(take(str(repository), "main", config(), directory).folder / "sub") == "two"
+        return
+    with pytest.raises(UserError, match="symbolic links") as raised:
+        take(f"{repository}#sub", "main", config(), directory)
+
+    assert f"data -> {link}" in str(raised.value)
+
+
+def test_paths_that_are_nowhere(repository: Path, directory: RunDirectory) -> None:
+    taken = take(str(repository / "sub"), "", config(), directory)
+    values = {
+        "gone": "gone.csv", "there": "train.py", "at_the_site": "/p/x.csv", "none": "",
+        "made": "{output}/x", "elsewhere": "s3://b/x", "text": "gone.csv",
+    }  # fmt: skip
+
+    assert set(missing(taken, values, set(values) - {"text"})) == {"gone"}

@@ -42,12 +42,19 @@ def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
     for words, count in (
         (("--site", "hpc1", "--state", "finished", "--since", "1h"), 1),
         (("--experiment", str(project.directory.parent)), 1),
-        (("--experiment", "no such one"), 0),
         (("--site", "other"), 0),
         (("--state", "RUNNING"), 0),
         (("--since", "2999-01-01"), 0),
     ):
         assert len(runs.json("list", *words)) == count, words
+    refused = runs.tell("submit", "churn", "--site", runs.site, "--extra", "a+b=1")
+    assert refused.code == 2
+    tells(refused.output, 'Invalid value "a+b"')
+    (other,) = runs.json("list", "--state", "KILLED")
+    assert other["note"] == "it was never submitted"
+    missing = runs.tell("list", "--experiment", "no such one")
+    assert missing.code != 0
+    tells(missing.output, "there is no experiment")
     tells(runs.tell("list").ok().output, run_id[:8], "first", "FINISHED", "hpc1")
     assert runs.tell("cancel", "first").code == 2
     assert runs.tell("continue", "first").code == 2
@@ -64,6 +71,9 @@ def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
     assert not runs.directory(run_id).path.exists(), said
     assert not [path for path in workspace.rglob("*") if path.is_file()]
     assert runs.client.get_run(run_id).info.lifecycle_stage == "deleted"
+    assert [row["run_id"] for row in runs.json("list")] == [other["run_id"]]
+    # What nobody has here is deleted in MLflow alone.
+    assert runs.tell("delete", other["run_id"], "--yes").code == 0
     assert runs.json("list") == []
 
 

@@ -49,7 +49,7 @@ def test_submitted_and_left(runs: Runs) -> None:
 
 def test_waited_for_and_interrupted(runs: Runs) -> None:
     config = json.dumps({"config": str(runs.project.config), "wait": True})
-    running = runs.mlflow("churn", "-e", "waits", "-c", config)
+    running = runs.mlflow("churn", "-e", "waits", "-c", config, "--run-name", "second")
     until(lambda: runs.home.exists() and len(list(runs.home.glob("[0-9a-f]*"))) == 1, "it", WAIT_S)
     (directory,) = runs.home.glob("[0-9a-f]*")
     runs.started(directory.name)
@@ -58,7 +58,10 @@ def test_waited_for_and_interrupted(runs: Runs) -> None:
     said, _ = running.communicate(timeout=LONG_S)
 
     assert running.returncode != 0
+    tells(said, "cancelling it", f"Run (ID '{directory.name}'): KILLED")
     run = runs.over(directory.name)
+    # It has had its name from the start.
+    assert (run.info.run_name, runs.here(directory.name).request.name) == ("second", "second")
     assert run.info.status == "KILLED", said + runs.log(directory.name)
     (tried,) = runs.here(directory.name).tries
     assert tried.outcome == "cancelled"

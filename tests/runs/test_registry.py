@@ -20,7 +20,9 @@ from tests.tracking.conftest import TrackingServer, tracking_server
 __all__ = ["tracking_server"]
 
 
-@pytest.fixture(params=["file", "server"])
+@pytest.fixture(
+    params=["file", pytest.param("server", marks=pytest.mark.software("MLflow server"))]
+)
 def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "file":
         return Store(request.getfixturevalue("store_uri"))
@@ -83,7 +85,7 @@ def test_what_cannot_be_registered(store: Store, tmp_path: Path) -> None:
     for run_id, given, told in (
         (logged(client), (name,), "it has logged no model"),
         (logged(client, "a", "b"), (name,), "several models: a, b"),
-        (logged(client, "a"), (name, "b"), "logged no model b, but a"),
+        (logged(client, "a"), (name, "b"), "logged no model b. Take one of: a"),
         (logged(client, "a"), ("x/y",), "no / and no :"),
         (logged(client, "a", status="FAILED"), (name,), "it is FAILED"),
     ):

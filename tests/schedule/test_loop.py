@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.schedule.fire import fire, lock, pause
+from snakemake_executor_plugin_mantik.schedule import loop, store
+from snakemake_executor_plugin_mantik.schedule.fire import INTERRUPTED, fire, lock, pause
 from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
 from snakemake_executor_plugin_mantik.schedule.planning import Wish
 from snakemake_executor_plugin_mantik.schedule.store import NEVER_BEGUN
@@ -28,6 +29,35 @@ def test_the_last_day_is_one_of_the_schedule_s_time_zone(machine: Machine) -> No
     machine.add("30 23 * * *", tz="America/New_York", until="2026-03-02")
     machine.go_on("2026-03-10", machine.scheduler())
     assert machine.fired == ["2026-03-01T23:30:00-05:00", "2026-03-02T23:30:00-05:00"]
+
+
+def test_what_is_made_up_for_later_was_due_before_the_end(machine: Machine) -> None:
+    machine.add("0 6 * * *", until="2026-03-03", missed=Missed.ONCE)
+    machine.pass_by("2026-03-10")
+    machine.go_on("2026-03-12", machine.scheduler())
+    assert machine.fired == ["2026-03-03T06:00:00+01:00"]
+
+
+def test_what_is_long_over_is_forgotten_and_nothing_else(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "KEPT", 3)
+    machine.add("0 * * * *")
+    machine.runs.trouble = "after"
+    with pytest.raises(Killed):
+        machine.go_on("2026-03-01 14:00", machine.scheduler())
+    (interrupted,) = machine.store.open()
+    machine.runs.trouble = ""
+    with monkeypatch.context() as busy:
+        busy.setattr(loop, "is_under_way", lambda *_: True)
+        for hour in range(14, 20):
+            machine.pass_by(f"2026-03-01 {hour}:00")
+            machine.scheduler().look()
+            for firing in machine.store.open():
+                if firing.id != interrupted.id:
+                    machine.store.fired(firing, "r", machine.clock())
+    states = [state for _, state, _ in machine.history()]
+    assert states == [State.FIRING, *[State.FIRED] * 3]
 
 
 def test_of_two_schedulers_one_fires(machine: Machine) -> None:
@@ -117,6 +147,19 @@ def test_what_was_interrupted_is_brought_to_an_end_though_the_next_is_due(machin
     assert len(machine.fired) == 2
 
 
+def test_that_an_attempt_was_interrupted_is_told_as_long_as_it_is_not_known(
+    machine: Machine,
+) -> None:
+    machine.add("0 6 * * *")
+    machine.runs.trouble = "before"
+    with pytest.raises(Killed):
+        machine.go_on("2026-03-03 04:00", machine.scheduler())
+    machine.runs.trouble = "away"
+    machine.go_on("2026-03-02 08:00", machine.scheduler())
+    (firing,) = machine.store.open()
+    assert firing.told == f"MLflow: no answer. {INTERRUPTED}"
+
+
 def test_what_was_claimed_and_never_begun_is_told_when_the_next_is_due(machine: Machine) -> None:
     machine.add("0 6 * * *")
     machine.pass_by("2026-03-02 05:00")
@@ -155,6 +198,7 @@ def test_an_edit_is_picked_up_and_is_not_retroactive(machine: Machine) -> None:
     machine.go_on("2026-03-02 18:00", scheduler)
     assert [due[5:16] for due in machine.fired] == ["03-02T06:00", "03-02T15:00", "03-02T18:00"]
     assert [account for _, _, account in machine.runs.asked] == ["", "other", "other"]
+    assert [state for _, state, _ in machine.history()] == [State.FIRED] * 3
     machine.add("0 0 * * *", name="another")
     machine.store.remove(machine.store.all()[1].id)
     machine.go_on("2026-03-04 12:00", scheduler)

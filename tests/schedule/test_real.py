@@ -34,14 +34,24 @@ class Scheduling:
         self.runs, self.data = of, data / "mantik"
         of.project.extra["XDG_DATA_HOME"] = str(data)
         self.store = Store(self.data)
+        self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start `smk-mantik schedule …`."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", *words],
             cwd=self.runs.project.directory, env=self.runs.project.environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a test that failed has left."""
+        for process in self.started:
+            process.kill()
+            process.communicate()
+        self.store.close()
 
     def schedule(self) -> Schedule:
         (found,) = self.store.all()
@@ -66,7 +76,7 @@ class Scheduling:
 def scheduling(runs: Runs, tmp_path: Path) -> Iterator[Scheduling]:
     made = Scheduling(runs, tmp_path / "data home")
     yield made
-    made.store.close()
+    made.close()
 
 
 def test_a_due_time_is_one_run_whoever_looks_and_whatever_is_killed(scheduling: Scheduling) -> None:
@@ -81,6 +91,8 @@ def test_a_due_time_is_one_run_whoever_looks_and_whatever_is_killed(scheduling: 
     # Two schedulers at once, of which one is told to end while its submission goes on.
     first = scheduling.claim()
     loop, other = scheduling.start("run"), scheduling.start("run", "--once")
+    assert loop.stdout is not None
+    assert "Ctrl-C ends this" in loop.stdout.readline(), "it hears signals from here on"
     until(lambda: scheduling.store.history(first.schedule)[0].attempts, "a submission", WAIT_S)
     assert is_present(scheduling.data)
     loop.send_signal(signal.SIGTERM)

@@ -1,5 +1,7 @@
 """Which files of the working directory go up besides a job's inputs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,23 @@ def test_what_stays_here(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("nowhere")
     found = chosen(tmp_path, "*.log", "big/", products=("out/model", "data"))
     assert found.paths == ("keep.py",)
+
+
+def test_logs_stay_here(tmp_path: Path) -> None:
+    """Those by name, and what this process's own output goes to, whatever it is called."""
+    write(tmp_path, "keep.py", "run.log", "nohup.out", "d/old.log", "log.py")
+    tell = """if True:
+        import sys
+        from pathlib import Path
+        from snakemake_executor_plugin_mantik.config.exclude import Exclude
+        from snakemake_executor_plugin_mantik.staging.sources import select
+        found = select(Path("."), Exclude(()), products=(), file_limit=1000, total_limit=9000)
+        Path("found").write_text(" ".join(found.paths))
+    """
+    with (tmp_path / "out.txt").open("w") as out, (tmp_path / "err.txt").open("w") as err:
+        command = [sys.executable, "-c", tell]
+        subprocess.run(command, cwd=tmp_path, stdout=out, stderr=err, check=True)
+    assert (tmp_path / "found").read_text() == "keep.py log.py"
 
 
 def test_large_files_are_left_out_and_told(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 from tests.support.simulated import SimulatedPlanner, SimulatedSite, World
 from tests.support.virtualtime import VirtualLoop
 
@@ -144,3 +146,38 @@ def simulate(
         return controller.run(opened())
     finally:
         controller.forget()
+
+
+def killed_when(
+    workdir: Path,
+    world: World,
+    dead: Callable[[Controller], bool],
+    job: JobRequest | None = None,
+) -> Controller:
+    """Run a job until a condition comes true, then die."""
+
+    async def play() -> Outcome:
+        await controller.open()
+        return await controller.job(job or request(1))
+
+    def called() -> None:
+        if dead(controller):
+            controller.kill()
+
+    controller = Controller(world, workdir)
+    controller.site.called = called
+    with pytest.raises(Killed):
+        controller.run(play())
+    controller.bury()
+    return controller
+
+
+def run_one(workdir: Path, world: World, number: int = 1, **values: object) -> Outcome:
+    """A run of one job by a new controller."""
+    job = replace(request(number), **values)  # type: ignore[arg-type]
+    return simulate(workdir, world, lambda controller: controller.job(job))
+
+
+def states(workdir: Path) -> list[TryState]:
+    """The states of all tries that the journal knows."""
+    return [record.state for record in history(workdir / ".state")]

@@ -13,9 +13,12 @@ class Gate:
         """Make an open gate before the local `port`."""
         gate = self
         self._open = True
+        self._goes_on = threading.Event()
+        self._goes_on.set()
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
+                gate._goes_on.wait()
                 if gate._open:
                     with socket.create_connection(("127.0.0.1", port)) as other:
                         back = threading.Thread(target=_pour, args=(other, self.request))
@@ -34,13 +37,20 @@ class Gate:
     def open(self) -> None:
         """Let new connections through."""
         self._open = True
+        self._goes_on.set()
+
+    def hold(self) -> None:
+        """Take new connections, and let nothing through before it is opened or shut."""
+        self._goes_on.clear()
 
     def shut(self) -> None:
         """Let no new connection through."""
         self._open = False
+        self._goes_on.set()
 
     def close(self) -> None:
         """Go away."""
+        self.shut()
         self._server.shutdown()
         self._server.server_close()
 

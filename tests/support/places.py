@@ -65,16 +65,16 @@ def _unicorex_place(unicorex: UnicoreX) -> Place:
 REAL = pytest.param("unicorex", marks=pytest.mark.software(SOFTWARE))
 
 
-@pytest.fixture(params=["sandbox", "firecrest", REAL])
+@pytest.fixture(params=["firecrest", REAL])
 def place(request: pytest.FixtureRequest) -> Place:
-    """Each kind of site, one after the other."""
+    """A site of each API, one after the other."""
     found: Place = request.getfixturevalue(f"{request.param}_place")
     return found
 
 
 @pytest.fixture
 def both(place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at a site of both APIs, and at a real server of the one that there is."""
+    """A project at the sandbox's firecREST site, and at a real server of the other API."""
     made = Project(tmp_path / "project", place)
     yield made
     made.close()

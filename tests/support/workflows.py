@@ -68,7 +68,8 @@ def place_in(box: Sandbox, name: str) -> Place:
     site = box.site(name)
     # firecREST has a directory for each user in each of its file systems.
     own = site.home.name if isinstance(site, FirecrestSite) else "."
-    config = box.config_path(name).read_text()
+    # A busy machine may take a while to let a job say its last words.
+    config = box.config_path(name).read_text().replace("TermGrace: 3s", "TermGrace: 12s")
     return Place(name, config, box.environment(), directory / "scratch" / own, directory, end)
 
 
@@ -231,6 +232,15 @@ class Running:
     def output(self) -> str:
         """What it has said until now."""
         return self.log.read_text(errors="replace")
+
+    def says(self, words: str, deadline: float = WAIT_S) -> None:
+        """Wait until it has said `words`."""
+        end = time.monotonic() + deadline
+        while words not in self.output:
+            over = self.process.poll() is not None and words not in self.output
+            assert not over, f"it ended without saying {words!r}:\n{self.output}"
+            assert time.monotonic() < end, f"not said in {deadline} s: {words!r}:\n{self.output}"
+            time.sleep(0.05)
 
     def kill(self) -> None:
         """Kill it with -9, as a crash or an empty battery does."""

@@ -128,6 +128,8 @@ class Tracked:
             "MLFLOW_EXPERIMENT_NAME": self.experiment,
             "MLFLOW_TRACKING_PASSWORD": PASSWORD,
             "MLFLOW_TRACKING_USERNAME": "user",
+            # However slow the machine is, a server that answers tells the jobs' ids.
+            "SNAKEMAKE_MANTIK_TRACK_WAIT": "600",
         }
         self.client = MlflowClient(tracking_uri=self.uri)
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.tracking.overview import DETACHED
@@ -125,12 +124,10 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
     command = f"{sys.executable} log.py"
     project.write("Snakefile", workflow(one=command, two=command))
     gate.shut()
-    begun = time.monotonic()
 
     said = project.run().ok().output
 
     assert "MLflow cannot be told now" in said
-    assert time.monotonic() - begun < 45
     assert not tracked.runs()
     gate.open()
     project.write("Snakefile", workflow(one=command, two=command, three="true"))

@@ -1,7 +1,8 @@
 """Whose run a job belongs to, whoever began it: workflows in the outbox, without MLflow."""
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,16 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
-from snakemake_executor_plugin_mantik.tracking.invocation import Invocation, settle
+from snakemake_executor_plugin_mantik.tracking.invocation import (
+    SNAKEFILE_BYTES,
+    Invocation,
+    settle,
+)
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
+from snakemake_executor_plugin_mantik.tracking.masking import masker
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import Target
+from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
 RECORD = TryRecord("t1", "hpc1", 0, "job", "train", "train", "f", TryState.PLANNED)
@@ -31,9 +38,15 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 
 def invocation(
-    outbox: Outbox, workdir: Path, workflow: Workflow = WORKFLOW, uri: str = ""
+    outbox: Outbox,
+    workdir: Path,
+    workflow: Workflow = WORKFLOW,
+    uri: str = "",
+    *,
+    configs: Mapping[str, str] | None = None,
+    mask: Callable[[str], str] = str,
 ) -> Invocation:
-    return Invocation(outbox, workflow, Target(uri), workdir, configs={}, mask=str)
+    return Invocation(outbox, workflow, Target(uri), workdir, configs=configs or {}, mask=mask)
 
 
 def status(outbox: Outbox, key: str) -> str:
@@ -112,3 +125,55 @@ def test_a_detached_one_is_told_again_and_again(outbox: Outbox, tmp_path: Path) 
     assert update.data["detached"]
     assert update.data["continued"]
     assert len(Ledger(outbox).jobs(key)) == 1
+
+
+def test_no_secret_is_in_a_workflow_s_run(outbox: Outbox, tmp_path: Path) -> None:
+    secret = "hunter2-hunter2"
+    (tmp_path / "Snakefile").write_text(f"PASSWORD = '{secret}'  # ours\n")
+    config = {"server": f"ftp.org?key={secret}", "depth": 3}
+    workflow = Workflow("Snakefile", ("snakemake", f"--x={secret}"), config)
+    made = invocation(
+        outbox, tmp_path, workflow, configs={"hpc1": f"X: {secret}\n"}, mask=masker([secret])
+    )
+
+    key = asyncio.run(made.make())
+
+    run = outbox.run(key)
+    assert run is not None
+    assert secret not in json.dumps(dict(run.data))
+    assert run.data["params"] == {"server": "ftp.org?key=***", "depth": "3"}
+    files = tmp_path / try_directory(key) / "mantik"
+    assert (files / "Snakefile").read_text() == "PASSWORD = '***'  # ours\n"
+    assert (files / "backend-configs" / "hpc1.yaml").read_text() == "X: ***\n"
+
+
+def test_a_snakefile_of_any_size_is_no_artifact(outbox: Outbox, tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_bytes(b"#" * (SNAKEFILE_BYTES + 1))
+
+    key = asyncio.run(invocation(outbox, tmp_path).make())
+
+    assert not (tmp_path / try_directory(key) / "mantik" / "Snakefile").exists()
+
+
+def test_a_workflow_s_run_is_told_of_changes_once_in_a_while(
+    outbox: Outbox, tmp_path: Path
+) -> None:
+    woken: list[int] = []
+
+    def broken(error: Exception) -> None:
+        raise error
+
+    async def work() -> None:
+        made = invocation(outbox, tmp_path)
+        made.record(REQUEST, RECORD)
+        await made.make()
+        made.changed(lambda: woken.append(1), broken)
+        while not woken:
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            made.changed(lambda: woken.append(2), broken)
+            await asyncio.sleep(0.001)
+
+    asyncio.run(work())
+
+    assert woken == [1]

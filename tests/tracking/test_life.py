@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked
@@ -84,6 +86,7 @@ SCRIPT = "$(grep PPid /proc/$PPID/status | cut -f2)"
 """The process id of the job script, which is the parent of the command's parent."""
 
 
+@pytest.mark.software("MLflow in a file")
 def test_how_jobs_end(elsewhere: Tracked) -> None:
     # At a firecREST site, into an SQLite file named relative to the working directory.
     project = elsewhere.project

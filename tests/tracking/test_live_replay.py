@@ -1,16 +1,21 @@
 """What a job has logged so far, carried over piece by piece, whoever dies: all of it, once."""
 
+import os
 import shutil
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.live import LATER, TREE, LiveReplay
 from snakemake_executor_plugin_mantik.tracking.replay import Replay
-from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.told import Destination, Lines, Told
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
+    ENDS,
+    OVERLOADED,
     SOURCE,
     TRY,
     Killed,
@@ -40,21 +45,30 @@ class Job:
     def logs(self, stage: int) -> None:
         """What the copy holds at a stage; 3: the job is over, and its whole store is here."""
         whole = self.replayed.store
+        plot = f"7/{SOURCE}/artifacts/plots/ü #1.txt"
         if stage == 3:
             shutil.copytree(whole, self.ended)
+            os.utime(self.ended / plot)  # it is the same, though
             return
         shutil.rmtree(self.copy, ignore_errors=True)
         shutil.copytree(whole, self.tree)
-        (self.copy / LATER).write_text("" if stage == 2 else "7/x")
+        (self.copy / LATER).write_text("")
         run = self.tree / "7" / SOURCE
         if stage == 1:
-            shutil.rmtree(self.tree / "7" / "models")
+            (self.tree / plot).write_text("plat")
+            (weights,) = self.tree.glob("7/models/*/artifacts/weights")
+            weights.unlink()  # large
+            (self.copy / LATER).write_text(f"7/x\0{weights.relative_to(self.tree)}")
             (run / "params" / "depth").write_text("")  # just being written
+            (run / "tags" / "long").write_text("x" * 5000)  # and this is the half of it
             lines = (run / "metrics" / "loss" / "a").read_bytes().splitlines(keepends=True)
             (run / "metrics" / "loss" / "a").write_bytes(b"".join(lines[:3]) + lines[3][:7])
             for meta in self.tree.glob("7/*/meta.yaml"):
                 if "run_name: open" in meta.read_text():
                     meta.write_text("")
+                # A run is described before its tags are written.
+                if "run_name: inner" in meta.read_text():
+                    (meta.parent / "tags" / "mlflow.parentRunId").unlink()
 
     def tell(self, stage: int, client: Any = None) -> None:
         """What the worker does then."""
@@ -66,9 +80,12 @@ class Job:
                 client, self.ended, self.destination, self.known, tell=self.said.append
             ).whole("FAILED")  # fmt: skip
 
-    def begins_anew(self) -> None:
-        """The worker is another one."""
-        self.known = Told(doubt=True)
+    def goes_on(self, error: Exception, stage: int) -> None:
+        """What was broken off is repeated: by another worker, if that one was killed."""
+        if isinstance(error, Killed):
+            self.known = Told(doubt=True)
+        elif stage == 3:
+            self.known.doubt = True
 
 
 @pytest.fixture
@@ -83,9 +100,11 @@ class Counting:
         self._client = client
         self.points = 0
         self.acts: list[str] = []
+        self.looked: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._client, name)
+        self.looked.add(name)
         if not name.startswith(Mortal.ACTS):
             return real
 
@@ -97,7 +116,7 @@ class Counting:
         return act
 
 
-def test_what_is_there_is_told_and_nothing_twice(job: Job) -> None:
+def test_what_is_there_is_told_and_nothing_twice(job: Job, tmp_path: Path) -> None:
     client = Counting(job.replayed.client)
     job.logs(1)
     job.tell(1, client)
@@ -107,15 +126,22 @@ def test_what_is_there_is_told_and_nothing_twice(job: Job) -> None:
     # Half a line, an empty parameter and half a description are left to the next time.
     assert [point[0] for point in run["metrics"]["loss/a"]] == [0, 1, 2]
     assert run["params"] == {"C": "1"}
+    assert "long" not in run["tags"]
     assert run["artifacts"] == ["plots/ü #1.txt"]
     assert set(found) == {"train C=1", "inner", "models"}
     assert found["inner"]["status"] == "FINISHED"
+    # A model that is not here in whole is left, too.
+    assert found["models"] == []
     acts = len(client.acts)
     job.tell(1, client)
     assert len(client.acts) == acts
     job.logs(2)
     job.tell(2, client)
-    assert [model[0] for model in job.replayed.view()["models"]] == ["net"]
+    found = job.replayed.view()
+    assert [model[0] for model in found["models"]] == ["net"]
+    assert found["inner"]["tags"]["mlflow.parentRunId"] == "train C=1"
+    (description,) = job.tree.glob("7/models/*/artifacts/MLmodel")
+    assert f"run_id: {SOURCE}" in description.read_text(), "it is the job's own"
     job.logs(3)
     job.tell(3, client)
 
@@ -124,8 +150,56 @@ def test_what_is_there_is_told_and_nothing_twice(job: Job) -> None:
 
     # loss/a, bad, endless, inner and open once each, score also for its model, which came later.
     assert client.points == 5 + 1 + 1 + 1 + 1 + 2
-    assert client.acts.count("log_artifacts") == 1
+    assert client.acts.count("log_artifacts") == 2
     assert client.acts.count("log_model_artifacts") == 1
+    (plot,) = (tmp_path / "artifacts").rglob("ü #1.txt")
+    assert plot.read_text() == "plot"
+    # Who has told all of it himself need not ask what is known.
+    assert not {"get_metric_history", "search_runs", "search_logged_models"} & client.looked
+
+
+def test_a_run_whose_making_was_not_answered_is_not_made_twice(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.logs(1)
+    with monkeypatch.context() as lossy:
+        made = job.replayed.client.create_run
+
+        def lost(*arguments: Any, **named: Any) -> None:
+            made(*arguments, **named)
+            raise OVERLOADED
+
+        lossy.setattr(job.replayed.client, "create_run", lost)
+        with pytest.raises(MlflowException):
+            job.tell(1)
+
+    job.tell(1)
+
+    assert set(job.replayed.view()) == {"train C=1", "inner", "models"}
+
+
+def test_metrics_that_are_begun_anew_are_not_told_yet() -> None:
+    lines = Lines()
+    lines.add(b"1 2 3\n")
+
+    assert lines.begin(BytesIO(b"1 2 3\n4 5"))
+    assert not lines.begin(BytesIO(b"1 2 4\n4 5"))
+    assert not lines.begin(BytesIO(b"1 2"))
+
+
+def test_of_metrics_that_the_job_has_begun_anew_no_middle_of_a_line_is_told(job: Job) -> None:
+    job.logs(2)
+    lines = job.tree / "7" / SOURCE / "metrics" / "loss" / "a"
+    client = job.replayed.client
+    run_id = job.replayed.run_id
+    job.tell(2)
+    before = client.get_metric_history(run_id, "loss/a")
+
+    lines.write_bytes(b"1700000000123 0.25 42\n" * lines.stat().st_size)
+    job.tell(2)
+
+    assert before
+    assert client.get_metric_history(run_id, "loss/a") == before
 
 
 def test_killed_anywhere_while_the_job_logs(
@@ -153,11 +227,12 @@ def test_killed_anywhere_while_the_job_logs(
             alive = True
             for at in (1, 2, 3):
                 again.logs(at)
+                error = ENDS[died % len(ENDS)]
                 try:
-                    again.tell(at, Mortal(client, deaths) if at == stage else client)
-                except Killed:
+                    again.tell(at, Mortal(client, deaths, error) if at == stage else client)
+                except (Killed, MlflowException) as broken:
                     alive = False
-                    again.begins_anew()
+                    again.goes_on(broken, at)
                     again.tell(at)
             assert again.replayed.view() == expected, (stage, deaths)
             if alive:

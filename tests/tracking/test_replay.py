@@ -15,8 +15,12 @@ from mlflow.entities import (
     Param,
     Run,
 )
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
+from snakemake_executor_plugin_mantik.tracking import source
+from snakemake_executor_plugin_mantik.tracking.metrics import metric_files
 from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.store import Identity, write_skeleton
 from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
@@ -168,7 +172,10 @@ def told(target: MlflowClient, store: Path) -> Replayed:
     return Replayed(target, store, run.info.run_id, experiment.experiment_id, [])
 
 
-def test_everything_comes_over(told: Replayed) -> None:
+def test_everything_comes_over(told: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As many as are read at once, and more.
+    monkeypatch.setattr(source, "PAGE", 2)
+
     told.replay()
 
     found = told.view()
@@ -211,19 +218,23 @@ class Killed(Exception):  # noqa: N818 - reads as what it says
     """The worker was killed."""
 
 
+OVERLOADED = MlflowException("overloaded", TEMPORARILY_UNAVAILABLE)
+
+
 class Mortal:
-    """A client that dies before its nth act, which is to say after the one before that."""
+    """A client that dies before its nth act, which is to say after the one before that.
+
+    Where the server is overloaded it acts, and the answer is lost.
+    """
 
     ACTS = ("create_", "log_", "set_", "finalize_", "update_")
 
-    def __init__(self, client: MlflowClient, deaths: int) -> None:
+    def __init__(
+        self, client: MlflowClient, deaths: int, error: Exception | type[Exception] = Killed
+    ) -> None:
         self._client = client
         self._left = deaths
-
-    def _pass(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise Killed
+        self._error = error
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._client, name)
@@ -231,15 +242,26 @@ class Mortal:
             return real
 
         def act(*arguments: Any, **named: Any) -> Any:
-            self._pass()
-            return real(*arguments, **named)
+            self._left -= 1
+            if self._left:
+                return real(*arguments, **named)
+            if self._error is OVERLOADED:
+                real(*arguments, **named)
+            raise self._error
 
         return act
 
 
-def test_killed_anywhere_and_repeated(
-    told: Replayed, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+ENDS = (
+    Killed(),
+    OVERLOADED,
+    # Nobody has to log it again by hand who renews his token.
+    MlflowException("not for you", PERMISSION_DENIED),
+)
+"""What may break off a replay, in turn."""
+
+
+def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path) -> None:
     whole = tmp_path / "whole.db"
     shutil.copyfile(tmp_path / "mlflow.db", whole)
     told.replay()
@@ -251,14 +273,59 @@ def test_killed_anywhere_and_repeated(
         client = MlflowClient(tracking_uri=f"sqlite:///{copy}")
         again = Replayed(client, told.store, told.run_id, told.experiment_id, [])
         try:
-            again.replay(Mortal(client, died + 1))
-        except Killed:
+            again.replay(Mortal(client, died + 1, ENDS[died % len(ENDS)]))
+        except (Killed, MlflowException):
             died += 1
         else:
             break
         again.replay(again=True)
         assert again.view() == expected, died
     assert died > 12
+
+
+def test_more_than_one_request_takes_and_what_is_refused(told: Replayed) -> None:
+    # Written as by a client with other limits.
+    run = told.store / "7" / SOURCE
+    for number in range(150):
+        (run / "params" / f"p{number}").write_text(str(number))
+        (run / "tags" / f"t{number}").write_text(str(number))
+    long = "k" * 252
+    (run / "params" / long).write_text("1")
+    (run / "metrics" / "long").write_text("".join(f"{n} 0.5 {n}\n" for n in range(1500)))
+
+    told.replay()
+
+    data = told.client.get_run(told.run_id).data
+    assert {n: v for n, v in data.params.items() if n[0] == "p"} == {
+        f"p{n}": str(n) for n in range(150)
+    }
+    assert {f"t{n}" for n in range(150)} < data.tags.keys()
+    history = told.client.get_metric_history(told.run_id, "long")
+    assert sorted(m.step for m in history) == list(range(1500))
+    (line,) = (line for line in told.said if long in line)
+    assert "is left out" in line
+
+
+def test_runs_that_are_each_others_parents(told: Replayed) -> None:
+    runs = {
+        text.partition("run_name: ")[2].partition("\n")[0]: meta.parent
+        for meta in told.store.glob("7/*/meta.yaml")
+        if "run_name" in (text := meta.read_text())
+    }
+    (runs["inner"] / "tags" / "mlflow.parentRunId").write_text(runs["open"].name)
+
+    told.replay()
+
+    found = told.client.search_runs([told.experiment_id])
+    assert {run.info.run_name for run in found} == {"train C=1", "inner", "open"}
+
+
+def test_a_link_among_the_metrics_leads_nowhere(told: Replayed, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("1 2 3\n")
+    link = told.store / "7" / SOURCE / "metrics" / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+
+    assert link not in list(metric_files(told.store))
 
 
 def test_a_job_that_logged_nothing(told: Replayed) -> None:

@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 from contextlib import closing
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -13,10 +14,10 @@ from ruamel.yaml import YAML
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
-from snakemake_executor_plugin_mantik.tracking import figures
+from snakemake_executor_plugin_mantik.tracking import figures, ledger
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import VERSION, Kind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import (
     TrackedRun,
     git_tags,
@@ -117,6 +118,11 @@ def test_an_end_is_told_once(tmp_path: Path) -> None:
     assert [(e.kind, dict(e.data)) for e in events] == [
         (Kind.CREATE, {}), (Kind.SUBMITTED, {"job": "2"}), (Kind.END, {"status": "FINISHED"}),
     ]  # fmt: skip
+    # Jobs wait for runs to be made, and for nothing else.
+    assert [outbox.open_tries(lane) for lane in Lane] == [["t"], [], [], []]
+    outbox.made("t", "https://x", "1" * 32, "7", "digits")
+    # An end is told after what a run has from its start.
+    assert [outbox.open_tries(lane) for lane in Lane] == [[], ["t"], [], []]
     outbox.done(events[0])
     assert outbox.open_tries(Lane.ENDING) == ["t"]
     assert not outbox.settled("t")
@@ -196,14 +202,19 @@ def test_an_older_outbox_is_gone_on_with(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.executescript(OLD)
     outbox = Outbox(path)
-    ledger = Ledger(outbox)
+    known = Ledger(outbox)
 
-    ledger.begin("w", "i")
-    ledger.add("t", "w", job="j", rule="r", name="n", site="s")
+    known.begin("w", "i")
+    known.add("t", "w", job="j", rule="r", name="n", site="s")
 
     assert [event.kind for event in outbox.events("t")] == [Kind.CREATE]
-    assert ledger.unended("i") == "w"
+    assert known.unended("i") == "w"
     outbox.close()
+    # One of a later version is not written to.
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    with pytest.raises(sqlite3.NotSupportedError, match="newer version"):
+        Outbox(path)
 
 
 OLD = """
@@ -225,16 +236,16 @@ PRAGMA user_version = 1;
 
 def test_attempts_and_what_they_used(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox.sqlite")
-    ledger = Ledger(outbox)
-    ledger.begin("w", "i")
+    known = Ledger(outbox)
+    known.begin("w", "i")
     for number, status in enumerate(["FAILED", "KILLED", "FINISHED", "FINISHED"]):
-        ledger.add(f"t{number}", "w", job="j", rule="r", name="n", site="s")
-        ledger.asked(f"t{number}", 4)
-        ledger.ended(f"t{number}", status, ran=900, cpu=1.5)
-    ledger.add("t4", "w", job="k", rule="r", name="n", site="s")
-    ledger.started("t4")
+        known.add(f"t{number}", "w", job="j", rule="r", name="n", site="s")
+        known.asked(f"t{number}", 4)
+        known.ended(f"t{number}", status, ran=900, cpu=1.5)
+    known.add("t4", "w", job="k", rule="r", name="n", site="s")
+    known.started("t4")
 
-    jobs = ledger.jobs("w")
+    jobs = known.jobs("w")
 
     assert [job.attempt for job in jobs] == [1, 2, 3, 1, 1]
     assert figures.of_workflow(jobs) == {
@@ -245,15 +256,57 @@ def test_attempts_and_what_they_used(tmp_path: Path) -> None:
     outbox.close()
 
 
+def test_whoever_looks_again_changes_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter(range(10, 1000, 10))
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(time=lambda: float(next(moments))))
+    outbox = Outbox(tmp_path / "outbox.sqlite")
+    known = Ledger(outbox)
+    known.begin("w", "i")
+    for job in "ab":
+        known.add(job, "w", job=job, rule="r", name="n", site="s")
+        for act in (known.queued, known.started):
+            act(job)
+            act(job)
+    # What a job says itself of how long it ran is nearer to the truth than what was seen.
+    known.ended("a", "FINISHED", ran=55)  # at 120
+    known.ended("b", "KILLED")  # at 130
+    known.ended("a", "FAILED")
+
+    found = {j.try_id: (j.created, j.queued, j.started, j.ended, j.status) for j in known.jobs("w")}
+
+    assert found == {"a": (20, 30, 65, 120, "FINISHED"), "b": (70, 80, 100, 130, "KILLED")}
+    outbox.close()
+
+
+def test_a_run_that_is_made_at_last_keeps_its_id(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.sqlite")
+    for name in ("late", "early"):
+        outbox.add_run(name, "", {})
+    outbox.made("early", "https://x", "1" * 32, "7", "digits")
+
+    for name in ("late", "early"):
+        outbox.give_own_id(name, "f" * 32, "0", "Default")
+    outbox.made("late", "https://x", "2" * 32, "7", "digits")
+
+    found = {r.try_id: r for r in map(outbox.run, ("late", "early")) if r is not None}
+    assert (found["late"].run_id, found["late"].own_id) == ("2" * 32, "f" * 32)
+    assert (found["early"].run_id, found["early"].own_id) == ("1" * 32, "")
+    assert found["early"].experiment == "digits"
+    outbox.close()
+
+
 def test_what_a_job_logs_is_told_beside_the_rest_and_again(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox.sqlite")
     outbox.add_run("t", "", {})
     assert outbox.add("t", Kind.LIVE, {})
     # Nothing can be told of a run that is not made.
-    assert [outbox.open_tries(lane) for lane in Lane] == [["t"], [], []]
+    assert [outbox.open_tries(lane) for lane in Lane] == [["t"], [], [], []]
+    outbox.made("t", "https://x", "1" * 32, "7", "digits")
     making, logged = outbox.events("t")
     outbox.done(making)
-    assert [outbox.open_tries(lane) for lane in Lane] == [[], ["t"], []]
+    assert [outbox.open_tries(lane) for lane in Lane] == [[], [], ["t"], []]
     assert not outbox.begun("t", Kind.LIVE)
 
     # It logs more while it is told what it has logged.
@@ -264,6 +317,9 @@ def test_what_a_job_logs_is_told_beside_the_rest_and_again(tmp_path: Path) -> No
     assert outbox.begun("t", Kind.LIVE)
     (more,) = outbox.events("t")
     assert more.attempts == 1
+    # Whoever begins anew has to know that some of it may be told.
+    assert outbox.add("t", Kind.LIVE, {})
+    assert outbox.begun("t", Kind.LIVE)
     outbox.add("t", Kind.END, {})
-    assert [outbox.open_tries(lane) for lane in Lane] == [[], [], ["t"]]
+    assert [outbox.open_tries(lane) for lane in Lane] == [[], [], [], ["t"]]
     outbox.close()

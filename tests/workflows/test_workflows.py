@@ -52,6 +52,8 @@ BROUGHT = {"apptainer", "mksquashfs", "rsync"}
 """Programs that tests/real/install brings."""
 THIN = [name for name in WORKFLOWS if BROUGHT.issuperset(lines(name, "needs"))]
 """Those whose jobs need no Snakemake at a site, and nothing that a machine may lack."""
+HEAVY = ("many-files", "script-python", "train-evaluate")
+"""Those of them that take so long that they run at a real server alone."""
 
 
 FULL = pytest.mark.software("Snakemake at a site")
@@ -59,7 +61,11 @@ FULL = pytest.mark.software("Snakemake at a site")
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=FULL if SNAKEMAKE in lines(n, "needs") else ()) for n in WORKFLOWS],
+    [
+        pytest.param(n, marks=FULL if SNAKEMAKE in lines(n, "needs") else ())
+        for n in WORKFLOWS
+        if n not in HEAVY
+    ],
 )
 def test_same_as_locally(
     name: str, sandbox_place: Place, firecrest_place: Place, tmp_path: Path

@@ -52,7 +52,7 @@ _m_pass() { [ -n "$_m_group" ] && kill -s "$1" -- "-$_m_group" 2>/dev/null; }
 _m_on_signal() {
   if [ -z "$_m_signal" ]; then
     _m_signal=$1
-    _m_deadline=$(( SECONDS + _m_grace_s ))
+    _m_deadline=$(( SECONDS + 1 + _m_grace_s ))  # part of this second has gone
   fi
   _m_pass TERM
 }

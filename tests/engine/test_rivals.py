@@ -1,0 +1,231 @@
+"""A job of an earlier run must not put an old file in the place of a new one, however late."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.journal import TryState
+from tests.support.controller import Controller, killed_when, request, simulate, states
+from tests.support.simulated import Fate, World, result
+
+LATE_S = 1000.0
+LOG = OutputFile("logs/x.log", "log")
+OLD, NEW = b"old!", b"new!"
+"""Of the same size: a job that checks its inputs does not see which it is."""
+
+
+def write(workdir: Path, content: bytes) -> None:
+    (workdir / "data").mkdir(exist_ok=True)
+    (workdir / "data/x").write_bytes(content)
+
+
+def late(**starts: float) -> Callable[..., Fate]:
+    """A queue in which jobs wait as long as is said, others hardly."""
+    return lambda spec: Fate(starts=(starts.get(spec.name.replace("-", "_"), 1.0),))
+
+
+def left_waiting(workdir: Path, world: World, job: JobRequest) -> None:
+    """Send a job, see it wait, and die."""
+
+    def sent(controller: Controller) -> bool:
+        open_tries = controller.journal.all_open_tries()
+        return any(record.state is TryState.SUBMITTED for record in open_tries)
+
+    killed_when(workdir, world, sent, job).forget()
+    assert states(workdir)[-1] is TryState.SUBMITTED
+
+
+def contents(world: World) -> dict[str, bytes]:
+    """What each job found when it ran, by its name."""
+    return {run.job: run.found for run in world.runs}
+
+
+def found(job: JobRequest, **inputs: bytes) -> bytes:
+    return result(job.command, "", {path.replace("_", "/"): c for path, c in inputs.items()})
+
+
+def test_reader_of_a_file_is_not_sent_while_an_older_one_is_on_its_way(tmp_path: Path) -> None:
+    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
+    write(tmp_path, OLD)
+    left_waiting(tmp_path, world, request(1, "data/x"))
+    write(tmp_path, NEW)
+
+    async def play(controller: Controller) -> list[str]:
+        assert (await controller.job(request(2, "data/x"))).succeeded
+        return controller.said
+
+    said = simulate(tmp_path, world, play)
+
+    assert contents(world) == {"job-2": found(request(2), data_x=NEW)}
+    assert world.files["data/x"] == NEW
+    assert said == [
+        "job-1: what an earlier run sent to sim is ended and its outputs are not used, since these"
+        " changed: data/x."
+    ]
+    assert states(tmp_path) == [TryState.ABANDONED, TryState.DONE]
+
+
+@pytest.mark.parametrize("output", ["data/x", "data"])
+def test_maker_of_a_file_is_not_sent_while_an_older_one_is_on_its_way(
+    tmp_path: Path, output: str
+) -> None:
+    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
+    write(tmp_path, OLD)
+    left_waiting(tmp_path, world, request(1, "data/x"))
+
+    maker = request(2, outputs=[output])
+    simulate(tmp_path, world, lambda controller: controller.work.run(maker))
+
+    assert [run.job for run in world.runs] == ["job-2"]
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize(("old", "new"), [("out/1", "out/1"), ("out", "out/1"), ("out/1", "out")])
+def test_two_rules_do_not_make_the_same_file_at_once(
+    tmp_path: Path, old: str, new: str, runs: bool
+) -> None:
+    """A rule got another name: the job of the old one is another job to Snakemake."""
+    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
+    left_waiting(tmp_path, world, request(1, outputs=[old]))
+    if runs:
+        world.advance(world.now + 1.5 * LATE_S)
+
+    async def play(controller: Controller) -> list[str]:
+        await controller.work.run(request(2, outputs=[new]))
+        return controller.said
+
+    said = simulate(tmp_path, world, play)
+
+    first, second = world.runs if runs else [None, *world.runs]
+    assert second is not None
+    assert (second.job, second.how) == ("job-2", "exit 0")
+    if first is not None:
+        assert first.how == "exit 143"
+        assert first.ended is not None
+        assert first.ended <= second.begun
+    assert said == [
+        "job-1: what an earlier run sent to sim is ended and its outputs are not used, since"
+        f" another job of this run has to do with {new}."
+    ]
+
+
+def test_what_one_reads_is_not_made_by_another(tmp_path: Path) -> None:
+    """A rule is gone, and what it made is a file of the user's now."""
+    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
+    left_waiting(tmp_path, world, request(1, outputs=["data/x"]))
+    write(tmp_path, NEW)
+
+    simulate(tmp_path, world, lambda controller: controller.job(request(2, "data/x")))
+
+    assert contents(world) == {"job-2": found(request(2), data_x=NEW)}
+
+
+def test_logs_may_have_the_same_name(tmp_path: Path) -> None:
+    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
+    both = [replace(request(n), outputs=(*request(n).outputs, LOG)) for n in (1, 2)]
+    left_waiting(tmp_path, world, both[0])
+
+    async def play(controller: Controller) -> None:
+        assert all(o.succeeded for o in [await controller.job(job) for job in reversed(both)])
+
+    simulate(tmp_path, world, play)
+
+    assert states(tmp_path) == [TryState.DONE] * 2, "the first is taken up"
+
+
+def test_one_that_runs_goes_on_and_what_it_brought_is_not_trusted(tmp_path: Path) -> None:
+    """The site's copy was the new one, then a job that was sent with the old one started."""
+    world = World(late(job_1=LATE_S), duration=lambda spec: 3 * LATE_S)
+    write(tmp_path, NEW)
+    simulate(tmp_path, world, lambda controller: controller.job(request(0, "data/x")))
+    write(tmp_path, OLD)
+    left_waiting(tmp_path, world, request(1, "data/x"))
+    write(tmp_path, NEW)
+    world.advance(world.now + 2 * LATE_S)
+    assert world.files["data/x"] == OLD
+
+    async def play(controller: Controller) -> list[str]:
+        for number in (2, 3):
+            assert (await controller.job(request(number, "data/x"))).succeeded
+        assert controller.site.calls["stat"] == 1, "that it has started need not be asked again"
+        return controller.said
+
+    assert simulate(tmp_path, world, play) == []
+    assert contents(world)["job-2"] == found(request(2), data_x=NEW)
+    assert [run.how for run in world.runs] == ["exit 0"] * 4
+
+
+def test_same_file_is_no_rival(tmp_path: Path) -> None:
+    world = World(late(job_1=LATE_S))
+    write(tmp_path, OLD)
+    left_waiting(tmp_path, world, request(1, "data/x"))
+
+    async def play(controller: Controller) -> list[str]:
+        jobs = [controller.job(request(n, "data/x")) for n in (2, 1)]
+        assert [o.succeeded for o in await asyncio.gather(*jobs)] == [True, True]
+        return controller.said
+
+    assert simulate(tmp_path, world, play) == []
+    assert sorted(run.job for run in world.runs) == ["job-1", "job-2"]
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_jobs_of_one_run_do_not_end_each_other(tmp_path: Path, taken_up: bool) -> None:
+    """The user changes a file while a job that was sent with it waits, and both are wanted."""
+    world = World(late(job_1=LATE_S, job_3=2 * LATE_S))
+    write(tmp_path, OLD)
+    if taken_up:
+        left_waiting(tmp_path, world, request(1, "data/x"))
+
+    async def play(controller: Controller) -> None:
+        first = asyncio.ensure_future(controller.job(request(1, "data/x")))
+        await asyncio.sleep(60)
+        write(tmp_path, NEW)
+        assert (await controller.job(request(2, "data/x"))).succeeded
+        last = asyncio.ensure_future(controller.job(request(3, "data/x")))
+        assert (await first).succeeded
+        assert world.files["data/x"] == OLD
+        assert (await last).succeeded
+        assert (await controller.job(request(4, "data/x"))).succeeded
+
+    simulate(tmp_path, world, play)
+
+    assert contents(world) == {
+        "job-1": found(request(1), data_x=OLD),
+        **{f"job-{n}": found(request(n), data_x=NEW) for n in (2, 3, 4)},
+    }
+
+
+def test_many_rivals_are_ended_once(tmp_path: Path) -> None:
+    """However many jobs find them in their way."""
+    numbers = range(30)
+    world = World(late(**{f"job_{n}": LATE_S for n in numbers}))
+    write(tmp_path, OLD)
+
+    async def leave(controller: Controller) -> None:
+        jobs = [asyncio.ensure_future(_run(controller.work, n)) for n in numbers]
+        await asyncio.sleep(60)
+        for job in jobs:
+            job.cancel()
+
+    async def come_back(controller: Controller) -> int:
+        jobs = [controller.job(request(100 + n, "data/x")) for n in numbers]
+        assert all(o.succeeded for o in await asyncio.gather(*jobs))
+        assert len(controller.said) == len(numbers)
+        return controller.site.calls["cancel"]
+
+    simulate(tmp_path, world, leave)
+    assert states(tmp_path) == [TryState.SUBMITTED] * 30
+    write(tmp_path, NEW)
+    assert simulate(tmp_path, world, come_back) == len(numbers)
+    assert {run.job for run in world.runs} == {f"job-{100 + n}" for n in numbers}
+
+
+async def _run(work: SiteWork, number: int) -> None:
+    await work.run(request(number, "data/x"))

@@ -1,0 +1,39 @@
+"""What is listed; what others write into an MLflow store leads nowhere here."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.runs.listing import DIRECTORY_OF, Wanted, _owner, rows
+
+
+@pytest.mark.parametrize(
+    ("told", "owner"),
+    [
+        ("b" * 32, "b" * 32),
+        ("../../../../tmp/theirs", "a" * 32),
+        ("/tmp/theirs", "a" * 32),
+        ("", "a" * 32),
+    ],
+)
+def test_whose_directory_a_run_is_in(told: str, owner: str) -> None:
+    run = SimpleNamespace(
+        info=SimpleNamespace(run_id="a" * 32),
+        data=SimpleNamespace(tags={DIRECTORY_OF: told}),
+    )
+
+    assert _owner(run) == owner
+
+
+def test_an_experiment_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    MlflowClient(tracking_uri=uri).create_experiment("churn")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
+
+    assert rows(Wanted(experiment="churn"), print) == []
+    with pytest.raises(UserError, match=r"no experiment 'chrun'.*mean churn"):
+        rows(Wanted(experiment="chrun"), print)

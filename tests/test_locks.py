@@ -1,0 +1,73 @@
+"""Locks, with real processes that hold them."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.locks import is_held, take, unheld
+
+HOLD = """
+import sys
+from snakemake_executor_plugin_mantik.locks import take
+with open(sys.argv[1], "ab") as file:
+    print(take(file), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator["tuple[Path, subprocess.Popen[bytes]]"]:
+    path = tmp_path / "lock"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"True\n"
+    yield path, process
+    process.kill()
+    process.communicate()
+
+
+def test_one_holds_until_it_is_killed(held: "tuple[Path, subprocess.Popen[bytes]]") -> None:
+    path, process = held
+    assert is_held(path)
+    with path.open("ab") as file:
+        assert not take(file)
+        process.kill()
+        process.wait()
+        assert not is_held(path)
+        assert take(file)
+        assert is_held(path)
+    assert not is_held(path)
+
+
+def test_a_lock_that_was_never_made_is_free_and_is_not_made(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "lock")
+    assert not (tmp_path / "lock").exists()
+
+
+def test_many_may_look_at_once_and_nobody_takes_it_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    with unheld(path) as one, unheld(path) as other, path.open("ab") as file:
+        assert one
+        assert other
+        assert not take(file)
+    assert not is_held(path)
+
+
+def test_whoever_looks_does_not_turn_away_whoever_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    looking = unheld(path)
+    assert looking.__enter__()
+    # Looking ends while the other one pauses.
+    monkeypatch.setattr(time, "sleep", lambda _: looking.__exit__(None, None, None))
+    with path.open("ab") as file:
+        assert take(file)

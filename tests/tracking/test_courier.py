@@ -1,0 +1,165 @@
+"""How long jobs wait for a worker that is silent, dies, or has trouble with others' runs."""
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.tracking import messenger
+from snakemake_executor_plugin_mantik.tracking.courier import WORKERS, Courier
+
+STUB = """
+import json, pathlib, sys
+with pathlib.Path("starts").open("a") as starts:
+    print("x", file=starts)
+for line in json.loads(pathlib.Path("says").read_text()):
+    print(json.dumps(line), flush=True)
+if not pathlib.Path("dies").exists():
+    sys.stdin.read()
+"""
+"""A worker that only says what it was told to, whatever there is to be told."""
+LONG_S = 20.0
+"""Nothing here takes so long, unless it waits for what does not come."""
+NEVER_S = 3600.0
+
+
+class Workers:
+    """Couriers whose workers say lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.said: list[str] = []
+
+    def courier(self, *lines: dict[str, Any], wait_s: float = NEVER_S) -> Courier:
+        (self.directory / "says").write_text(json.dumps(lines))
+        return Courier(self.directory, self.directory / "log", self.said.append, {"a"}, wait_s)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "stub.py").write_text(STUB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(messenger, "WORKER", "stub")
+    return Workers(tmp_path)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_a_job_waits_for_its_run_and_no_longer(workers: Workers) -> None:
+    async def work() -> None:
+        each = workers.courier({"try": "other"}, {"try": "a", "run": "1"})
+        await asyncio.wait_for(each.made("a"), LONG_S)
+        assert each.close(LONG_S)
+
+    run(work())
+
+
+def test_a_server_that_does_not_answer_is_waited_for_once(workers: Workers) -> None:
+    async def work() -> None:
+        each = workers.courier(wait_s=0.05)
+        await asyncio.wait_for(each.made("a"), LONG_S)
+        each._wait_s = NEVER_S
+        await asyncio.wait_for(each.made("b"), LONG_S)
+        assert each.close(LONG_S)
+
+    run(work())
+
+    told = "MLflow cannot be told now; jobs go on, and it is told later."
+    assert workers.said == [f"{told} It has made no run for 0.05 s."]
+
+
+def test_a_server_that_is_slow_is_waited_for_again(workers: Workers) -> None:
+    async def work() -> None:
+        each = workers.courier(wait_s=0.05)
+        one = asyncio.create_task(each.made("a"))
+        await asyncio.sleep(0)
+        each._heard({"try": "other", "run": "1"})
+        await asyncio.wait_for(one, LONG_S)
+        each._wait_s = NEVER_S
+        next_one = asyncio.create_task(each.made("b"))
+        await asyncio.sleep(0)
+        assert not next_one.done()
+        each._heard({"try": "b", "run": "2"})
+        await asyncio.wait_for(next_one, LONG_S)
+        assert each.close(LONG_S)
+
+    run(work())
+
+    assert workers.said == []
+
+
+def test_what_a_job_waits_for_in_any_case_does_not_count(workers: Workers) -> None:
+    async def work() -> None:
+        each = workers.courier(wait_s=0.01)
+        job = asyncio.create_task(each.made("a", NEVER_S))
+        await asyncio.sleep(0.05)
+        assert not job.done()
+        each.release()
+        await asyncio.wait_for(job, LONG_S)
+        assert each.close(LONG_S)
+
+    run(work())
+
+
+def test_no_job_waits_where_none_is_to(workers: Workers) -> None:
+    async def work() -> None:
+        each = workers.courier(wait_s=0)
+        await asyncio.wait_for(each.made("a"), LONG_S)
+        assert each.close(LONG_S)
+
+    run(work())
+
+    assert workers.said == []
+
+
+def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> None:
+    async def work() -> None:
+        each = workers.courier({"down": "away", "tries": ["a", "x"]})
+        await asyncio.wait_for(each.made("a"), LONG_S)
+        assert each.close(LONG_S)
+
+    run(work())
+
+    assert workers.said == ["MLflow cannot be told now; jobs go on, and it is told later. away"]
+
+
+def test_earlier_runs_that_cannot_be_told_hold_up_no_job(workers: Workers) -> None:
+    down = {"down": "gone", "tries": ["x", "y"]}
+
+    async def work() -> None:
+        each = workers.courier(down, down)
+        job = asyncio.create_task(each.made("a"))
+        while not workers.said:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert not job.done()
+        each.release()
+        await job
+        assert each.close(LONG_S)
+
+    run(work())
+
+    assert workers.said == ["MLflow cannot be told of 2 earlier runs. gone"]
+
+
+def test_a_worker_that_dies_is_replaced_a_few_times(workers: Workers) -> None:
+    (workers.directory / "dies").touch()
+
+    async def work() -> None:
+        each = workers.courier()
+        for number in range(WORKERS + 2):
+            await asyncio.wait_for(each.made(f"job {number}"), LONG_S)
+            assert each._messenger is not None
+            while each._messenger.alive:
+                await asyncio.sleep(0.01)
+        assert each.close(LONG_S)
+
+    run(work())
+
+    assert (workers.directory / "starts").read_text().count("x") == WORKERS

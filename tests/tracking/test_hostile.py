@@ -1,0 +1,181 @@
+"""Whatever a job writes into its store, its run says how it ended, and the rest comes over."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.tracking import mending
+from snakemake_executor_plugin_mantik.tracking.descriptions import DEEPEST, read_mapping
+from snakemake_executor_plugin_mantik.tracking.models import _rename
+from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
+    SOURCE,
+    Replayed,
+    empty,
+    store,
+    target,
+    told,
+)
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{name}: &{name} [*{before}, *{before}]\n"
+    for before, name in zip("abcdef", "bcdefg", strict=True)
+)
+DEEP = "name: " + "[" * 100_000
+
+
+def write(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def in_run(name: str, content: str | bytes) -> Callable[[Path], None]:
+    return lambda at: write(at / "7" / SOURCE / name, content)
+
+
+def in_models(name: str, content: str | bytes) -> Callable[[Path], None]:
+    def act(at: Path) -> None:
+        (model,) = (at / "7" / "models").iterdir()
+        write(model / name, content)
+
+    return act
+
+
+def inner(name: str, content: str | bytes) -> Callable[[Path], None]:
+    def act(at: Path) -> None:
+        runs = (p.parent for p in at.glob("7/*/meta.yaml") if p.parent.name != SOURCE)
+        write(next(runs) / name, content)
+
+    return act
+
+
+def in_place_of_inputs(at: Path) -> None:
+    shutil.rmtree(at / "7" / SOURCE / "inputs")
+    write(at / "7" / SOURCE / "inputs", "1")
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "a parameter's name": in_run("params/\x1b[31mred", "1"),
+    "a parameter's long way": in_run("params/a/../b/x", "1"),
+    "a parameter that is no text": in_run("params/bytes", b"\xff\xfe"),
+    "a parameter without end": in_run("params/long", "x" * (mending.LONGEST_VALUE + 1)),
+    "a tag's name": in_run("tags/a\nb", "1"),
+    "a metric's name": in_run("metrics/a;b", "1 1 1\n"),
+    "a metric beyond all numbers": in_run("metrics/m", f"{1 << 70} 1 1\n1 1 {1 << 70}\n1 1e999 1\n"
+    ),
+    "a line without end": in_run("metrics/m", b"1" * 1_000_000),
+    "a description that is nested": in_run("meta.yaml", DEEP),
+    "a description that explodes": in_run("meta.yaml", BOMB),
+    "a description of somebody else": in_run("meta.yaml", "run_id: x\nexperiment_id: '9'\n"),
+    "an inner run's odd state": inner("meta.yaml", "status: 99\nrun_id: 5\n"),
+    "an inner run's tag": inner("tags/mantik.key", "somebody's"),
+    "a model's description": in_models("meta.yaml", DEEP),
+    "a model that says nothing": in_models("meta.yaml", "x: 1\n"),
+    "a model elsewhere": in_models(
+        "meta.yaml", "model_id: ../../../../precious\nexperiment_id: '7'\nname: n\nstatus: 2\n"
+    ),
+    "an input": in_run("inputs/x/meta.yaml", "{["),
+    "an output": in_run("outputs/x/meta.yaml", "x: 1\n"),
+    "data": lambda at: write(at / "7" / "datasets" / "d" / "meta.yaml", DEEP),
+    "an experiment": lambda at: write(at / "x" / "meta.yaml", "experiment_id: /\nname: [a]\n"),
+    "a file for a directory": in_place_of_inputs,
+    "a directory for a file": in_run("meta.yaml/x", "1"),
+    "what is moved": lambda at: write(at / mending.METRICS / "meta.yaml", "1"),
+}  # fmt: skip
+
+
+# Each store takes seconds: what does not get in each other's way is in one.
+TOGETHER = [
+    [
+        *(name for name in HOSTILE if name.startswith(("a parameter", "a tag", "a metric"))),
+        "a line without end", "a description that is nested", "an inner run's tag",
+        "a model's description", "an input", "data", "what is moved",
+    ],
+    ["a description that explodes", "a model that says nothing", "an output"],
+    ["a description of somebody else", "a model elsewhere", "an experiment"],
+    ["an inner run's odd state", "a file for a directory"],
+    ["a directory for a file"],
+]  # fmt: skip
+
+
+def test_nothing_is_left_out() -> None:
+    assert {name for names in TOGETHER for name in names} == set(HOSTILE)
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
+def test_the_rest_comes_over(
+    told: Replayed, names: list[str], tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    precious = tmp_path / "precious" / "artifacts" / "MLmodel"
+    write(precious, "model_id: mine\n")
+    meta = told.store / "7" / SOURCE / "meta.yaml"
+    if "a directory for a file" in names:
+        meta.unlink()
+    for name in names:
+        HOSTILE[name](told.store)
+
+    told.replay()
+
+    run = told.client.get_run(told.run_id)
+    assert run.data.metrics["loss/a"] == 0.2
+    assert run.data.params["depth"] == "3"
+    assert "plots" in {file.path for file in told.client.list_artifacts(told.run_id)}
+    assert precious.read_text() == "model_id: mine\n"
+    assert not [
+        r for r in told.client.search_runs([told.experiment_id]) if "mantik.key" in r.data.tags
+    ]
+
+
+def test_a_run_of_somebody_else_gets_no_child(told: Replayed) -> None:  # noqa: F811
+    other = told.client.create_run(told.experiment_id).info.run_id
+    inner("tags/mlflow.parentRunId", other)(told.store)
+
+    told.replay()
+
+    parents = [
+        run.data.tags.get("mlflow.parentRunId")
+        for run in told.client.search_runs([told.experiment_id])
+    ]
+    assert told.run_id in parents
+    assert other not in parents
+
+
+def test_parameters_without_number(
+    told: Replayed, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr(mending, "MOST_VALUES", 20_000)
+    for number in range(100):
+        in_run(f"params/p{number:03}", "1")(told.store)
+
+    told.replay()
+
+    assert 5 < len(told.client.get_run(told.run_id).data.params) < 30
+    assert "there are too many" in " ".join(told.said)
+
+
+def test_a_models_own_description(tmp_path: Path) -> None:
+    for content in (DEEP, "a: [", "- x", "\xff"):
+        write(tmp_path / "MLmodel", content)
+        _rename(tmp_path / "MLmodel", {"model_id": "new"})
+        assert (tmp_path / "MLmodel").read_text() == content
+    write(tmp_path / "MLmodel", "model_id: old\na: &a [1]\nb: *a\n")
+    _rename(tmp_path / "MLmodel", {"model_id": "new"})
+    assert read_mapping(tmp_path / "MLmodel", aliases=True) == {
+        "model_id": "new",
+        "a": [1],
+        "b": [1],
+    }
+
+
+def test_what_is_read() -> None:
+    assert read_mapping(Path("/dev/zero")) is None
+    assert read_mapping(Path("/nowhere")) is None
+
+
+def test_how_deep(tmp_path: Path) -> None:
+    file = tmp_path / "meta.yaml"
+    write(file, "a: " + "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1))
+    assert read_mapping(file)
+    write(file, "a: " + "[" * DEEPEST + "]" * DEEPEST)
+    assert read_mapping(file) is None

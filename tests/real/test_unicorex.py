@@ -64,7 +64,7 @@ class TestKilled:
         # What the server was just importing for a job is gone with it: that job fails at launch.
         running = project.start("--retries", "2")
         until(
-            lambda: running.output.count(": submitted to ") == self.JOBS
+            lambda: running.output.count(": submitted to ") >= self.JOBS  # more on a busy machine
             and seen.exists()
             and len(seen.read_text().split()) == OWN_SLOTS,
             "jobs that run and jobs that wait",

@@ -224,8 +224,9 @@ def test_listing_of_more_than_a_server_tells_at_once(unicorex: UnicoreX, workspa
         directory.mkdir()
         for name in names:
             (directory / name).touch()
+        repeated = repetitions(site)
         assert set(await site.list("many")) == names
-        assert site.requests["list"] == 2
+        assert site.requests["list"] - len(repeated) == 2
 
     run(unicore_site(unicorex, workspace), scenario)
 

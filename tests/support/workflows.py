@@ -128,9 +128,10 @@ class Project:
         self._workflow: str | None = None
 
     def close(self) -> None:
-        """End what a test that failed has left running, here and at the site."""
+        """End what a failed test has left running, here and at the site; show what was said."""
         for running in self.started:
             running.kill()
+            print(running.output)  # noqa: T201 - pytest shows it with a failure only
         with suppress(JournalError):  # there may be none, or a damaged one
             self.place.end([job for record in self.tries for job in record.site_jobs])
 

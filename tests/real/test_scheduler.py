@@ -63,9 +63,9 @@ async def ends(scheduler: Scheduler, directory: Path) -> Told:
         to_end("killed", script("kill -9 $$")),
         to_end("child-killed", script("bash -c 'kill -9 $$'")),
         to_end("no-output", script("true", "--output=/nowhere/at/all")),
-        cancelled("cancelled", "sleep 100"),
+        cancelled("cancelled", "exec sleep 100"),
         cancelled("cancelled-caught", "trap 'exit 3' TERM; sleep 100 & wait"),
-        to_end("time", script("sleep 200", "--time=1").replace("--time=5\n", "--time=1\n")),
+        to_end("time", script("exec sleep 200", "--time=1").replace("--time=5\n", "--time=1\n")),
     )
     with pytest.raises(CancelError) as caught:
         await scheduler.cancel(held.id)

@@ -20,7 +20,7 @@ from statistics import median
 
 from benchmarks.engine import cpu_seconds, opened, request
 from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.observe import Nobody, Several
+from snakemake_executor_plugin_mantik.engine.observe import Addition, Nobody, Several
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.mlproject.call import Call
@@ -139,7 +139,8 @@ def client_alone(runs: int, directory: Path, uri: str) -> None:
         client.update_run(made, status="RUNNING")
         # The job's own store is read, and is found to be empty.
         own = directory / "stores" / str(number)
-        store.write_skeleton(own, "/w", str(number), identity, name="r", user="u", now=1.0)
+        files = store.skeleton("/w", str(number), identity, name="r", user="u", now=1.0)
+        Addition("", files).lay_out(own)
         reader = MlflowClient(own.as_uri())
         reader.search_experiments()
         reader.search_runs(["1"])

@@ -44,7 +44,7 @@ class _Copy:
 
     Attributes:
         place: where it is here.
-        origin: what the job started with, here.
+        addition: what the job started with.
         read: how many bytes of the packs are in it.
         piece: where the piece begins that the next bytes are in.
         looked: how much there was when nothing whole could be read.
@@ -53,7 +53,7 @@ class _Copy:
     """
 
     place: Path
-    origin: Path
+    addition: Addition
     read: int = 0
     piece: int = 0
     looked: int = 0
@@ -87,7 +87,7 @@ class LiveCopies:
         """A try is about to be watched: go on with its copy, if an observer wants one."""
         if addition is None or addition.live is None:
             return
-        copy = _Copy(self._workdir / addition.live.copy, self._workdir / addition.directory)
+        copy = _Copy(self._workdir / addition.live.copy, addition)
         with suppress(OSError, ValueError):
             read, piece = (copy.place / POSITION).read_text().split()
             copy.read, copy.piece = int(read), int(piece)
@@ -183,10 +183,7 @@ def _begin(copy: _Copy) -> None:
     shutil.rmtree(copy.place, ignore_errors=True)
     copy.place.mkdir(parents=True)
     new = copy.place / f".{TREE}"
-    if copy.origin.is_dir():
-        shutil.copytree(copy.origin, new)
-    else:
-        new.mkdir()
+    copy.addition.lay_out(new)
     new.rename(copy.place / TREE)
 
 

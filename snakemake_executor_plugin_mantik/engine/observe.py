@@ -39,18 +39,33 @@ class Addition:
     """What an observer adds to a job.
 
     Attributes:
-        directory: relative to the working directory and the workspace alike. Its files here go up
-            before the job; what the job leaves in it comes back, whether the job succeeds or not,
-            and whatever is wrong with it does not change how the job ended. Empty: there is none.
+        directory: relative to the working directory and the workspace alike. What the job leaves
+            in it comes back, whether the job succeeds or not, and whatever is wrong with it does
+            not change how the job ended. Empty: there is none.
+        files: what it holds before the job, by their paths in it; None is an empty directory.
         variables: environment variables of the command.
         secrets: further ones that travel like those of the workflow's `envvars:`.
         live: how the directory is shown while the job runs, if it is to be.
     """
 
     directory: str
+    files: Mapping[str, bytes | None] = field(default_factory=dict, repr=False)
     variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     live: Live | None = None
+
+    def lay_out(self, place: Path) -> None:
+        """Write what the directory holds before the job to a new directory here.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        place.mkdir(parents=True)
+        for name, content in self.files.items():
+            path = place / name
+            (path if content is None else path.parent).mkdir(parents=True, exist_ok=True)
+            if content is not None:
+                path.write_bytes(content)
 
 
 @dataclass(frozen=True)

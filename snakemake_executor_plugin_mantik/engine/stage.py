@@ -111,7 +111,11 @@ class Stager:
         return len(fresh)
 
     async def stage(
-        self, files: Sequence[LocalFile], named: Sequence[str], makes: Iterable[str] = ()
+        self,
+        files: Sequence[LocalFile],
+        named: Sequence[str],
+        makes: Iterable[str] = (),
+        own: Sequence[LocalFile] = (),
     ) -> Staged:
         """Send what is missing of `files`.
 
@@ -119,6 +123,7 @@ class Stager:
             files: all that the job needs, directories already walked.
             named: the inputs' own paths as the rule names them, directories included.
             makes: paths of what the job makes, or of directories in which it does.
+            own: what this try needs besides, and no other one.
         """
         async with self._sending:
             if self._sources_lost:
@@ -128,12 +133,13 @@ class Stager:
         await self._clear(files, named)
         # What another job may still put in its place is brought along in any case.
         missing = [f for f in files if not self._there(f) or self.rivals(f.path, f.sha256)]
+        missing += own
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= COMPRESSION * self._inline_limit:
             packed = await asyncio.to_thread(pack, fresh)
             if len(packed) <= self._inline_limit:
-                inline, carried = packed, tuple(file.record for file in fresh)
+                inline, carried = packed, tuple(f.record for f in fresh if f not in own)
             else:
                 # Another job may have begun to upload some of them in the meantime.
                 bundles, fresh = self._sort(missing)
@@ -141,7 +147,7 @@ class Stager:
             bundles.append(await self._upload(fresh))
         needed = tuple(dict.fromkeys([*sorted(self._sources), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
-        sizes = {file.path: file.size for file in files if not file.directory}
+        sizes = {file.path: file.size for file in [*files, *own] if not file.directory}
         checks = [InputFile(path, size) for path, size in sizes.items()]
         checks += [InputFile(path, directory=True) for path in named if path not in sizes]
         return Staged(needed, inline, carried, tuple(checks))

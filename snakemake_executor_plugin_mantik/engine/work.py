@@ -165,9 +165,9 @@ class SiteWork:
                 submitted_at = record.submitted or time.time()
                 life = Life(record, list(record.site_jobs), submitted_at, sent)
                 try:
-                    whole, more = await self._observed(request, life)
+                    whole, own = await self._observed(request, life)
                     self._live.follow(record, life.addition)
-                    end = await self._carry(whole, life, [*files, *more])
+                    end = await self._carry(whole, life, files, own)
                 except MantikError as error:
                     self._unsent(life, error)
                     raise
@@ -179,8 +179,9 @@ class SiteWork:
                     continue
                 runtime_s = self._runtime_s(request)
                 outcome = await self._concluder.conclude(whole, life, end, runtime_s)
-                # Its own files are nobody else's, and no part of what lies at the site for others.
-                self.stager.lost([file.path for file in more])
+                if own:
+                    # No part of what lies at the site for others.
+                    self.stager.lost([file.path for file in own])
                 if outcome is not None:
                     if outcome.succeeded:
                         await self._tell_changed(request, files)
@@ -293,14 +294,17 @@ class SiteWork:
             return whole, []
         output = OutputFile(added.directory, "log", directory=True, keep=True)
         whole = replace(whole, outputs=(*request.outputs, output))
-        return whole, await self.local.look(added.directory)
+        made = [(f"{added.directory}/{path}", content) for path, content in added.files.items()]
+        return whole, list(starmap(LocalFile.holding, made))
 
-    async def _carry(self, request: JobRequest, life: Life, files: list[LocalFile]) -> End:
+    async def _carry(
+        self, request: JobRequest, life: Life, files: list[LocalFile], own: list[LocalFile]
+    ) -> End:
         """Submit the try unless the site may know it already, and wait for its end."""
         submit = life.sent == 0
         while True:
             if submit:
-                await self._submit(request, life, files)
+                await self._submit(request, life, files, own)
             end = await self.watcher.watch(
                 life.record, life.ids, self._runtime_s(request), sent=life.sent,
                 live=life.live is not None,
@@ -316,13 +320,15 @@ class SiteWork:
     def _runtime_s(self, request: JobRequest) -> int | None:
         return self.planner.resources(request.resources, request.threads).runtime_s
 
-    async def _submit(self, request: JobRequest, life: Life, files: list[LocalFile]) -> None:
+    async def _submit(
+        self, request: JobRequest, life: Life, files: list[LocalFile], own: list[LocalFile]
+    ) -> None:
         await self._sweeper.follow()
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
         for told in await self._rivals.make_way(files, made):
             self._tell(told)
-        staged = await self.stager.stage(files, request.inputs, outputs)
+        staged = await self.stager.stage(files, request.inputs, outputs, own)
         spec = self.planner.spec(request, life.record, self.facts, staged)
         spec = replace(spec, live=life.live)
         # From now on the job may change them there, whether it succeeds or not.

@@ -64,6 +64,7 @@ def _add(tar: tarfile.TarFile, file: LocalFile) -> None:
     if file.content is not None:
         member = tarfile.TarInfo(file.path)
         member.mode, member.size = 0o700, file.size
+        member.type = tarfile.DIRTYPE if file.directory else tarfile.REGTYPE
         tar.addfile(member, io.BytesIO(file.content))
         return
     try:

@@ -47,8 +47,13 @@ class LocalFile:
     content: bytes | None = None
 
     @classmethod
-    def holding(cls, path: str, content: bytes) -> "LocalFile":
-        """A file at `path` of the workspace that no file of this machine is the origin of."""
+    def holding(cls, path: str, content: bytes | None) -> "LocalFile":
+        """A file at `path` of the workspace that no file of this machine is the origin of.
+
+        Without any content it is an empty directory.
+        """
+        if content is None:
+            return cls(path, Path(path), 0, 0, directory=True, content=b"")
         digest = hashlib.sha256(content).hexdigest()
         return cls(path, Path(path), len(content), 0, digest, content=content)
 
@@ -76,12 +81,6 @@ class LocalFiles:
         self._workdir = workdir
         self._ledger = ledger
         self._reading: dict[Key, asyncio.Task[dict[Key, str | OSError]]] = {}
-
-    async def look(
-        self, path: str, *, local: Path | None = None, source: bool = False
-    ) -> list[LocalFile]:
-        """The file at `path`, or all files and empty directories below it; see `look_at`."""
-        return await self.look_at([(path, local)], source=source)
 
     async def look_at(
         self, wanted: Iterable[tuple[str, Path | None]], *, source: bool = False

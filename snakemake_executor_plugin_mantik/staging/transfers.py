@@ -163,7 +163,9 @@ class Landing:
             # No output lies in another one, so there is one such at most.
             for above in chain((path,), path.parents):
                 if above in self._temporary:
-                    make_private(above)
+                    if above not in self._made:
+                        make_private(above)
+                        self._made.add(above)
                     break
             path.mkdir(parents=True, exist_ok=True)
             self._made.add(path)

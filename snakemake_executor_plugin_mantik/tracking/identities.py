@@ -4,34 +4,25 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking.courier import Courier
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import Target
-from snakemake_executor_plugin_mantik.tracking.store import (
-    Identity,
-    experiment_of,
-    store_directory,
-)
+from snakemake_executor_plugin_mantik.tracking.store import Identity
 
 
 class Identities:
     """The runs' ids as jobs are given them. Belongs to the engine's thread."""
 
-    def __init__(
-        self, workdir: Path, target: Target, courier: Courier, paces: Mapping[str, float]
-    ) -> None:
+    def __init__(self, target: Target, courier: Courier, paces: Mapping[str, float]) -> None:
         """Nothing is asked yet.
 
         Args:
-            workdir: the workflow's directory.
             target: where the runs go.
             courier: has MLflow make the runs.
             paces: how many jobs a second are submitted to each site, at most.
         """
-        self._workdir = workdir
         self._target = target
         self._courier = courier
         self._paces = dict(paces)
@@ -64,10 +55,7 @@ class Identities:
             own_id = own_id or uuid.uuid4().hex
             outbox.give_own_id(record.id, own_id, experiment_id, experiment)
             known = _known(outbox, record)
-        run_id = known.own_id or known.run_id
-        # What the job was given before stays, whatever MLflow has said since.
-        given = experiment_of(self._workdir / store_directory(record.id), run_id)
-        return Identity(run_id, given or known.experiment_id, known.experiment)
+        return Identity(*known.given, known.experiment)
 
     async def _made(self, record: TryRecord) -> None:
         """Wait for the run; those that wait already are submitted before, at the site's pace."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 LOCK_WAIT_S = 5.0
 """Seconds to wait while another process writes; each write takes about a millisecond."""
 
@@ -48,6 +48,7 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_job ON jobs (job);
 CREATE INDEX jobs_workflow ON jobs (workflow);
 """,
+    "ALTER TABLE runs ADD COLUMN own_experiment_id TEXT NOT NULL DEFAULT ''",
 )
 """What each version added to the one before."""
 
@@ -106,6 +107,7 @@ class RunRecord:
         experiment_id, experiment: where it is.
         own_id: the id that the job was given because MLflow's was not there in time, or of the run
             that was made for it before.
+        own_experiment_id: the experiment's id that it was given with that.
     """
 
     try_id: str
@@ -116,6 +118,14 @@ class RunRecord:
     experiment_id: str
     experiment: str
     own_id: str
+    own_experiment_id: str
+
+    @property
+    def given(self) -> tuple[str, str]:
+        """The ids of the run and of its experiment as the job knows them."""
+        if self.own_id:
+            return self.own_id, self.own_experiment_id or self.experiment_id
+        return self.run_id, self.experiment_id
 
 
 class Outbox:
@@ -209,7 +219,7 @@ class Outbox:
     def give_own_id(self, try_id: str, own_id: str, experiment_id: str, experiment: str) -> None:
         """The job is given an id of ours, and this experiment, unless its run has been made."""
         self._execute(
-            "UPDATE runs SET own_id = ?, experiment_id = ?, experiment = ? WHERE try = ?"
+            "UPDATE runs SET own_id = ?, own_experiment_id = ?, experiment = ? WHERE try = ?"
             " AND run_id = ''",
             (own_id, experiment_id, experiment, try_id),
         )

@@ -1,13 +1,13 @@
 """The job's own MLflow store: files in its workspace, in the layout of MLflow's file store.
 
-Written here without mlflow, before the job; what the job adds to it comes back with its logs. The
+Made here without mlflow, before the job; what the job adds to it comes back with its logs. The
 layout is that of MLflow 1 to 3: a directory per experiment, in it one per run, each with a
 `meta.yaml`; a run without the directories `metrics`, `params` and `artifacts` is not recognised.
 """
 
 import json
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 DIRECTORY = ".snakemake/mantik/tracking"
 """Where the stores of all tries lie, relative to the working directory and the workspace alike."""
@@ -48,12 +48,6 @@ class Identity:
     experiment: str
 
 
-def experiment_of(root: Path, run_id: str) -> str:
-    """The id of the experiment that a run belongs to in a store here; empty: it is not there."""
-    found = [path.parent.name for path in root.glob(f"*/{run_id}")]
-    return found[0] if found else ""
-
-
 def variables(workspace: str, try_id: str, identity: Identity) -> dict[str, str]:
     """What a job's environment has to say so that MLflow logs into its store, and nowhere else.
 
@@ -80,13 +74,12 @@ def variables_of_run(identity: Identity) -> dict[str, str]:
     return {"MLFLOW_RUN_ID": identity.run_id, "MLFLOW_EXPERIMENT_ID": identity.experiment_id}
 
 
-def write_skeleton(
-    root: Path, workspace: str, try_id: str, identity: Identity, *, name: str, user: str, now: float
-) -> None:
-    """Write the store that the job starts with: its experiment and its run, which is running.
+def skeleton(
+    workspace: str, try_id: str, identity: Identity, *, name: str, user: str, now: float
+) -> dict[str, bytes | None]:
+    """The store that the job starts with: its experiment and its run, which is running.
 
     Args:
-        root: where the store is to be, here.
         workspace: absolute path of the workspace as the job sees it.
         try_id: the job's try.
         identity: its run.
@@ -94,13 +87,12 @@ def write_skeleton(
         user: the user's name.
         now: seconds since the epoch.
 
-    Raises:
-        OSError: it cannot be written.
+    Returns:
+        Its files by their paths; None is an empty directory.
     """
     place = f"{store_directory(try_id)}/{identity.experiment_id}"
     moment = int(now * 1000)
-    _write(
-        root / identity.experiment_id,
+    experiment = _description(
         artifact_location=_uri(workspace, place),
         creation_time=moment,
         experiment_id=identity.experiment_id,
@@ -108,9 +100,7 @@ def write_skeleton(
         lifecycle_stage=_ACTIVE,
         name=identity.experiment,
     )
-    run = root / identity.experiment_id / identity.run_id
-    _write(
-        run,
+    run = _description(
         artifact_uri=_uri(workspace, f"{place}/{identity.run_id}/artifacts"),
         end_time=None,
         entry_point_name="",
@@ -127,15 +117,17 @@ def write_skeleton(
         tags=[],
         user_id=user,
     )
-    for directory in ("metrics", "params", "artifacts"):
-        (run / directory).mkdir(exist_ok=True)
+    own = f"{identity.experiment_id}/{identity.run_id}"
+    empty = dict.fromkeys((f"{own}/{name}" for name in ("metrics", "params", "artifacts")), None)
+    return {
+        f"{identity.experiment_id}/meta.yaml": experiment, f"{own}/meta.yaml": run, **empty,
+    }  # fmt: skip
 
 
-def _write(directory: Path, **values: object) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+def _description(**values: object) -> bytes:
     # JSON's values are YAML's.
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
-    (directory / "meta.yaml").write_text("".join(lines), encoding="utf-8")
+    return "".join(lines).encode()
 
 
 def _uri(workspace: str, path: str) -> str:

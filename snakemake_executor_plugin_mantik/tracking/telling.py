@@ -36,7 +36,6 @@ from snakemake_executor_plugin_mantik.tracking.run import (
 )
 from snakemake_executor_plugin_mantik.tracking.store import (
     copy_directory,
-    experiment_of,
     store_directory,
     try_directory,
 )
@@ -271,11 +270,10 @@ class Teller:
         ).run()
 
     def _destination(self, run: RunRecord) -> Destination:
-        store = self._workdir / store_directory(run.try_id)
+        own_id, own_experiment_id = run.given
         return Destination(
-            run.try_id, run.run_id, run.experiment_id, run.own_id or run.run_id,
-            source_experiment_id=experiment_of(store, run.own_id or run.run_id),
-            name=run.data["name"],
+            run.try_id, run.run_id, run.experiment_id, own_id,
+            source_experiment_id=own_experiment_id, name=run.data["name"],
         )  # fmt: skip
 
     def _end(self, client: MlflowClient, run: RunRecord, event: Event) -> None:

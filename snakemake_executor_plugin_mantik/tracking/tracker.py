@@ -93,7 +93,7 @@ class Tracker:
         self._tracked: set[str] = set()
         log = self._directory / "worker.log"
         self._courier = Courier(workdir, log, tell, self._tracked, wait_s)
-        self._identities = Identities(workdir, target, self._courier, paces or {})
+        self._identities = Identities(target, self._courier, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
 
     # Before and after the engine's life
@@ -225,15 +225,18 @@ class Tracker:
             await self._add(run, record, job)
             identity = await self._identities.of(record, self._box)
             known = self._box.run(record.id)
-            if known is not None and _is_direct(known):
-                found = store.variables_of_run(identity)
-                return Addition("", variables=found, secrets=self._direct)
-            await asyncio.to_thread(self._write, record, workspace, identity)
+            assert known is not None
         except (OSError, sqlite3.Error) as error:
             self._broken(error)
             return None
+        if _is_direct(known):
+            found = store.variables_of_run(identity)
+            return Addition("", variables=found, secrets=self._direct)
         return Addition(
             store.store_directory(record.id),
+            store.skeleton(
+                workspace, record.id, identity, name=record.name, user=user(), now=known.created
+            ),
             store.variables(workspace, record.id, identity),
             live=Live(store.copy_directory(record.id), store.GROWING),
         )
@@ -279,17 +282,6 @@ class Tracker:
             (self._workdir / path).write_text(text, encoding="utf-8")
         return path
 
-    def _write(self, record: TryRecord, workspace: str, identity: store.Identity) -> None:
-        root = self._workdir / store.store_directory(record.id)
-        if root.exists():
-            return
-        new = root.with_name(f".{root.name}")
-        shutil.rmtree(new, ignore_errors=True)
-        store.write_skeleton(
-            new, workspace, record.id, identity, name=record.name, user=user(), now=time.time()
-        )
-        new.rename(root)
-
     def submitting(self, record: TryRecord, spec: JobSpec) -> None:
         """Keep what it asks for, and the script for the run's artifacts."""
         if self._recording:
@@ -304,6 +296,7 @@ class Tracker:
         text = self._mask(render(replace(spec, inline=b"")))
         try:
             path = self._workdir / store.try_directory(try_id) / "script.sh"
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")
         except OSError as error:
             self._tell(f"The script of {spec.name} is not kept for MLflow ({error}).")

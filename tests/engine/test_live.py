@@ -23,7 +23,7 @@ RECORD = TryRecord(
     "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
     TryState.SUBMITTED,
 )  # fmt: skip
-ADDITION = Addition("log", live=Live("copy", "^metrics/"))
+ADDITION = Addition("log", {"meta": b"from the start"}, live=Live("copy", "^metrics/"))
 
 
 class Listener(Nobody):
@@ -70,8 +70,6 @@ class Bench:
         self.site: Pieces = Pieces()
         self.said: list[str] = []
         self.listener = Listener()
-        (workdir / "log").mkdir()
-        (workdir / "log" / "meta").write_text("from the start")
         self.start()
 
     def start(self) -> None:

@@ -43,7 +43,7 @@ class Bench:
         return path
 
     async def look(self, *paths: str, source: bool = False) -> list[LocalFile]:
-        return [f for path in paths for f in await self.local.look(path, source=source)]
+        return await self.local.look_at([(path, None) for path in paths], source=source)
 
     async def stage(self, *paths: str) -> Staged:
         return await self.stager.stage(await self.look(*paths), paths)
@@ -85,6 +85,27 @@ def play(tmp_path: Path) -> Player[None]:
         virtualtime.run(with_bench())
 
     return run
+
+
+def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
+    play: Player[None],
+) -> None:
+    own = [LocalFile.holding("store/meta", b"1"), LocalFile.holding("store/empty", None)]
+
+    async def scenario(bench: Bench) -> None:
+        for size in (10, 2 * LIMIT):
+            shared = await bench.look(bench.write(f"shared-{size}", os.urandom(size)))
+            for files in (shared, []):
+                staged = await bench.stager.stage(files, (), (), own)
+                assert bench.job(staged) is None
+                assert bench.world.files.pop("store/meta") == b"1"
+                assert bench.world.files.pop("store/empty", b"") is None
+                bench.stager.confirm(staged)
+                bench.stager.lost([file.path for file in own])
+        known = {file.path for file in bench.journal.files.remote_files("sim")}
+        assert known == {f"shared-{size}" for size in (10, 2 * LIMIT)}
+
+    play(scenario)
 
 
 def test_small_files_travel_in_the_script(play: Player[None]) -> None:

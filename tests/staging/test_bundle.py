@@ -34,7 +34,7 @@ def work(tmp_path: Path) -> Path:
 
 def look(local: LocalFiles, *paths: str) -> list[LocalFile]:
     async def all_of_them() -> list[LocalFile]:
-        return [file for path in paths for file in await local.look(path)]
+        return await local.look_at([(path, None) for path in paths])
 
     return asyncio.run(all_of_them())
 
@@ -118,7 +118,7 @@ def test_many_who_ask_at_once_read_once(local: LocalFiles, work: Path) -> None:
     (work / "a").write_bytes(os.urandom(1_000_000))
 
     async def all_at_once() -> list[list[LocalFile]]:
-        return await asyncio.gather(*(local.look("a") for _ in range(30)))
+        return await asyncio.gather(*(local.look_at([("a", None)]) for _ in range(30)))
 
     assert len({file.sha256 for (file,) in asyncio.run(all_at_once())}) == 1
 

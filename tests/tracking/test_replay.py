@@ -19,10 +19,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
+from snakemake_executor_plugin_mantik.engine.observe import Addition
 from snakemake_executor_plugin_mantik.tracking import source
 from snakemake_executor_plugin_mantik.tracking.metrics import metric_files
 from snakemake_executor_plugin_mantik.tracking.replay import Replay
-from snakemake_executor_plugin_mantik.tracking.store import Identity, write_skeleton
+from snakemake_executor_plugin_mantik.tracking.store import Identity, skeleton
 from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
 
 SOURCE = "a" * 32
@@ -50,12 +51,16 @@ def target(empty: Path, tmp_path: Path) -> MlflowClient:
 def store(tmp_path: Path) -> Path:
     """What a job left."""
     root = tmp_path / "site" / "mlruns"
-    write_skeleton(
-        root, "/at/the/site", TRY, Identity(SOURCE, "7", "digits: 'ü'"), name="train C=1",
-        user="me", now=1000.0,
-    )  # fmt: skip
+    begin(root, "digits: 'ü'")
     fill(root)
     return root
+
+
+def begin(root: Path, experiment: str) -> None:
+    """What a job starts with."""
+    identity = Identity(SOURCE, "7", experiment)
+    files = skeleton("/at/the/site", TRY, identity, name="train C=1", user="me", now=1000.0)
+    Addition("", files).lay_out(root)
 
 
 def fill(root: Path) -> None:
@@ -330,10 +335,7 @@ def test_a_link_among_the_metrics_leads_nowhere(told: Replayed, tmp_path: Path) 
 
 def test_a_job_that_logged_nothing(told: Replayed) -> None:
     shutil.rmtree(told.store)
-    write_skeleton(
-        told.store, "/at/the/site", TRY, Identity(SOURCE, "7", "digits"), name="train C=1",
-        user="me", now=1000.0,
-    )  # fmt: skip
+    begin(told.store, "digits")
     before = told.view()
 
     told.replay()

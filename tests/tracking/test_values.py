@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     target,
     without_user,
 )
-from snakemake_executor_plugin_mantik.tracking.store import Identity, variables, write_skeleton
+from snakemake_executor_plugin_mantik.tracking.store import Identity, skeleton, variables
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow, command_line, flat
 
 RECORD = TryRecord(
@@ -88,15 +88,15 @@ def test_a_users_name_is_no_secret(tmp_path: Path) -> None:
     assert mask("EdDSA of /home/marie") == "EdDSA of /home/marie"
 
 
-def test_places_with_strange_names(tmp_path: Path) -> None:
+def test_places_with_strange_names() -> None:
     workspace = "/scratch/a b#1%2 ü"
     identity = Identity("a" * 32, "7", 'it\'s: "ü"\\n')
 
     told = variables(workspace, RECORD.id, identity)
-    write_skeleton(tmp_path, workspace, RECORD.id, identity, name="n", user="u", now=1.0)
+    files = skeleton(workspace, RECORD.id, identity, name="n", user="u", now=1.0)
 
     assert told["MLFLOW_TRACKING_URI"].startswith("file:///scratch/a%20b%231%252%20%C3%BC/.snake")
-    meta = YAML(typ="safe").load(tmp_path / "7" / "meta.yaml")
+    meta = YAML(typ="safe").load(files["7/meta.yaml"])
     assert meta["name"] == identity.experiment
     assert meta["artifact_location"] == f"{told['MLFLOW_TRACKING_URI']}/7"
 
@@ -293,7 +293,10 @@ def test_a_run_that_is_made_at_last_keeps_its_id(tmp_path: Path) -> None:
     found = {r.try_id: r for r in map(outbox.run, ("late", "early")) if r is not None}
     assert (found["late"].run_id, found["late"].own_id) == ("2" * 32, "f" * 32)
     assert (found["early"].run_id, found["early"].own_id) == ("1" * 32, "")
-    assert found["early"].experiment == "digits"
+    # What the job was given stays, whatever MLflow says since.
+    assert found["late"].given == ("f" * 32, "0")
+    assert found["early"].given == ("1" * 32, "7")
+    assert (found["late"].experiment_id, found["early"].experiment) == ("7", "digits")
     outbox.close()
 
 

@@ -120,6 +120,7 @@ def test_a_server_that_hangs_delays_a_job_no_longer_than_it_may(
     # Who has such an id can be found by it, and what the job logs goes to the run.
     for name, added in given.items():
         store = site.workdir / added.directory
+        added.lay_out(store)
         variables = added.variables
         own = store / variables["MLFLOW_EXPERIMENT_ID"] / variables["MLFLOW_RUN_ID"]
         (own / "params" / "seen").write_text(name)

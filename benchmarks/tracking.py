@@ -127,8 +127,10 @@ def client_alone(runs: int, directory: Path, uri: str) -> None:
 
     client = MlflowClient(uri)
     experiment = client.create_experiment("bench")
-    file = directory / "file"
-    file.write_text("x" * 5000)
+    files = directory / "files"
+    files.mkdir()
+    for name in ("script.sh", "backend-config.yaml"):
+        (files / name).write_text("x" * 5000)
     identity = store.Identity("a" * 32, "1", "bench")
     for number in range(runs):
         tags = {f"mantik.{i}": str(number) for i in range(16)}
@@ -139,13 +141,12 @@ def client_alone(runs: int, directory: Path, uri: str) -> None:
         client.update_run(made, status="RUNNING")
         # The job's own store is read, and is found to be empty.
         own = directory / "stores" / str(number)
-        files = store.skeleton("/w", str(number), identity, name="r", user="u", now=1.0)
-        Addition("", files).lay_out(own)
+        first = store.skeleton("/w", str(number), identity, name="r", user="u", now=1.0)
+        Addition("", first).lay_out(own)
         reader = MlflowClient(own.as_uri())
         reader.search_experiments()
         reader.search_runs(["1"])
-        for _ in range(2):
-            client.log_artifact(made, str(file), "mantik")
+        client.log_artifacts(made, str(files), "mantik")
         metrics = [Metric(f"mantik/{i}", 1.0, number, 0) for i in range(5)]
         client.log_batch(made, metrics=metrics, tags=[RunTag("mantik.exit_code", "0")])
         client.set_terminated(made, "FINISHED")

@@ -277,25 +277,35 @@ class Teller:
         )  # fmt: skip
 
     def _end(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
-        data = event.data
+        try:
+            self._accepted(run, lambda: self._logged(client, run, event))
+            self._accepted(run, lambda: self._files(client, run, event.data))
+        except Exception:
+            # How the job ended is true whatever keeps the rest from being told.
+            with suppress(Exception):
+                self._ended(client, run, event.data)
+            raise
+        self._ended(client, run, event.data)
+
+    def _accepted(self, run: RunRecord, tell: Callable[[], None]) -> None:
+        """Tell something whose refusal keeps nothing else from being told."""
+        try:
+            tell()
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            self._say(run, f"what follows of what the job left is left out: {error}")
+
+    def _logged(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
+        """Carry over what the job logged."""
         store = self._workdir / store_directory(run.try_id)
         if store.is_dir():
             told = self._told[run.try_id]
             told.doubt = told.doubt or event.attempts > 0
-            try:
-                Replay(
-                    client, store, self._destination(run), told,
-                    tell=lambda text: self._say(run, text),
-                ).whole(data["status"])  # fmt: skip
-            except MlflowException as error:
-                if not is_refusal(error):
-                    # How the job ended is true whatever keeps the rest from being told.
-                    with suppress(Exception):
-                        self._ended(client, run, data)
-                    raise
-                self._say(run, f"what follows of what the job logged is left out: {error}")
-        self._files(client, run, data)
-        self._ended(client, run, data)
+            replay = Replay(
+                client, store, self._destination(run), told, tell=lambda text: self._say(run, text)
+            )
+            replay.whole(event.data["status"])
 
     def _ended(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
         """Tell how a job ended."""
@@ -311,20 +321,19 @@ class Teller:
         client.set_terminated(run.run_id, data["status"], moment)
 
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
-        directory = self._workdir / try_directory(run.try_id)
+        """Script, log and backend config become artifacts."""
+        directory = self._workdir / try_directory(run.try_id) / FILES
         directory.mkdir(parents=True, exist_ok=True)
-        files = [directory / "script.sh", self._workdir / run.data["config"]]
-        if data["log"] and (log := Path(data["log"])).is_file():
-            named = directory / "log.txt"
-            named.unlink(missing_ok=True)
-            with suppress(OSError):
-                os.link(log, named)
-            if not named.exists():
-                shutil.copyfile(log, named)
-            files.append(named)
-        for file in files:
-            if file.is_file():
-                client.log_artifact(run.run_id, str(file), FILES)
+        for name, path in (("backend-config.yaml", run.data["config"]), ("log.txt", data["log"])):
+            origin, place = self._workdir / path, directory / name
+            if path and origin.is_file():
+                place.unlink(missing_ok=True)
+                try:
+                    os.link(origin, place)
+                except OSError:
+                    shutil.copyfile(origin, place)
+        if any(directory.iterdir()):
+            client.log_artifacts(run.run_id, str(directory), FILES)
 
     def _say(self, run: RunRecord, text: str) -> None:
         self._said[run.try_id] += 1

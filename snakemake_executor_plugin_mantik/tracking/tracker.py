@@ -30,7 +30,7 @@ from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun, tags, user
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
-from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+from snakemake_executor_plugin_mantik.tracking.workflow import FILES, Workflow
 
 END_WAIT_S = 30.0
 """Seconds that the end of a workflow waits, at most, until MLflow knows everything."""
@@ -295,8 +295,8 @@ class Tracker:
         # What it carries is data of the job, and may be large.
         text = self._mask(render(replace(spec, inline=b"")))
         try:
-            path = self._workdir / store.try_directory(try_id) / "script.sh"
-            path.parent.mkdir(exist_ok=True)
+            path = self._workdir / store.try_directory(try_id) / FILES / "script.sh"
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")
         except OSError as error:
             self._tell(f"The script of {spec.name} is not kept for MLflow ({error}).")

@@ -5,12 +5,14 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking import pictures
@@ -238,3 +240,38 @@ def test_a_run_that_is_deleted_meanwhile_holds_up_no_other(directory: Directory)
     found = directory.client.search_runs([directory.experiment], "attributes.status = 'FINISHED'")
     assert {each.info.run_name for each in found} == {"churn", TRIED_AGAIN}
     assert not os.path.exists(directory.path / try_directory(FAILED))
+
+
+class Refusing:
+    """A client that may log no artifacts."""
+
+    def __init__(self, client: MlflowClient, error: Exception) -> None:
+        self._client = client
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def log_artifacts(self, *_: object) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_how_a_job_ended_is_told_without_its_files(directory: Directory, refused: bool) -> None:
+    code = INVALID_PARAMETER_VALUE if refused else PERMISSION_DENIED
+    error = MlflowException("no room for artifacts", code)
+    teller = Teller(directory.outbox, directory.path, lambda _: None, directory.said.append, {})
+    teller._clients[directory.uri] = Refusing(directory.client, error)
+    teller.make(FAILED)
+    teller.tell(FAILED, Lane.STATES)
+
+    with nullcontext() if refused else pytest.raises(MlflowException):
+        teller.tell(FAILED, Lane.ENDING)
+
+    (run,) = directory.client.search_runs(
+        [directory.experiment], f"attributes.run_name = '{FAILED}'"
+    )
+    assert run.info.status == "FAILED"
+    # It is told again, unless that is no use.
+    assert (FAILED in directory.outbox.open_tries(Lane.ENDING)) is not refused
+    assert len(directory.said) == refused

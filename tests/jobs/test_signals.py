@@ -139,6 +139,20 @@ def test_a_signal_at_any_time_ends_in_a_marker_or_in_no_claim(trial: Trial, dela
     wait_until(lambda: session_of(process) == [], 5)
 
 
+def test_a_signal_that_comes_before_the_payload_can_catch_it(trial: Trial, tmp_path: Path) -> None:
+    """It has come before the payload is waited for, which it kills before it has said anything."""
+    (tmp_path / "env").write_text(
+        "set -T\n"
+        "trap 'case $BASH_COMMAND in"
+        ' "set -m") kill -TERM $$ ;;'
+        ' "umask \\"\\$_m_umask\\"") sleep 1 ;;'
+        " esac' DEBUG\n"
+    )
+    ended = trial.run(trial.spec("sleep 600"), env={"BASH_ENV": str(tmp_path / "env")})
+    assert ended.returned == ended.sure.exit_code == 143
+    assert (ended.sure.signal, ended.sure.failed_step) == ("TERM", "workspace")
+
+
 def test_a_late_signal_does_not_undo_a_success(trial: Trial) -> None:
     trial.program("find", '#!/bin/sh\nkill -TERM $PPID\nexec /usr/bin/find "$@"\n')
     spec = trial.spec("echo done > out", outputs=(OutputFile("out"),))

@@ -448,8 +448,9 @@ _m_read_state() {
     esac
   done < "$_m_work/marker/state"
   [ "$_m_failed_step" != command ] || _m_failed_step=
-  # A payload that became another program has not run the command.
-  if [ -n "$_m_failed_step" ] && (( _m_code == 0 )); then _m_code=1; fi
+  # A payload that became another program has not run the command. After a signal the code may not
+  # be known, and that of the signal counts.
+  if [ -n "$_m_failed_step" ] && [ -z "$_m_signal" ] && (( _m_code == 0 )); then _m_code=1; fi
 } 2>/dev/null
 
 _m_main() {

@@ -277,13 +277,15 @@ NEW_FILE = 0o644
 def tree(directory: Path) -> dict[str, str | bytes]:
     """All below a directory: bytes of files, targets of links, `/` for directories.
 
-    Hidden things and MLflow's own files are left out. Permissions belong to a file's name, unless
-    they are those of any new file.
+    Hidden things, MLflow's own files and Python's bytecode are left out. Permissions belong to a
+    file's name, unless they are those of any new file.
     """
     found: dict[str, str | bytes] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if name.startswith((".", "mlruns", "mlflow.db")) or "/.snakemake/" in f"/{name}/":
+            continue
+        if "__pycache__" in path.parts:
             continue
         if path.is_symlink():
             found[name] = f"-> {path.readlink()}"

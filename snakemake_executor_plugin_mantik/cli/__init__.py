@@ -1,11 +1,14 @@
 """The command `smk-mantik`."""
 
 import io
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.errors import MantikError, UserError
 
 FAILED = 2
 """Exit code after a mistake that was told."""
@@ -17,10 +20,27 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files may be no text
             stream.reconfigure(errors="backslashreplace")
     try:
-        _app()()
+        with _here():
+            _app()()
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)
         sys.exit(FAILED)
+
+
+@contextmanager
+def _here() -> Iterator[None]:
+    """Tell that the working directory was removed, where something has looked for it in vain."""
+    try:
+        yield
+    except FileNotFoundError:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise UserError(
+                "the directory that you are in was removed",
+                do="Change into one that is there, and type it again",
+            ) from None
+        raise
 
 
 def _app() -> typer.Typer:

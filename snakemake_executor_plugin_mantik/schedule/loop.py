@@ -1,6 +1,7 @@
 """The scheduler: claims what is due and has it submitted, again and again."""
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -126,7 +127,7 @@ class Processes:
             self._running[firing.id] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", "fire",
                  str(firing.id)],
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                cwd=_there(), stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
     def reap(self) -> None:
@@ -137,3 +138,11 @@ class Processes:
         """Wait until all have ended."""
         for process in self._running.values():
             process.wait()
+
+
+def _there() -> str:
+    """Where a process can be started: a scheduler may outlive the directory that it is in."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"

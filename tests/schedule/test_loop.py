@@ -288,3 +288,25 @@ def test_whatever_happens_each_due_time_is_one_run_or_told(seed: int, memory: Pa
     assert all(f.told for f in history.values() if f.state in {State.FAILED, State.MISSED})
     last_hours = takewhile(lambda due: due <= calm, schedule.due(calm - timedelta(hours=2)))
     assert {int(due.timestamp()) for due in last_hours} <= fired, "all was well, and it was lost"
+
+
+def test_a_scheduler_outlives_the_directory_that_it_was_started_in(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    machine.add("* * * * *")
+    machine.pass_by("2026-03-01T12:01:00")
+    machine.scheduler().look()
+    (firing,) = machine.store.history(1)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    processes = loop.Processes()
+    processes.submit(firing)
+
+    (process,) = processes._running.values()
+    assert Path(f"/proc/{process.pid}/cwd").readlink().exists()
+    processes.wait()
+    assert process.returncode == 0

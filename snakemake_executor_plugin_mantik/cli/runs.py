@@ -31,6 +31,13 @@ SiteOption = Annotated[
     str, typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config.")
 ]
 Account = Annotated[str, typer.Option("--account", help="The compute budget account.")]
+Extra = Annotated[
+    list[str] | None,
+    typer.Option("--extra", metavar="NAME=VALUE", help="A parameter that it does not declare."),
+]
+Experiment = Annotated[
+    str, typer.Option("--experiment", help="The MLflow experiment; it is made if need be.")
+]
 Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow finds one.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end; Ctrl-C cancels it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -61,15 +68,10 @@ def submit(
         str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
     ] = "main",
     parameter: Parameters = None,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A parameter that it does not declare."),
-    ] = None,
+    extra: Extra = None,
     site: SiteOption = "",
     account: Account = "",
-    experiment: Annotated[
-        str, typer.Option("--experiment", help="The MLflow experiment; it is made if need be.")
-    ] = "",
+    experiment: Experiment = "",
     name: Name = "",
     wait: Wait = False,
     as_json: AsJson = False,
@@ -97,13 +99,18 @@ def rerun(
     run: Run,
     *,
     parameter: Parameters = None,
+    extra: Extra = None,
     site: SiteOption = "",
     account: Account = "",
+    experiment: Experiment = "",
     name: Name = "",
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a run again: the same project, parameters and site, but for what is given here."""
+    """Submit a run again: the same project, parameters and site, but for what is given here.
+
+    Another project, version or entry point is no run again: smk-mantik runs submit.
+    """
     from snakemake_executor_plugin_mantik.runs.configs import of_file
     from snakemake_executor_plugin_mantik.runs.listing import find
     from snakemake_executor_plugin_mantik.runs.submit import resubmit
@@ -111,7 +118,8 @@ def rerun(
     found = find(run)
     run_id = resubmit(
         found.here.request.run_id if found.here is not None else found.run_id,
-        parameters=_pairs("-P", parameter), account=account, name=name,
+        parameters=_pairs("-P", parameter), extra=_pairs("--extra", extra), account=account,
+        experiment=experiment, name=name,
         site=of_file(site, os.environ) if site else None,
     )  # fmt: skip
     _told_of(run_id, wait=wait, as_json=as_json)

@@ -198,6 +198,11 @@ def slurm_directives(
     return (*words, "--no-requeue")
 
 
+def is_word(text: str) -> bool:
+    """Whether a scheduler can be told a text, such as an account: sbatch would read it as it is."""
+    return bool(text) and text.isprintable() and not set(text) & set(" '\"\\#")
+
+
 def _instead_of(extra: str) -> str:
     """What to ask for in place of options of sbatch."""
     used = re.findall(r"(?:^|[\s'\"])--?([A-Za-z][A-Za-z-]*)", extra)
@@ -325,7 +330,7 @@ def _mebibytes(number: int | None) -> str | None:
 def _word(option: str, value: str | int) -> str:
     """The value as it stands in an #SBATCH line, which sbatch splits and unquotes like a shell."""
     text = str(value)
-    if not text or not text.isprintable() or set(text) & set(" '\"\\#"):
+    if not is_word(text):
         raise UserError(
             f"{text!r} cannot be sent as --{option}",
             do="Use no blanks, quotes, backslashes, # or control characters",

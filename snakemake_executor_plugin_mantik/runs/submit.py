@@ -15,6 +15,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.atsites import credentials_of
 from snakemake_executor_plugin_mantik.config.reading import read_all
 from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake, UserError
+from snakemake_executor_plugin_mantik.jobs.resources import is_word
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load
 from snakemake_executor_plugin_mantik.runs import controller, known
@@ -121,7 +122,9 @@ def resubmit(
     *,
     parameters: Mapping[str, str] | None = None,
     site: Chosen | None = None,
+    extra: Mapping[str, str] | None = None,
     account: str = "",
+    experiment: str = "",
     name: str = "",
     tags: Mapping[str, str] | None = None,
     key: str = "",
@@ -132,7 +135,9 @@ def resubmit(
         run_id: the run.
         parameters: those that have other values now; an undeclared one is a mistake.
         site: another backend config.
+        extra: of the parameters that are not declared those that have other values now, or are new.
         account: another account; empty: the same, unless the site is another one.
+        experiment: another experiment, by its name; empty: the same.
         name: another name; empty: the same.
         tags: further tags.
         key: see `runs.again`.
@@ -144,8 +149,10 @@ def resubmit(
     old = RunDirectory(home() / run_id)
     if not old.request.exists():
         raise UserError(
-            f"the run {run_id} was not submitted from here: there is no {old.path}",
-            do="Submit it anew: smk-mantik runs submit",
+            f"it was not submitted from here, or its directory is gone: there is no {old.path}",
+            where=f"run {run_id}",
+            do="Submit its project anew: smk-mantik runs submit; or, if a workflow's job made it,"
+            " have the workflow run it again: snakemake --forcerun with the rule's name",
         )
     before = known.here(old).request
     if key and (found := _of_key(before.tracking_uri, key)):
@@ -173,11 +180,13 @@ def resubmit(
             folder=str(folder.relative_to(stage.path)),
             parameters={**before.parameters, **({} if scripted else changed)},
             values={**before.values, **values},
-            extra={**before.extra, **(changed if scripted else {})},
+            extra={**before.extra, **(changed if scripted else {}), **(extra or {})},
             site=before.site if site is None else site.site,
             config=str(config.relative_to(stage.path)),
             config_source=before.config_source if site is None else site.source,
             account=account,
+            experiment=experiment or before.experiment,
+            experiment_id="" if experiment else before.experiment_id,
             name=name or before.name,
             tags={**_kept(before.tags), **(tags or {}), **({KEY: key} if key else {})},
             created=time.time(), again_of=run_id, run_id="",
@@ -232,6 +241,12 @@ def _paths(point: EntryPoint | None) -> set[str]:
     return {p.name for p in point.parameters.values() if p.type == "path"} if point else set()
 
 
+def _account(name: str) -> Iterator[Mistake]:
+    if name and not is_word(name):
+        may_not = "may hold no blanks, quotes, backslashes, # or control characters"
+        yield Mistake("--account", "", f"{may_not}, found {name!r}")
+
+
 def _default(what: str, given: str) -> str:
     """What MLflow's variable says of the experiment, where nothing else says it."""
     return "" if given else os.environ.get(f"MLFLOW_EXPERIMENT_{what}", "")
@@ -258,14 +273,15 @@ def _submitted(
     stage: RunDirectory, request: Request, point: EntryPoint | None, gone: Mapping[str, Mistake]
 ) -> str:
     there = {name: "/" if name in gone else value for name, value in request.values.items()}
+    wrong = [*gone.values(), *_account(request.account)]
     try:
         _check(stage, replace(request, values=there))
     except UserError as error:
-        if gone:
-            raise ToldError(f"{ConfigError([*gone.values()])}\n{error}") from None
+        if wrong:
+            raise ToldError(f"{ConfigError(wrong)}\n{error}") from None
         raise
-    if gone:
-        raise ConfigError([*gone.values()])
+    if wrong:
+        raise ConfigError(wrong)
     store = Store(request.tracking_uri)
     assert point is not None
     defaults = {p.name: p.default for p in point.parameters.values() if p.default is not None}

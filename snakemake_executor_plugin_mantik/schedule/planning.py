@@ -10,6 +10,7 @@ from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.resources import is_word
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
 from snakemake_executor_plugin_mantik.schedule.fire import shown
 from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
@@ -95,8 +96,9 @@ def _changed(
     with _gathered(mistakes):
         if wish.until is not None:
             changes["until"] = _day(wish.until, now.astimezone(zone).date())
-    if wish.account is not None:
-        changes["account"] = wish.account
+    with _gathered(mistakes):
+        if wish.account is not None:
+            changes["account"] = _account(wish.account)
     if wish.missed is not None:
         changes["missed"] = wish.missed
     if mistakes:
@@ -184,6 +186,15 @@ def _day(text: str, today: date) -> date | None:
     if day < today:
         raise UserError(f"--until: {text} is over", do="Give a day that is still to come")
     return day
+
+
+def _account(name: str) -> str:
+    if name and not is_word(name):
+        raise UserError(
+            f"--account: no scheduler can be told {name!r}",
+            do="Use no blanks, quotes, backslashes, # or control characters",
+        )
+    return name
 
 
 def now() -> datetime:

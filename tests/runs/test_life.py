@@ -1,5 +1,6 @@
 """Runs from their submission to their end, through the real command, controller and site."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -151,9 +152,24 @@ def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     assert said.code == 2
     tells(said.output, "main.alhpa: is no parameter of main")
 
-    again_id = served.json("rerun", run_id, "-P", "alpha=0.5", "--wait")["run_id"]
+    for words in (("rerun", run_id), ("submit", "churn", "--site", served.site)):
+        said = served.tell(*words, "-P", "alpha=x", "--account", "a b")
+        assert said.code == 2
+        tells(said.output, "--account: may hold no blanks", "found 'a b'", "has to be a number")
+    assert len(served.json("list", "--experiment", served.experiment)) == 1, "none was made"
+
+    elsewhere = f"{served.experiment} again"
+    again_id = served.json(
+        "rerun", run_id, "-P", "alpha=0.5", "--extra", "seed=1", "--experiment", elsewhere,
+        "--wait",
+    )["run_id"]  # fmt: skip
 
     run = served.client.get_run(again_id)
     assert run.info.status == "FINISHED", served.log(again_id)
-    assert run.data.params["alpha"] == "0.5"
+    assert (run.data.params["alpha"], run.data.params["seed"]) == ("0.5", "1")
+    assert served.client.get_experiment_by_name(elsewhere).experiment_id == run.info.experiment_id
     assert run.data.tags["mantik.again_of"] == run_id
+    shutil.rmtree(served.directory(run_id).path)
+    said = served.tell("rerun", run_id)
+    assert said.code == 2
+    tells(said.output, "or its directory is gone", "smk-mantik runs submit", "--forcerun")

@@ -139,6 +139,7 @@ def test_what_became_of_due_times_is_told(command: Command) -> None:
         (["--until", "2020-01-01"], "2020-01-01 is over"),
         (["--until", "31.3.2027"], "'31.3.2027' is no day"),
         (["--until", "2027-02-30"], "'2027-02-30' is no day"),
+        (["--account", "a b"], "--account: no scheduler can be told 'a b'"),
         (
             ["--cron", "0 0 29 2 *", "--until", "2027-12-31"],
             "it would never be due: first on Tue 2028",

@@ -116,8 +116,14 @@ def rerun(
     from snakemake_executor_plugin_mantik.runs.submit import resubmit
 
     found = find(run)
+    if found.here is None:
+        raise UserError(
+            "it was not submitted from here, or its directory is gone", where=f"run {found.run_id}",
+            do="Submit its project anew: smk-mantik runs submit. If it is that of a workflow's job,"
+            " have the workflow run it again: snakemake --forcerun, with the rule's name",
+        )  # fmt: skip
     run_id = resubmit(
-        found.here.request.run_id if found.here is not None else found.run_id,
+        found.here.request.run_id,
         parameters=_pairs("-P", parameter), extra=_pairs("--extra", extra), account=account,
         experiment=experiment, name=name,
         site=of_file(site, os.environ) if site else None,

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.engine.messages import duration, size
+from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def table(rows: "Sequence[Row]") -> Table:
 def details(found: "Found") -> dict[str, Any]:
     """All that is known of a run, for JSON."""
     from snakemake_executor_plugin_mantik.runs.listing import finite, row
+    from snakemake_executor_plugin_mantik.runs.registry import of_run
 
     here = found.here
     made: dict[str, Any] = {"run_id": found.run_id, "state": "deleted in MLflow", "note": ""}
@@ -51,6 +54,13 @@ def details(found: "Found") -> dict[str, Any]:
         made["metrics"] = finite(found.run.data.metrics)
         made["parameters"] = dict(found.run.data.params)
         made["tags"] = {k: v for k, v in found.run.data.tags.items() if k.startswith("mantik.")}
+        with suppress(MantikError):  # a server without a registry
+            models, registered = of_run(found.store, found.run)
+            made["models"] = models
+            made["registered"] = [
+                {"name": v.name, "version": v.number, "aliases": list(v.aliases)}
+                for v in registered
+            ]
     if here is not None:
         results = here.workdir / RESULTS
         made |= {
@@ -87,6 +97,11 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         "directory": found.get("directory", ""),
         "results": found.get("results", ""),
     }
+    shown["models"] = ", ".join(found.get("models", ()))
+    shown["registered as"] = ", ".join(
+        f"{v['name']}, version {v['version']}{_in_brackets(', '.join(v['aliases']))}"
+        for v in found.get("registered", ())
+    )
     for job in found.get("jobs", ()):
         shown["job"] = ", ".join(v for v in (job["id"], job["queue"], job["outcome"]) if v)
     yield from (f"  {name}: {value}" for name, value in shown.items() if value)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlflow
 from mlflow.exceptions import MlflowException
@@ -14,6 +14,9 @@ from snakemake_executor_plugin_mantik.runs.store import Store, quoted
 
 _VERSIONS = "mlflow.modelVersions"
 """The tag of a logged model that MLflow's pages find its registered versions by."""
+
+LONGEST: Final = 256
+"""Characters that MLflow's databases keep of a model's name."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,10 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
         raise UserError(
             f"it is {run.info.status}: only what has finished can be registered",
             where=f"run {run_id}",
-            do="See how it is: smk-mantik runs show",
+            do=f"See how it is: smk-mantik runs show {run_id}",
         )
-    if not name or set(name) & set("/:"):
-        raise UserError(
-            f"{name!r} cannot be a model's name: it may hold no / and no :", do="Give it another"
-        )
+    if why := _unfit(name):
+        raise UserError(f"{name!r} cannot be a model's name: {why}", do="Give it another")
     logged = _chosen(store, run, model)
     with store.asked():
         there = _registered(store, name)
@@ -74,6 +75,30 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
         known = json.loads(logged.tags.get(_VERSIONS, "[]"))
         store.client.set_logged_model_tags(logged.model_id, {_VERSIONS: json.dumps(known + link)})
     return Version(name, str(made.version), new=True)
+
+
+def _unfit(name: str) -> str:
+    """Why a name is none that a model can be registered, and found again, by."""
+    if not name.strip() or not name.isprintable():
+        return "it has to be one line, and not blank"
+    if set(name) & set("/:"):
+        return "it may hold no / and no :"
+    if {"'", '"'} <= set(name):
+        return "it may hold one kind of quotes, and not both"
+    return f"it may have {LONGEST} characters" if len(name) > LONGEST else ""
+
+
+def of_run(store: Store, run: Any) -> tuple[list[str], list[Version]]:
+    """The names of the models that a run has logged, and what is registered of them."""
+    with store.asked():
+        return sorted({model.name for model in _logged(store, run)}), _versions(store, run)
+
+
+def _versions(store: Store, run: Any) -> list[Version]:
+    return [
+        Version(v.name, str(v.version), _aliases(store, v.name, v.version))
+        for v in store.client.search_model_versions(f"run_id = {quoted(run.info.run_id)}")
+    ]
 
 
 @contextmanager
@@ -118,16 +143,12 @@ def unregister(store: Store, run: Any, name: str = "", *, force: bool = False) -
     """
     run_id = run.info.run_id
     with store.asked():
-        found = [
-            Version(v.name, str(v.version), _aliases(store, v.name, v.version))
-            for v in store.client.search_model_versions(f"run_id = {quoted(run_id)}")
-            if not name or v.name == name
-        ]
+        found = [v for v in _versions(store, run) if not name or v.name == name]
         if not found:
             which = f" as {name}" if name else ""
             raise UserError(
                 f"no model of it is registered{which}", where=f"run {run_id}",
-                do="See what is: smk-mantik runs show",
+                do=f"See what is: smk-mantik runs show {run_id}",
             )  # fmt: skip
         held = [f"{v.name}@{alias}" for v in found for alias in v.aliases]
         if held and not force:
@@ -140,7 +161,8 @@ def unregister(store: Store, run: Any, name: str = "", *, force: bool = False) -
             for alias in version.aliases:
                 store.client.delete_registered_model_alias(version.name, alias)
             store.client.delete_model_version(version.name, version.number)
-            if not store.client.search_model_versions(f"name = {quoted(version.name)}"):
+            # MLflow's search knows no name with both kinds of quotes, which others may have given.
+            if not store.client.get_registered_model(version.name).latest_versions:
                 store.client.delete_registered_model(version.name)
         _unlink(store, run, found)
     return found

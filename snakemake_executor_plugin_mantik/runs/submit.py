@@ -149,10 +149,9 @@ def resubmit(
     old = RunDirectory(home() / run_id)
     if not old.request.exists():
         raise UserError(
-            f"it was not submitted from here, or its directory is gone: there is no {old.path}",
+            f"it was deleted, or not submitted from here: there is no {old.path}",
             where=f"run {run_id}",
-            do="Submit its project anew: smk-mantik runs submit; or, if a workflow's job made it,"
-            " have the workflow run it again: snakemake --forcerun with the rule's name",
+            do="Submit its project anew: smk-mantik runs submit",
         )
     before = known.here(old).request
     if key and (found := _of_key(before.tracking_uri, key)):

@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.runs.registry import (
     Version,
     as_the_only,
+    of_run,
     register,
     unregister,
 )
@@ -87,6 +88,10 @@ def test_what_cannot_be_registered(store: Store, tmp_path: Path) -> None:
         (logged(client, "a", "b"), (name,), "several models: a, b"),
         (logged(client, "a"), (name, "b"), "logged no model b. Take one of: a"),
         (logged(client, "a"), ("x/y",), "no / and no :"),
+        (logged(client, "a"), (" ",), "one line, and not blank"),
+        (logged(client, "a"), ("x\ny",), "one line, and not blank"),
+        (logged(client, "a"), ('it\'s "x"',), "one kind of quotes"),
+        (logged(client, "a"), ("x" * 257,), "256 characters"),
         (logged(client, "a", status="FAILED"), (name,), "it is FAILED"),
     ):
         with pytest.raises(UserError, match=told):
@@ -95,6 +100,29 @@ def test_what_cannot_be_registered(store: Store, tmp_path: Path) -> None:
             unregister(store, client.get_run(run_id))
     # No empty model is left behind.
     assert names(store) == before
+
+
+def test_names_that_mlflow_cannot_search_for(store: Store, tmp_path: Path) -> None:
+    client, names_of = store.client, [f"a {tmp_path.name}", f"both ' and \" {tmp_path.name}"]
+    run_id = logged(client, "model")
+    (model,) = client.search_logged_models(["0"], f"source_run_id = '{run_id}'")
+    with as_the_only(store):
+        for name in names_of:  # by somebody else's hand
+            client.create_registered_model(name)
+            client.create_model_version(
+                name, f"models:/{model.model_id}", run_id, model_id=model.model_id
+            )
+    client.set_registered_model_alias(names_of[0], "best", "1")
+    logged_as, registered = of_run(store, client.get_run(run_id))
+    assert logged_as == ["model"]
+    assert sorted((v.name, v.aliases) for v in registered) == [
+        (names_of[0], ("best",)), (names_of[1], ()),
+    ]  # fmt: skip
+
+    gone = unregister(store, client.get_run(run_id), force=True)
+
+    assert sorted(version.name for version in gone) == names_of
+    assert not names(store) & set(names_of)
 
 
 def test_a_version_that_cannot_be_made_leaves_nothing(

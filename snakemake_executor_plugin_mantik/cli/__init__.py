@@ -13,6 +13,9 @@ from snakemake_executor_plugin_mantik.errors import MantikError, UserError
 FAILED = 2
 """Exit code after a mistake that was told."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 def main() -> None:
     """Run the command; what goes wrong is told in words, never as a traceback."""
@@ -25,6 +28,8 @@ def main() -> None:
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)
         sys.exit(FAILED)
+    except KeyboardInterrupt:  # before anything is begun: what is imported takes a second
+        sys.exit(INTERRUPTED)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A command that is typed in a directory which somebody has removed meanwhile."""
+"""Commands that are typed in a directory which is no more, or taken back as soon as typed."""
 
 import subprocess
 import sys
@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+HEARS = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from snakemake_executor_plugin_mantik import cli
+cli._app = lambda: os.kill(os.getpid(), signal.SIGINT)  # while it is about to be imported
+cli.main()
+"""
 TYPED = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
 
 
@@ -25,3 +32,11 @@ def test_the_working_directory_is_gone(tmp_path: Path, words: tuple[str, ...]) -
         "smk-mantik: the directory that you are in was removed."
         " Change into one that is there, and type it again.\n"
     )
+
+
+def test_ctrl_c_before_anything_is_begun() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HEARS], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "")

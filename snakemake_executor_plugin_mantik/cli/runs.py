@@ -286,7 +286,7 @@ def delete(
             "it is not over", where=f"run {found.run_id}",
             do=f"Cancel it first: smk-mantik runs cancel {found.run_id}",
         )  # fmt: skip
-    for line in what_goes(found, site=not keep_site):
+    for line in (*what_goes(found, site=not keep_site), *_repeated(found.run_id)):
         typer.echo(one_line(line))
     if not (yes or agreed()):
         raise typer.Exit(FAILED)
@@ -346,6 +346,18 @@ def _find(run: str) -> "Found":
     from snakemake_executor_plugin_mantik.runs.listing import find, refreshed
 
     return refreshed(find(run))
+
+
+def _repeated(run_id: str) -> list[str]:
+    """What becomes of the schedules that repeat a run, once it is deleted."""
+    from snakemake_executor_plugin_mantik.private import data_home
+    from snakemake_executor_plugin_mantik.schedule.store import repeating
+
+    return [
+        f"schedule {name} repeats it, and will fail: before that, have it repeat another one"
+        f" (smk-mantik schedule edit {name} --run RUN), or remove it"
+        for name in repeating(data_home(), run_id)
+    ]
 
 
 def _in_mlflow(run: str) -> "Found":

@@ -285,6 +285,21 @@ class Store:
             db.execute(f"UPDATE firings SET {setting} WHERE id = ?", (*values, firing.id))  # noqa: S608
 
 
+def repeating(directory: Path, run_id: str) -> list[str]:
+    """The names of the schedules that repeat a run; no file is made for that.
+
+    Raises:
+        MantikError: the file cannot be used.
+    """
+    if not (directory / FILE).exists():
+        return []
+    store = Store(directory)
+    try:
+        return [schedule.name for schedule in store.all() if schedule.run == run_id]
+    finally:
+        store.close()
+
+
 def _columns(schedule: Schedule) -> dict[str, Any]:
     values = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
     return values | {"until": schedule.until.isoformat() if schedule.until else None}

@@ -59,6 +59,7 @@ class Runs:
         self.home = self.project.directory.parent / "all runs"
         self.project.extra |= {
             "MANTIK_RUNS": str(self.home),
+            "XDG_DATA_HOME": str(self.project.directory.parent / "data"),
             "MLFLOW_TRACKING_URI": self.uri,
             "MLFLOW_EXPERIMENT_NAME": str(self.project.directory.parent),
             "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -8,6 +8,7 @@ import pytest
 from snakemake_executor_plugin_mantik.runs import again, controller
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.runs.conftest import Runs
+from tests.support.command import smk_mantik
 from tests.support.workflows import tells
 
 # A run takes half a dozen starts of Python, and MLflow's import in three of them.
@@ -65,8 +66,9 @@ def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
 
     workspace = runs.workspace(run_id)
     assert any(path.is_file() for path in workspace.rglob("*"))
+    smk_mantik(project, "schedule", "add", "daily", "--run", "first", "--cron", "@daily").ok()
     said = runs.tell("delete", "first").output
-    tells(said, str(runs.directory(run_id).path), "Add --yes")
+    tells(said, str(runs.directory(run_id).path), "schedule daily repeats it", "Add --yes")
     assert runs.directory(run_id).path.exists()
     said = runs.tell("delete", "first", "--yes").ok().output
     assert not runs.directory(run_id).path.exists(), said

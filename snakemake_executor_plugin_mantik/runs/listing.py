@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
@@ -19,9 +18,11 @@ from snakemake_executor_plugin_mantik.runs.store import (
     SITE,
     Store,
     conditions,
+    is_there,
     quoted,
     tracking_uri,
 )
+from snakemake_executor_plugin_mantik.runs.unmade import clear_up
 
 OURS: Final = "mantik/"
 """How the names of metrics begin that tracking adds."""
@@ -91,11 +92,13 @@ def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
         UserError: a condition cannot be asked for.
         MantikError: no store answers.
     """
+    for why in clear_up():
+        say(str(why))
     there = known.all_here()
     for each in there:
         _settled(each, say)
     uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
-    stores = [uri for uri in uris if _is_there(uri)]
+    stores = [uri for uri in uris if is_there(uri)]
     found: list[Row] = []
     failed: list[MantikError] = []
     for uri in stores:
@@ -130,12 +133,6 @@ def _settled(run: Here, say: Callable[[str], None]) -> None:
             settle(run.directory, run.request)
         except MantikError as error:
             say(f"run {run.request.run_id}: {error}")
-
-
-def _is_there(uri: str) -> bool:
-    """Whether a store is there to be asked; MLflow would make a SQLite file that is not."""
-    path = uri.removeprefix("sqlite:///")
-    return path == uri or Path(path.partition("?")[0]).exists()
 
 
 def _in_store(store: Store, wanted: Wanted, there: Mapping[str, Here]) -> list[Row]:
@@ -217,7 +214,7 @@ def find(word: str) -> Found:
         return Found(there.request.run_id, store.run(there.request.run_id), store, there)
     uri = tracking_uri(os.environ)
     uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in known.all_here())])
-    for each in filter(_is_there, uris):
+    for each in filter(is_there, uris):
         store = Store(each)
         ours = f"tags.`{SITE}` LIKE '%'"
         by_id = f"attributes.run_id LIKE '{word}%'" if _ID.fullmatch(word) else ""

@@ -70,6 +70,11 @@ class RunDirectory:
         return self.path / "lock"
 
     @property
+    def making(self) -> Path:
+        """Held by the process that submits the run, until it is made."""
+        return self.path / "making"
+
+    @property
     def cancelled(self) -> Path:
         """There if somebody has asked for the run to be cancelled."""
         return self.path / "cancelled"

@@ -12,6 +12,7 @@ import mlflow
 from mlflow.entities import Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.tracking.experiments import find_or_make
@@ -24,6 +25,9 @@ SITE: Final = "mantik.site"
 KEY: Final = "mantik.key"
 """A tag: what a run can be found by that was asked for twice."""
 
+SUBMISSION: Final = "mantik.submission"
+"""A tag: what the run of one submission can be found by, should that be killed."""
+
 _VALUE: Final = 6000
 """Characters that MLflow keeps of a parameter's value."""
 
@@ -32,6 +36,12 @@ def tracking_uri(environ: Mapping[str, str]) -> str:
     """Where the user's runs are, absolute and without user and password."""
     found = target(environ, Path.cwd()).uri or without_user(mlflow.get_tracking_uri())
     return str(Path(found).absolute()) if ":" not in found else found
+
+
+def is_there(uri: str) -> bool:
+    """Whether a store is there to be asked; MLflow would make a SQLite file that is not."""
+    path = uri.removeprefix("sqlite:///")
+    return path == uri or Path(path.partition("?")[0]).exists()
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Store:
         """Tell MLflow's errors as ours."""
         try:
             yield
-        except MlflowException as error:
+        except (MlflowException, SQLAlchemyError) as error:  # of a file that is no database, say
             raise MantikError(
                 f"MLflow: {' '.join(without_users(str(error)).split())[:500]}",
                 where=without_user(self.uri),

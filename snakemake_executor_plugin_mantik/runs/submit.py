@@ -7,10 +7,9 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from snakemake_executor_plugin_mantik.atsites import credentials_of
 from snakemake_executor_plugin_mantik.config.reading import read_all
@@ -45,12 +44,15 @@ from snakemake_executor_plugin_mantik.runs.store import (
     quoted,
     tracking_uri,
 )
+from snakemake_executor_plugin_mantik.runs.unmade import (
+    NEVER,
+    being_made,
+    clear_up,
+    end_unmade,
+    submission,
+)
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.run import user
-
-STALE_S: Final = 86400.0
-"""Seconds after which a directory that never became a run is removed."""
-NEVER: Final = "it was never submitted"
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,7 @@ def submit(asked: Asked) -> str:
         UserError: with all that is wrong; nothing was sent, and no run made.
         MantikError: MLflow cannot be asked.
     """
-    stage = _stage()
-    try:
+    with _staging() as stage:
         taken = take(asked.uri, asked.version, asked.chosen.config, stage)
         config = _written(stage, asked.chosen)
         parameters, extra = dict(asked.parameters), dict(asked.chosen.extra)
@@ -113,8 +114,6 @@ def submit(asked: Asked) -> str:
             name=asked.name, created=time.time(), tags={**taken.tags, **asked.tags},
         )  # fmt: skip
         return _submitted(stage, request, point, missing(taken, values, _paths(point)))
-    finally:
-        shutil.rmtree(stage.path, ignore_errors=True)  # unless it has become a run
 
 
 def resubmit(
@@ -156,8 +155,7 @@ def resubmit(
     before = known.here(old).request
     if key and (found := _of_key(before.tracking_uri, key)):
         return found
-    stage = _stage()
-    try:
+    with _staging() as stage:
         folder = retake(old.path / before.folder, stage)
         if site is None:
             with _writing(stage):
@@ -191,20 +189,22 @@ def resubmit(
             created=time.time(), again_of=run_id, run_id="",
         )  # fmt: skip
         return _submitted(stage, request, point, missing(taken, values, _paths(point)))
-    finally:
-        shutil.rmtree(stage.path, ignore_errors=True)
 
 
-def _stage() -> RunDirectory:
-    """A directory for a run that is not made yet; old ones that never became any are removed."""
+@contextmanager
+def _staging() -> Iterator[RunDirectory]:
+    """A directory for a run that is not made yet; those that never became any are removed."""
     runs = make_home()
     stage = RunDirectory(runs / f"{NEW}{uuid.uuid4().hex}")
-    with _writing(stage):
-        for path in runs.glob(f"{NEW}*"):
-            if path.stat().st_mtime < time.time() - STALE_S:
-                shutil.rmtree(path, ignore_errors=True)
-        stage.path.mkdir(mode=0o700)
-    return stage
+    clear_up()  # what it could not end is ended another time
+    with ExitStack() as held:
+        with _writing(stage):
+            stage.path.mkdir(mode=0o700)
+            held.enter_context(being_made(stage))
+        try:
+            yield stage
+        finally:
+            shutil.rmtree(stage.path, ignore_errors=True)  # unless it has become a run
 
 
 def _written(stage: RunDirectory, chosen: Chosen) -> Path:
@@ -259,7 +259,8 @@ def _kept(tags: Mapping[str, str]) -> dict[str, str]:
 def _of_key(uri: str, key: str) -> str:
     """The run that was made for a key before; one that never got a directory is given up."""
     store = Store(uri)
-    for run_id, directory in _made_for(store, key):
+    for run_id in (str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quoted(key)}")):
+        directory = RunDirectory(home() / run_id)
         if directory.request.exists():
             if known.here(directory).gone:
                 controller.start(directory)
@@ -285,10 +286,13 @@ def _submitted(
     assert point is not None
     defaults = {p.name: p.default for p in point.parameters.values() if p.default is not None}
     params = {**defaults, **request.parameters, **request.extra}
-    # By the key it is found again, should MLflow make it and not be able to say so.
-    request = replace(request, tags={KEY: uuid.uuid4().hex, **request.tags})
+    # By this it is found again, should MLflow make it and not be able to say so.
+    request = replace(request, tags={**request.tags, **submission(stage)})
     try:
         with held_back():
+            # Should this process be killed, it tells whoever comes later what to look for.
+            with _writing(stage):
+                write(stage, request)
             made = store.make(
                 request.experiment, request.experiment_id, request.name, _tags(request, stage),
                 params,
@@ -298,17 +302,9 @@ def _submitted(
         controller.start(directory)
     except BaseException:
         with suppress(MantikError):  # what has happened is to be told, not this
-            for run_id, its in _made_for(store, request.tags[KEY]):
-                if not its.request.exists():
-                    store.end(run_id, "KILLED", NEVER)
+            end_unmade(store, stage)
         raise
     return made.run_id
-
-
-def _made_for(store: Store, key: str) -> list[tuple[str, RunDirectory]]:
-    """The runs that MLflow has for a key, and where the directory of each is, or would be."""
-    found = [str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quoted(key)}")]
-    return [(run_id, RunDirectory(home() / run_id)) for run_id in found]
 
 
 def _become(stage: RunDirectory, directory: RunDirectory, request: Request, made: Made) -> None:

@@ -1,9 +1,10 @@
 """Runs in MLflow. Needs mlflow, whose import takes seconds: imported where a run is looked at."""
 
+import io
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -123,7 +124,9 @@ class Store:
                 return
             if reason and status != "FINISHED":
                 self.client.log_batch(run_id, tags=[RunTag("mantik.reason", reason)])
-            self.client.set_terminated(run_id, status)
+            # Of a server's run MLflow prints the address, amid what may be read as JSON.
+            with redirect_stdout(io.StringIO()):
+                self.client.set_terminated(run_id, status)
 
     # Looking
 

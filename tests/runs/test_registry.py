@@ -137,3 +137,12 @@ def test_a_version_that_cannot_be_made_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         register(store, store.client.get_run(run_id), tmp_path.name)
     assert tmp_path.name not in names(store)
+
+
+def test_mlflow_says_nothing_of_an_end_where_others_read_json(
+    store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_id = store.client.create_run("0").info.run_id
+    store.end(run_id, "KILLED", "why")
+    assert store.run(run_id).info.status == "KILLED"
+    assert capfd.readouterr().out == ""

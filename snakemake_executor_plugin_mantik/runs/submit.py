@@ -47,7 +47,6 @@ from snakemake_executor_plugin_mantik.runs.store import (
 from snakemake_executor_plugin_mantik.runs.unmade import (
     NEVER,
     being_made,
-    clear_up,
     end_unmade,
     submission,
 )
@@ -196,7 +195,6 @@ def _staging() -> Iterator[RunDirectory]:
     """A directory for a run that is not made yet; those that never became any are removed."""
     runs = make_home()
     stage = RunDirectory(runs / f"{NEW}{uuid.uuid4().hex}")
-    clear_up()  # what it could not end is ended another time
     with ExitStack() as held:
         with _writing(stage):
             stage.path.mkdir(mode=0o700)

@@ -63,20 +63,19 @@ def clear_up() -> list[MantikError]:
     """End the runs whose submission was killed, and remove what is left of it.
 
     Returns:
-        Why some could not be ended; they stay for the next time.
+        Why some could not be ended, for each store; they stay for the next time.
     """
-    failed = []
+    failed: dict[str, MantikError] = {}
     for path in home().glob(f"{NEW}*"):
         try:
-            _clear(path)
-        except MantikError as error:
-            failed.append(error)
+            _clear(path, failed)
         except OSError:  # it has just been renamed or removed, or is none of ours
             continue
-    return failed
+    return list(failed.values())
 
 
-def _clear(path: Path) -> None:
+def _clear(path: Path, failed: dict[str, MantikError]) -> None:
+    """Clear up one directory; a store that does not answer joins the `failed`, asked no more."""
     stage, age = RunDirectory(path), time.time() - path.stat().st_mtime
     if not stage.making.exists():
         if age > STALE_S:
@@ -86,16 +85,22 @@ def _clear(path: Path) -> None:
         if not take(lock):
             return
         uri = _store(stage)
-        try:
-            if uri and is_there(uri):
-                end_unmade(Store(uri), stage)
-            elif uri and age < GIVE_UP_S:
-                return
-        except MantikError:
-            if age < GIVE_UP_S:
-                raise
+        if uri and not _ended(uri, stage, failed) and age < GIVE_UP_S:
+            return
         if not uri or age > ARRIVES_S:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> bool:
+    """Whether there is no run of a submission at a store any more that has not ended."""
+    if uri in failed or not is_there(uri):
+        return False
+    try:
+        end_unmade(Store(uri), stage)
+    except MantikError as error:
+        failed[uri] = error
+        return False
+    return True
 
 
 def _store(stage: RunDirectory) -> str:

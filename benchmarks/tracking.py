@@ -4,6 +4,9 @@ At an MLflow server of its own, whose store is a SQL database. Prints one line o
 the controller beyond that of the same jobs untracked, of the worker process, and of a program that
 does nothing but the same calls of MLflow's client; and with what jobs wait for: the seconds until
 they were submitted, the half of them and the last one, and until the last one had ended.
+
+That program runs beside the untracked jobs, as fast as these: a busy machine takes more CPU for the
+same work, and both sides of the comparison are to have the same.
 """
 
 import json
@@ -120,8 +123,8 @@ def _own_ids(path: Path) -> int:
     return int(found)
 
 
-def client_alone(runs: int, directory: Path, uri: str) -> None:
-    """What MLflow's client is asked for as many jobs, by hand."""
+def client_alone(runs: int, directory: Path, uri: str, pace: int) -> None:
+    """What MLflow's client is asked for as many jobs, by hand, `pace` a second at most."""
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.tracking import MlflowClient
 
@@ -132,7 +135,9 @@ def client_alone(runs: int, directory: Path, uri: str) -> None:
     for name in ("script.sh", "backend-config.yaml"):
         (files / name).write_text("x" * 5000)
     identity = store.Identity("a" * 32, "1", "bench")
+    begun = time.monotonic()
     for number in range(runs):
+        time.sleep(max(0.0, begun + number / pace - time.monotonic()))
         tags = {f"mantik.{i}": str(number) for i in range(16)}
         made = client.create_run(experiment, tags=tags, run_name="run").info.run_id
         client.log_batch(made, params=[Param(k, v) for k, v in PARAMS.items()])
@@ -157,14 +162,17 @@ def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, floa
     server = TrackingServer(directory, free_port())
     server.start()
     try:
-        plain = run([request(n, SITE) for n in range(jobs)], directory / "plain", "", pace)
-        asked = [tracked(n, which) for n in range(jobs)]
-        own = run(asked, directory / "tracked", server.uri, pace)
-        worker = children_seconds()
         (directory / "alone").mkdir()
         command = [sys.executable, "-m", "benchmarks.tracking", "client", str(jobs)]
-        subprocess.run([*command, str(directory / "alone"), server.uri], check=True)
-        alone = children_seconds() - worker
+        with subprocess.Popen(
+            [*command, str(directory / "alone"), server.uri, str(pace)]
+        ) as client:
+            plain = run([request(n, SITE) for n in range(jobs)], directory / "plain", "", pace)
+        assert client.returncode == 0
+        alone = children_seconds()
+        asked = [tracked(n, which) for n in range(jobs)]
+        own = run(asked, directory / "tracked", server.uri, pace)
+        worker = children_seconds() - alone
     finally:
         server.stop()
     return {
@@ -190,7 +198,7 @@ def children_seconds() -> float:
 if __name__ == "__main__":
     os.environ.update(SETTINGS)
     if sys.argv[1] == "client":
-        client_alone(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+        client_alone(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
     else:
         with tempfile.TemporaryDirectory() as scratch:
             print(

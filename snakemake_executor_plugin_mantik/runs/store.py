@@ -4,7 +4,7 @@ import io
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,6 @@ import mlflow
 from mlflow.entities import Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
 
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.tracking.experiments import find_or_make
@@ -22,6 +21,12 @@ from snakemake_executor_plugin_mantik.tracking.run import target, without_user, 
 BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")
 STATES: Final = ("SCHEDULED", "RUNNING", *ENDED)
+_ERRORS: tuple[type[Exception], ...] = (MlflowException,)
+with suppress(ImportError):  # mlflow-skinny, which knows servers only
+    from sqlalchemy.exc import SQLAlchemyError
+
+    _ERRORS += (SQLAlchemyError,)  # of a file that is no database, say
+
 SITE: Final = "mantik.site"
 KEY: Final = "mantik.key"
 """A tag: what a run can be found by that was asked for twice."""
@@ -73,7 +78,7 @@ class Store:
         """Tell MLflow's errors as ours."""
         try:
             yield
-        except (MlflowException, SQLAlchemyError) as error:  # of a file that is no database, say
+        except _ERRORS as error:
             raise MantikError(
                 f"MLflow: {' '.join(without_users(str(error)).split())[:500]}",
                 where=without_user(self.uri),

@@ -209,6 +209,9 @@ def test_an_older_outbox_is_gone_on_with(tmp_path: Path) -> None:
 
     assert [event.kind for event in outbox.events("t")] == [Kind.CREATE]
     assert known.unended("i") == "w"
+    earlier = outbox.run("o")
+    assert earlier is not None
+    assert earlier.given == ("f", "3")
     outbox.close()
     # One of a later version is not written to.
     with closing(sqlite3.connect(path)) as db:
@@ -229,6 +232,8 @@ CREATE TABLE events (
 );
 CREATE INDEX events_open ON events (done, seq);
 INSERT INTO runs (try, uri, data, created) VALUES ('t', '', '{}', 1);
+INSERT INTO runs (try, uri, data, created, own_id, experiment_id)
+    VALUES ('o', '', '{}', 2, 'f', '3');
 INSERT INTO events (try, kind, data) VALUES ('t', 'create', '{}');
 PRAGMA user_version = 1;
 """

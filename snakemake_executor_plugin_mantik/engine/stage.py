@@ -123,7 +123,7 @@ class Stager:
             files: all that the job needs, directories already walked.
             named: the inputs' own paths as the rule names them, directories included.
             makes: paths of what the job makes, or of directories in which it does.
-            own: what this try needs besides, and no other one.
+            own: small files that this try needs besides, and no other one; in its script.
         """
         async with self._sending:
             if self._sources_lost:
@@ -133,18 +133,19 @@ class Stager:
         await self._clear(files, named)
         # What another job may still put in its place is brought along in any case.
         missing = [f for f in files if not self._there(f) or self.rivals(f.path, f.sha256)]
-        missing += own
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= COMPRESSION * self._inline_limit:
-            packed = await asyncio.to_thread(pack, fresh)
+            packed = await asyncio.to_thread(pack, [*fresh, *own])
             if len(packed) <= self._inline_limit:
-                inline, carried = packed, tuple(f.record for f in fresh if f not in own)
+                inline, carried = packed, tuple(file.record for file in fresh)
             else:
                 # Another job may have begun to upload some of them in the meantime.
                 bundles, fresh = self._sort(missing)
         if fresh and not inline:
             bundles.append(await self._upload(fresh))
+        if own and not inline:
+            inline = await asyncio.to_thread(pack, own)
         needed = tuple(dict.fromkeys([*sorted(self._sources), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
         sizes = {file.path: file.size for file in [*files, *own] if not file.directory}

@@ -179,9 +179,6 @@ class SiteWork:
                     continue
                 runtime_s = self._runtime_s(request)
                 outcome = await self._concluder.conclude(whole, life, end, runtime_s)
-                if own:
-                    # No part of what lies at the site for others.
-                    self.stager.lost([file.path for file in own])
                 if outcome is not None:
                     if outcome.succeeded:
                         await self._tell_changed(request, files)

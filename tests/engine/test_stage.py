@@ -95,13 +95,16 @@ def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
     async def scenario(bench: Bench) -> None:
         for size in (10, 2 * LIMIT):
             shared = await bench.look(bench.write(f"shared-{size}", os.urandom(size)))
-            for files in (shared, []):
+            for files in (shared, shared, []):
                 staged = await bench.stager.stage(files, (), (), own)
+                # Another one that needs the same has nothing to do with it.
+                beside = await bench.stager.stage(files, ())
+                assert bench.job(beside) is None
+                assert "store/meta" not in bench.world.files
                 assert bench.job(staged) is None
                 assert bench.world.files.pop("store/meta") == b"1"
                 assert bench.world.files.pop("store/empty", b"") is None
                 bench.stager.confirm(staged)
-                bench.stager.lost([file.path for file in own])
         known = {file.path for file in bench.journal.files.remote_files("sim")}
         assert known == {f"shared-{size}" for size in (10, 2 * LIMIT)}
 

@@ -14,6 +14,7 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik.runs import unmade
 from snakemake_executor_plugin_mantik.runs.listing import Wanted, rows
 from snakemake_executor_plugin_mantik.runs.places import NEW, home
+from snakemake_executor_plugin_mantik.runs.store import Store
 from snakemake_executor_plugin_mantik.runs.unmade import clear_up
 
 SUBMITS = """
@@ -101,7 +102,16 @@ def test_mlflow_that_is_away_is_asked_another_time(
     (stage,) = left()
     other = stage.with_name(f"{stage.name}-2")
     shutil.copytree(stage, other)
-    (why,) = clear_up()  # one that does not answer is asked once
+    asked: list[str] = []
+
+    def opened(uri: str) -> Store:
+        asked.append(uri)
+        return Store(uri)
+
+    with monkeypatch.context() as counted:
+        counted.setattr(unmade, "Store", opened)
+        (why,) = clear_up()
+    assert asked == [at_home], "a store that does not answer is asked once"
     assert "MLflow" in str(why)
     shutil.rmtree(other)
     file.write_bytes(content)

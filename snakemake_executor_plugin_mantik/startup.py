@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.atsites import (
     credentials_of,
     sites_of,
@@ -18,7 +19,6 @@ from snakemake_executor_plugin_mantik.checks import Checked, check, check_jobs, 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.describing import described
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
-from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.errors import MantikError

@@ -94,3 +94,12 @@ print(seconds, [name for name in heavy if name in sys.modules])
 
     assert loaded == "[]"
     assert float(seconds) < 0.3
+
+
+def test_the_process_that_tells_mlflow_imports_nothing_that_talks_to_sites(tmp_path: Path) -> None:
+    code = f"""
+import sys
+import {PACKAGE}.tracking.worker, {PACKAGE}.tracking.telling
+print([name for name in sys.modules if name.startswith(("{PACKAGE}.sites", "{PACKAGE}.config"))])
+"""
+    assert python("-c", code, at=tmp_path).strip() == "[]"

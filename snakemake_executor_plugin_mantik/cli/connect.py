@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
+from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.config.environment import image_upload
 from snakemake_executor_plugin_mantik.config.images import architecture
 from snakemake_executor_plugin_mantik.config.known_sites import known_site
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.plan import Planner, misfits
 from snakemake_executor_plugin_mantik.errors import (
     CredentialError,

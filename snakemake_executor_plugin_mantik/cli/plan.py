@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from snakemake_executor_plugin_mantik.amounts import duration, size
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Uploads
-from snakemake_executor_plugin_mantik.engine.messages import duration, size
 from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 

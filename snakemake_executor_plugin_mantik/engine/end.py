@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.examine import LOST_S, MISSED_BEATS
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.messages import duration
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -90,25 +91,6 @@ class Said:
     output: bytes
     path: Path | None
     logs: tuple[tuple[str, bytes], ...] = ()
-
-
-def size(number: float) -> str:
-    """Bytes as people read them: `3.2 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def submitted(name: str, site: str, site_job: str, queue: str | None) -> str:

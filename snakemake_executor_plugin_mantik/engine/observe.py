@@ -113,8 +113,8 @@ class Observer(Protocol):
         """
         ...
 
-    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
-        """A try is about to be submitted, complete."""
+    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
+        """A try is about to be submitted, complete: the `script` of `spec`."""
         ...
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
@@ -154,10 +154,10 @@ class Several:
         added = [await each.prepare(request, record, workspace) for each in self._observers]
         return next((addition for addition in added if addition is not None), None)
 
-    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
+    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
         """All are told."""
         for each in self._observers:
-            each.submitting(record, spec)
+            each.submitting(record, spec, script)
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         """All are told."""
@@ -197,7 +197,7 @@ class Nobody:
         """Nothing is added."""
         return None
 
-    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
+    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
         """Ignored."""
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:

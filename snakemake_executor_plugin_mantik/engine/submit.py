@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
@@ -48,7 +49,7 @@ class Submitter:
         self._buckets: dict[int, asyncio.Task[None]] = {}
 
     async def submit(
-        self, record: TryRecord, spec: JobSpec, secrets: Mapping[str, str]
+        self, record: TryRecord, submission: Submission, secrets: Mapping[str, str]
     ) -> str | None:
         """Submit a try; the site's id of it, or None if its fate is unknown.
 
@@ -57,14 +58,12 @@ class Submitter:
         Raises:
             SiteRejected: the site will not take it; it does not exist.
         """
-        await self._bucket(spec)
+        paths = record.paths
+        await self._bucket(paths)
         if secrets:
             content = secret_assignments(secrets)
-            await self._patience.found(
-                lambda: self._site.put(spec.paths.secrets, content, private=True)
-            )
-        submission = submission_of(spec)
-        self._journal.submitting(record.id, spec.resources.queue or "")
+            await self._patience.found(lambda: self._site.put(paths.secrets, content, private=True))
+        self._journal.submitting(record.id, submission.resources.queue or "")
         try:
             site_job = await self._patience(lambda: self._site.submit(submission), repeat=_NOT_DONE)
         except SiteUnreachable as error:
@@ -77,12 +76,12 @@ class Submitter:
         """The workspace has lost things: its directories are made anew."""
         self._buckets.clear()
 
-    async def _bucket(self, spec: JobSpec) -> None:
+    async def _bucket(self, paths: TryPaths) -> None:
         """The directory that the job makes its claim in must be there before the job."""
-        bucket = spec.paths.bucket
+        bucket = paths.bucket
         if bucket not in self._buckets:
             self._buckets[bucket] = asyncio.create_task(
-                self._patience.found(lambda: self._site.make_directory(spec.paths.tries))
+                self._patience.found(lambda: self._site.make_directory(paths.tries))
             )
         try:
             await self._buckets[bucket]

@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
 from snakemake_executor_plugin_mantik.engine.rivals import Rivals
 from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.engine.submit import Submitter
+from snakemake_executor_plugin_mantik.engine.submit import Submitter, submission_of
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
@@ -328,13 +328,14 @@ class SiteWork:
         staged = await self.stager.stage(files, request.inputs, outputs, own)
         spec = self.planner.spec(request, life.record, self.facts, staged)
         spec = replace(spec, live=life.live)
+        submission = submission_of(spec)
         # From now on the job may change them there, whether it succeeds or not.
         self.stager.lost(outputs)
         self.stager.carry(life.record.id, staged, made)
         life.submitted_at = time.time()
-        self._observer.submitting(life.record, spec)
+        self._observer.submitting(life.record, spec, submission.script)
         try:
-            site_job = await self._submitter.submit(life.record, spec, request.secrets)
+            site_job = await self._submitter.submit(life.record, submission, request.secrets)
         except SiteRejected as error:
             if life.sent and not await self._revoke(life.record):
                 return  # an earlier submission of it runs, after all

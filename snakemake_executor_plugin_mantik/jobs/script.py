@@ -91,7 +91,7 @@ def render(spec: JobSpec) -> str:
             {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done(name))}
             for name in spec.bundles
         ],
-        inline=base64.encodebytes(spec.inline).decode("ascii"),
+        inline=_base64(spec.inline),
         secrets=" ".join(_name(name) for name in spec.secrets),
         secrets_path=shlex.quote(f"./{paths.secrets}"),
         variables=exports({**spec.variables, **environment.variables}),
@@ -111,6 +111,15 @@ def render(spec: JobSpec) -> str:
         piece_bytes=live.PIECE_BYTES,
         **_apptainer(environment.apptainer, spec.workspace),
     )
+
+
+def without_files(script: str, spec: JobSpec) -> str:
+    """The script of `spec` as people read it: without the files that it carries."""
+    return script.replace(_base64(spec.inline), "")
+
+
+def _base64(content: bytes) -> str:
+    return base64.encodebytes(content).decode("ascii")
 
 
 def _commands(spec: JobSpec) -> list[dict[str, str]]:

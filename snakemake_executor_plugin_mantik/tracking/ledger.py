@@ -89,14 +89,14 @@ class Ledger:
 
     def begin(self, workflow: str, identity: str) -> None:
         """A workflow has begun."""
-        self._execute(
+        self._outbox.execute(
             "INSERT INTO workflows (id, identity, created) VALUES (?, ?, ?)",
             (workflow, identity, time.time()),
         )
 
     def end(self, workflow: str) -> None:
         """A workflow has ended: it is not gone on with."""
-        self._execute("UPDATE workflows SET ended = ? WHERE id = ?", (time.time(), workflow))
+        self._outbox.execute("UPDATE workflows SET ended = ? WHERE id = ?", (time.time(), workflow))
 
     def unended(self, identity: str) -> str:
         """The last workflow of an identity that has not ended; empty if there is none."""
@@ -122,7 +122,7 @@ class Ledger:
 
     def set_pipeline(self, workflow: str, pipeline: str) -> None:
         """What the workflow's jobs are and which need which, as JSON."""
-        self._execute("UPDATE workflows SET pipeline = ? WHERE id = ?", (pipeline, workflow))
+        self._outbox.execute("UPDATE workflows SET pipeline = ? WHERE id = ?", (pipeline, workflow))
 
     def pipeline(self, workflow: str) -> Any:
         """The same as a value; None if it is not known."""
@@ -141,7 +141,7 @@ class Ledger:
         known = self.job(try_id)
         if known is None:
             before = self.before(try_id, job)
-            self._execute(
+            self._outbox.execute(
                 "INSERT INTO jobs (try, workflow, job, rule, name, site, members, attempt, created)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -174,17 +174,17 @@ class Ledger:
 
     def asked(self, try_id: str, cores: int) -> None:
         """What a try asks for."""
-        self._execute("UPDATE jobs SET cores = ? WHERE try = ?", (cores, try_id))
+        self._outbox.execute("UPDATE jobs SET cores = ? WHERE try = ?", (cores, try_id))
 
     def queued(self, try_id: str) -> None:
         """A try was submitted."""
-        self._execute(
+        self._outbox.execute(
             "UPDATE jobs SET queued = COALESCE(queued, ?) WHERE try = ?", (time.time(), try_id)
         )
 
     def started(self, try_id: str) -> None:
         """A try was seen to run."""
-        self._execute(
+        self._outbox.execute(
             "UPDATE jobs SET started = COALESCE(started, ?) WHERE try = ?", (time.time(), try_id)
         )
 
@@ -194,7 +194,7 @@ class Ledger:
     ) -> None:  # fmt: skip
         """A try has ended; what it says itself of how long it ran comes before what was seen."""
         now = time.time()
-        self._execute(
+        self._outbox.execute(
             "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?,"
             " started = COALESCE(?, started) WHERE try = ? AND ended IS NULL",
             (now, status, cpu, note, now - ran if ran is not None else None, try_id),
@@ -217,10 +217,6 @@ class Ledger:
             "SELECT try FROM jobs WHERE workflow = ? AND ended IS NULL", (workflow,)
         )
         return [row["try"] for row in rows]
-
-    def _execute(self, statement: str, values: tuple[object, ...]) -> None:
-        with self._outbox.write() as db:
-            db.execute(statement, values)
 
 
 def _job(row: sqlite3.Row) -> JobRow:

@@ -218,7 +218,7 @@ class Outbox:
 
     def give_own_id(self, try_id: str, own_id: str, experiment_id: str, experiment: str) -> None:
         """The job is given an id of ours, and this experiment, unless its run has been made."""
-        self._execute(
+        self.execute(
             "UPDATE runs SET own_id = ?, own_experiment_id = ?, experiment = ? WHERE try = ?"
             " AND run_id = ''",
             (own_id, experiment_id, experiment, try_id),
@@ -285,7 +285,7 @@ class Outbox:
     def begin(self, event: Event) -> None:
         """An event is about to be told: if we are killed now, it may have been."""
         # Not by its number: it may just have happened again, and have another one.
-        self._execute(
+        self.execute(
             "UPDATE events SET attempts = attempts + 1 WHERE try = ? AND kind = ?",
             (event.try_id, event.kind),
         )
@@ -299,18 +299,18 @@ class Outbox:
 
     def done(self, event: Event) -> None:
         """An event has been told."""
-        self._execute("UPDATE events SET done = ? WHERE seq = ?", (time.time(), event.seq))
+        self.execute("UPDATE events SET done = ? WHERE seq = ?", (time.time(), event.seq))
 
     def made(self, try_id: str, uri: str, run_id: str, experiment_id: str, experiment: str) -> None:
         """The run of a try has been made, there."""
-        self._execute(
+        self.execute(
             "UPDATE runs SET uri = ?, run_id = ?, experiment_id = ?, experiment = ? WHERE try = ?",
             (uri, run_id, experiment_id, experiment, try_id),
         )
 
-    def _execute(self, statement: str, values: tuple[object, ...]) -> None:
-        with self.write() as db:
-            db.execute(statement, values)
+    def execute(self, statement: str, values: tuple[object, ...]) -> None:
+        """A write of one statement: a transaction of its own."""
+        self._db.execute(statement, values)
 
 
 def _lanes(row: sqlite3.Row) -> set[Lane]:

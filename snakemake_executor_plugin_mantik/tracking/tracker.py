@@ -11,14 +11,13 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Live
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.resources import cores
-from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.script import without_files
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking import store
@@ -95,6 +94,7 @@ class Tracker:
         self._courier = Courier(workdir, log, tell, self._tracked, wait_s)
         self._identities = Identities(target, self._courier, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
+        self._kept: dict[str, str] = {}
 
     # Before and after the engine's life
 
@@ -255,7 +255,6 @@ class Tracker:
             # Where somebody asked for one run, there is none above it.
             parent = "" if asked else await self._invocation.make()
             self._tracked |= {parent} - {""}
-            config = await asyncio.to_thread(self._config, record.site)
             before = Ledger(self._box).before(record.id, record.job)
             data = {
                 "name": record.name,
@@ -263,7 +262,7 @@ class Tracker:
                 "params": run.values(self._mask),
                 "experiment_id": self._target.experiment_id,
                 "experiment": self._target.experiment,
-                "config": config,
+                "config": self._config(record.site),
                 "parent": parent,
                 "retry_of": before.try_id if before is not None else "",
                 "run_id": adopted,
@@ -274,28 +273,30 @@ class Tracker:
 
     def _config(self, site: str) -> str:
         """The local path, relative, of a site's backend config without secrets."""
-        text = self._mask(self._configs.get(site, ""))
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        path = f"{store.DIRECTORY}/configs/{digest}/backend-config.yaml"
-        if not (self._workdir / path).exists():
-            (self._workdir / path).parent.mkdir(parents=True, exist_ok=True)
-            (self._workdir / path).write_text(text, encoding="utf-8")
-        return path
+        if site not in self._kept:
+            text = self._mask(self._configs.get(site, ""))
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            path = f"{store.DIRECTORY}/configs/{digest}/backend-config.yaml"
+            if not (self._workdir / path).exists():
+                (self._workdir / path).parent.mkdir(parents=True, exist_ok=True)
+                (self._workdir / path).write_text(text, encoding="utf-8")
+            self._kept[site] = path
+        return self._kept[site]
 
-    def submitting(self, record: TryRecord, spec: JobSpec) -> None:
+    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
         """Keep what it asks for, and the script for the run's artifacts."""
         if self._recording:
             self._record(lambda ledger: ledger.asked(record.id, cores(spec.resources)))
         if record.id in self._tracked:
-            task = asyncio.create_task(asyncio.to_thread(self._keep_script, record.id, spec))
+            task = asyncio.create_task(asyncio.to_thread(self._keep_script, spec, script))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
-    def _keep_script(self, try_id: str, spec: JobSpec) -> None:
+    def _keep_script(self, spec: JobSpec, script: str) -> None:
         # What it carries is data of the job, and may be large.
-        text = self._mask(render(replace(spec, inline=b"")))
+        text = self._mask(without_files(script, spec))
         try:
-            path = self._workdir / store.try_directory(try_id) / FILES / "script.sh"
+            path = self._workdir / store.try_directory(spec.paths.try_id) / FILES / "script.sh"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")
         except OSError as error:

@@ -56,17 +56,3 @@ def test_no_text_of_others_reaches_the_terminal_raw() -> None:
     told += str(SiteRejected(f"no{CONTROL}", where=f"site{CONTROL}", do=f"do{CONTROL}"))
     assert not set(told) & set("\x1b\x07\x9b\r")
     assert "gone" in told
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1010 << 10, "1010.0 KiB"),
-        (3 << 50, "3072.0 TiB"),
-    ],
-)
-def test_sizes(number: int, text: str) -> None:
-    assert messages.size(number) == text

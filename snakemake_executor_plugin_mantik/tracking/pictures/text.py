@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import jinja2
 
-from snakemake_executor_plugin_mantik.engine.messages import duration
+from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, State
 

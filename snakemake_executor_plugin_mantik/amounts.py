@@ -1,0 +1,20 @@
+"""Bytes and seconds as people read them."""
+
+
+def size(number: float) -> str:
+    """Bytes as people read them: `3.2 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

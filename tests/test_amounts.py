@@ -1,0 +1,35 @@
+"""Bytes and seconds as people read them."""
+
+import pytest
+
+from snakemake_executor_plugin_mantik.amounts import duration, size
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1010 << 10, "1010.0 KiB"),
+        (3 << 50, "3072.0 TiB"),
+    ],
+)
+def test_sizes(number: int, text: str) -> None:
+    assert size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (10, "10 s"),
+        (60, "1 min 0 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 0 min"),
+        (2 * 86400 + 300, "48 h 5 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -5,6 +5,9 @@ the controller beyond that of the same jobs untracked, of the worker process, an
 does nothing but the same calls of MLflow's client; and with what jobs wait for: the seconds until
 they were submitted, the half of them and the last one, and until the last one had ended.
 
+The jobs of entry points log a parameter and some values of a metric, others nothing: their commands
+write what MLflow would, which is not to be imported at the site for each.
+
 That program runs beside the untracked jobs, as fast as these: a busy machine takes more CPU for the
 same work, and both sides of the comparison are to have the same.
 """
@@ -39,6 +42,11 @@ from tests.tracking.conftest import TrackingServer, free_port
 SITE = "hpc1"
 END_S = 600.0
 PARAMS = {"alpha": "1.5", "depth": "3"}
+LOGS = r"""
+run="${MLFLOW_TRACKING_URI#file://}/$MLFLOW_EXPERIMENT_ID/$MLFLOW_RUN_ID"
+printf 3 > "$run/params/epochs"
+for step in {1..10}; do printf '1700000000000 0.5 %s\n' "$step"; done > "$run/metrics/loss"
+"""
 
 
 def tracked(number: int, which: str) -> JobRequest:
@@ -47,7 +55,8 @@ def tracked(number: int, which: str) -> JobRequest:
     call = Call(PurePosixPath(), "demo", "main", "abc", PARAMS)
     other = TrackedRun(wildcards=wildcards, params=PARAMS)
     subject = TrackedRun(call, wildcards) if which == "mlproject" else other
-    return replace(request(number, SITE), subject=subject)
+    asked = replace(request(number, SITE), subject=subject)
+    return replace(asked, command=asked.command + LOGS) if which == "mlproject" else asked
 
 
 class Stopwatch(Nobody):
@@ -123,7 +132,7 @@ def _own_ids(path: Path) -> int:
     return int(found)
 
 
-def client_alone(runs: int, directory: Path, uri: str, pace: int) -> None:
+def client_alone(runs: int, which: str, directory: Path, uri: str, pace: int) -> None:
     """What MLflow's client is asked for as many jobs, by hand, `pace` a second at most."""
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.tracking import MlflowClient
@@ -134,7 +143,6 @@ def client_alone(runs: int, directory: Path, uri: str, pace: int) -> None:
     files.mkdir()
     for name in ("script.sh", "backend-config.yaml"):
         (files / name).write_text("x" * 5000)
-    identity = store.Identity("a" * 32, "1", "bench")
     begun = time.monotonic()
     for number in range(runs):
         time.sleep(max(0.0, begun + number / pace - time.monotonic()))
@@ -144,17 +152,27 @@ def client_alone(runs: int, directory: Path, uri: str, pace: int) -> None:
         client.update_run(made, status="SCHEDULED")
         client.log_batch(made, tags=[RunTag("mantik.job_id", "1"), RunTag("mantik.queue", "b")])
         client.update_run(made, status="RUNNING")
-        # The job's own store is read, and is found to be empty.
-        own = directory / "stores" / str(number)
-        first = store.skeleton("/w", str(number), identity, name="r", user="u", now=1.0)
-        Addition("", first).lay_out(own)
-        reader = MlflowClient(own.as_uri())
-        reader.search_experiments()
-        reader.search_runs(["1"])
+        if which == "mlproject":
+            reader = MlflowClient((directory / "stores" / str(number)).as_uri())
+            reader.search_experiments()
+            (found,) = reader.search_runs(["1"])
+            assert "epochs" not in client.get_run(made).data.params
+            client.log_batch(made, params=[Param(k, v) for k, v in found.data.params.items()])
+            values = [Metric("loss", 0.5, 1700000000000, step) for step in range(1, 11)]
+            client.log_batch(made, metrics=values)
         client.log_artifacts(made, str(files), "mantik")
         metrics = [Metric(f"mantik/{i}", 1.0, number, 0) for i in range(5)]
         client.log_batch(made, metrics=metrics, tags=[RunTag("mantik.exit_code", "0")])
         client.set_terminated(made, "FINISHED")
+
+
+def lay_out_stores(number: int, directory: Path) -> None:
+    """What so many jobs that log a parameter have brought back."""
+    identity = store.Identity("a" * 32, "1", "bench")
+    for name in map(str, range(number)):
+        first = store.skeleton("/w", name, identity, name="r", user="u", now=1.0)
+        logged = {f"1/{identity.run_id}/params/epochs": b"3"}
+        Addition("", {**first, **logged}).lay_out(directory / name)
 
 
 def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, float]:
@@ -162,8 +180,8 @@ def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, floa
     server = TrackingServer(directory, free_port())
     server.start()
     try:
-        (directory / "alone").mkdir()
-        command = [sys.executable, "-m", "benchmarks.tracking", "client", str(jobs)]
+        lay_out_stores(jobs, directory / "alone" / "stores")
+        command = [sys.executable, "-m", "benchmarks.tracking", "client", str(jobs), which]
         with subprocess.Popen(
             [*command, str(directory / "alone"), server.uri, str(pace)]
         ) as client:
@@ -198,7 +216,9 @@ def children_seconds() -> float:
 if __name__ == "__main__":
     os.environ.update(SETTINGS)
     if sys.argv[1] == "client":
-        client_alone(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+        client_alone(
+            int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], int(sys.argv[6])
+        )
     else:
         with tempfile.TemporaryDirectory() as scratch:
             print(

@@ -46,16 +46,16 @@ def make_private(directory: Path, *, shared: bool = False) -> None:
         change_mode(directory, directory.stat().st_mode | 0o070 & ~umask())
 
 
-def change_mode(path: Path, mode: int) -> None:
+def change_mode(path: str | Path, mode: int) -> None:
     """Give a file or directory the permissions `mode`.
 
     A directory stays one whose files belong to its group (setgid): project directories are shared
     that way, and quotas are counted by it.
     """
-    kept = path.stat().st_mode & stat.S_ISGID if path.is_dir() else 0
-    path.chmod(mode & 0o777 | kept)
+    now = os.stat(path).st_mode
+    os.chmod(path, mode & 0o777 | (now & stat.S_ISGID if stat.S_ISDIR(now) else 0))
 
 
-def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
+def open_private(path: str | Path, mode: Literal["wb", "ab"]) -> BinaryIO:
     """Open a file to write to; a new one is closed to others."""
     return open(path, mode, opener=lambda file, flags: os.open(file, flags, 0o600))

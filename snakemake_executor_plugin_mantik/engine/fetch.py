@@ -156,7 +156,8 @@ class Fetcher:
                 do="Something removed it at the site; run the rule again",
             ) from error
         finally:
-            await asyncio.to_thread(landing.clear)
+            if not landing.settled:
+                await asyncio.to_thread(landing.clear)
         files = [FileRecord(e.path, e.size, e.sha256) for e in marker.files if e.type == "f"]
         return Fetched(marker, (*files, *_through_links(marker.files)))
 

@@ -145,7 +145,7 @@ class Stager:
         if fresh and not inline:
             bundles.append(await self._upload(fresh))
         if own and not inline:
-            inline = await asyncio.to_thread(pack, own)
+            inline = pack(own)  # in memory already
         needed = tuple(dict.fromkeys([*sorted(self._sources), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
         sizes = {file.path: file.size for file in [*files, *own] if not file.directory}

@@ -260,6 +260,8 @@ class SiteWork:
     async def _tell_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
         """Say so if inputs are others than those that a job was sent with."""
         known = {file.path: file for file in files if file.content is None and not file.directory}
+        if not known:
+            return
         other = await asyncio.to_thread(lambda: [p for p, f in known.items() if f.is_touched()])
         changed = []
         for path in other:

@@ -9,9 +9,8 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path, PurePath
 
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
@@ -102,21 +101,25 @@ def _sha256(path: Path) -> str:
 
 
 class Landing:
-    """Where the outputs of one try are put together before they take their places."""
+    """Where the outputs of one try are put together before they take their places.
+
+    Attributes:
+        settled: whether they have.
+    """
 
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
         """Prepare for `outputs`, the paths in the workspace that the rule declares."""
+        self.settled = False
         self._workdir = workdir
-        self._made: set[Path] = set()
+        self._made: set[str] = set()
         declared = dict.fromkeys(outputs)
         # What lies in an output that is a directory comes and goes with that.
         outer = [p for p in declared if not any(str(up) in declared for up in PurePath(p).parents)]
         # Numbered, since a name of our own added to a long one would be too long.
         self._roots = {
-            path: local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}")
+            path: str(local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}"))
             for number, path in enumerate(outer)
         }
-        self._temporary = frozenset(self._roots.values())
 
     def place(self, entry: OutputEntry) -> Path:
         """The local path that an output's content is to be written to for now.
@@ -124,8 +127,12 @@ class Landing:
         Raises:
             TransferError: the job tells of a file that the rule does not declare.
         """
+        return Path(self._place(entry)[1])
+
+    def _place(self, entry: OutputEntry) -> tuple[str, str]:
+        """The local path, for now, of the declared output that it belongs to, and its own."""
         if entry.path in self._roots and entry.type != "l":
-            return self._roots[entry.path]
+            return self._roots[entry.path], self._roots[entry.path]
         for end in (end for end, letter in enumerate(entry.path) if letter == "/"):
             if temporary := self._roots.get(entry.path[:end]):
                 parts = entry.path[end + 1 :].split("/")
@@ -137,7 +144,7 @@ class Landing:
                     )
                 # An absolute path would lead anywhere, and so would a step upwards.
                 if not {"", ".", ".."} & set(parts) and "\0" not in entry.path:
-                    return temporary.joinpath(*parts)
+                    return temporary, f"{temporary}/{entry.path[end + 1 :]}"
         raise TransferError(
             "the job tells of a file that is none of the rule's outputs", where=entry.path
         )
@@ -149,26 +156,28 @@ class Landing:
             TransferError: the job tells of a file that the rule does not declare.
             OSError: it cannot be written here.
         """
-        place = self.place(entry)
-        self._folder(place.parent)
-        with open_private(place, "wb") as file:
+        with open_private(self._with_folder(entry), "wb") as file:
             file.write(content)
 
     def directory(self, entry: OutputEntry) -> None:
         """Make an output directory, or one in it."""
-        self._folder(self.place(entry))
+        root, path = self._place(entry)
+        self._make(path, root)
 
-    def _folder(self, path: Path) -> None:
-        if path not in self._made:
-            # No output lies in another one, so there is one such at most.
-            for above in chain((path,), path.parents):
-                if above in self._temporary:
-                    if above not in self._made:
-                        make_private(above)
-                        self._made.add(above)
-                    break
-            path.mkdir(parents=True, exist_ok=True)
-            self._made.add(path)
+    def _with_folder(self, entry: OutputEntry) -> str:
+        """Where the content of a file goes, in a directory that is there now."""
+        root, path = self._place(entry)
+        self._make(os.path.dirname(path), root if path != root else None)
+        return path
+
+    def _make(self, folder: str, root: str | None) -> None:
+        """Make a directory; what is below the `root` of an output is closed to others."""
+        if root is not None and root not in self._made:
+            make_private(Path(root))
+            self._made.add(root)
+        if folder not in self._made:
+            os.makedirs(folder, exist_ok=True)
+            self._made.add(folder)
 
     def unpack(self, archive: Path, entries: Sequence[OutputEntry]) -> None:
         """Take `entries` out of a downloaded archive, which holds them under their own names.
@@ -189,10 +198,8 @@ class Landing:
             raise TransferError("the archive of outputs lacks a file", where=next(iter(wanted)))
 
     def _stream(self, entry: OutputEntry, content: Iterable[bytes]) -> None:
-        place = self.place(entry)
-        self._folder(place.parent)
         digest = hashlib.sha256()
-        with open_private(place, "wb") as file:
+        with open_private(self._with_folder(entry), "wb") as file:
             for chunk in content:
                 digest.update(chunk)
                 file.write(chunk)
@@ -209,16 +216,14 @@ class Landing:
         entries = list(entries)
         links = {self.place(entry): entry.target for entry in entries if entry.type == "l"}
         for entry in entries:
-            place = self.place(entry)
-            if links and (
-                not links.keys().isdisjoint(place.parents) or (entry.type != "l" and place in links)
-            ):
+            path = self._place(entry)[1]
+            if links and _is_below(Path(path), links, itself=entry.type != "l"):
                 raise TransferError(
                     "the job tells of a file below a link, or of two under one name",
                     where=entry.path,
                 )
             if entry.type != "l":
-                change_mode(place, entry.mode | (0o700 if entry.type == "d" else 0o400))
+                change_mode(path, entry.mode | (0o700 if entry.type == "d" else 0o400))
         # Made last, so that nothing is ever written through a link.
         for place, target in links.items():
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -230,13 +235,20 @@ class Landing:
             final = local_path(root, self._workdir)
             if final.is_dir() and not final.is_symlink():
                 shutil.rmtree(final)
-            temporary.rename(final)
+            os.rename(temporary, final)
+        self.settled = True
 
     def clear(self) -> None:
         """Remove what has not been settled."""
-        for temporary in self._roots.values():
+        for temporary in map(Path, self._roots.values()):
             if temporary.is_dir() and not temporary.is_symlink():
                 shutil.rmtree(temporary, ignore_errors=True)
             else:
                 with suppress(FileNotFoundError):
                     temporary.unlink()
+
+
+def _is_below(path: Path, places: Collection[Path], *, itself: bool) -> bool:
+    """Whether a path lies below one of `places`, or is one where that counts, too."""
+    above = (path, *path.parents) if itself else path.parents
+    return any(each in places for each in above)

@@ -96,8 +96,10 @@ class Teller:
 
     def _make(self, try_id: str) -> None:
         run = self._outbox.run(try_id)
+        if run is None or run.run_id:
+            return
         events = [e for e in self._outbox.events(try_id) if e.kind is Kind.CREATE]
-        if run is None or run.run_id or not events:
+        if not events:
             return
         links = {PARENT: self._made(run, "parent"), RETRY_OF: self._made(run, "retry_of")}
         # Before it is done: a kill after that leaves the mark.

@@ -11,7 +11,8 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Live
@@ -94,7 +95,9 @@ class Tracker:
         self._courier = Courier(workdir, log, tell, self._tracked, wait_s)
         self._identities = Identities(target, self._courier, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
-        self._kept: dict[str, str] = {}
+        self._config_paths: dict[str, str] = {}
+        # The projects of which git has been asked already; None is the workflow's directory.
+        self._asked: set[PurePosixPath | None] = set()
 
     # Before and after the engine's life
 
@@ -244,9 +247,7 @@ class Tracker:
     async def _add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> None:
         assert self._invocation is not None
         if self._box.run(record.id) is None:
-            assert self._workflow is not None
-            snakefile = self._workflow.snakefile
-            made = await asyncio.to_thread(tags, run, record, self._workdir, snakefile)
+            made = await self._tags(run, record)
             # A later try is a run of its own, in the directory of the one that was asked for.
             asked = self._target.run_id
             adopted = asked if asked and not self._box.adopted(asked) else ""
@@ -271,17 +272,27 @@ class Tracker:
             self._box.add_run(record.id, self._target.uri, data)
         self._tracked.add(record.id)
 
+    async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
+        assert self._workflow is not None
+        make = partial(tags, run, record, self._workdir, self._workflow.snakefile)
+        project = run.call.project if run.call is not None else None
+        if project in self._asked:
+            return make()
+        found = await asyncio.to_thread(make)
+        self._asked.add(project)
+        return found
+
     def _config(self, site: str) -> str:
         """The local path, relative, of a site's backend config without secrets."""
-        if site not in self._kept:
+        if site not in self._config_paths:
             text = self._mask(self._configs.get(site, ""))
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             path = f"{store.DIRECTORY}/configs/{digest}/backend-config.yaml"
             if not (self._workdir / path).exists():
                 (self._workdir / path).parent.mkdir(parents=True, exist_ok=True)
                 (self._workdir / path).write_text(text, encoding="utf-8")
-            self._kept[site] = path
-        return self._kept[site]
+            self._config_paths[site] = path
+        return self._config_paths[site]
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
         """Keep what it asks for, and the script for the run's artifacts."""

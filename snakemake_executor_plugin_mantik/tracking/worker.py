@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -130,17 +130,16 @@ class Worker:
             last = self._ending.is_set() and (before is None or self._over[before].is_set())
             event = self._wake[lane]
             event.clear()
-            if self._round(outbox, lane, failing):
-                wait = FIRST_WAIT_S
-            elif last:
+            oldest_first = outbox.open_tries(lane)
+            all_told = not oldest_first or self._round(outbox, lane, oldest_first, failing)
+            if last:
                 break
-            else:
+            if not all_told:
                 event.wait(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)
                 continue
-            if last:
-                break
-            if not outbox.open_tries(lane):
+            wait = FIRST_WAIT_S
+            if not oldest_first:
                 event.wait(IDLE_S)
         self._over[lane].set()
         self.wake()
@@ -164,14 +163,15 @@ class Worker:
             )  # fmt: skip
         return self._here.teller
 
-    def _round(self, outbox: Outbox, lane: Lane, failing: set[str | Place]) -> bool:
+    def _round(
+        self, outbox: Outbox, lane: Lane, oldest_first: Sequence[str], failing: set[str | Place]
+    ) -> bool:
         """Tell what there is once; whether all of it could be told.
 
         A place that fails is left alone until the next round, and then comes last: what is told
         elsewhere neither waits for it nor stays untold. `failing`, the tries and places that failed
         the last time, is kept up to date.
         """
-        oldest_first = outbox.open_tries(lane)
         places = {try_id: _place(outbox.run(try_id)) for try_id in oldest_first}
         newest = {place: number for number, place in enumerate(places.values())}
         tries = sorted(

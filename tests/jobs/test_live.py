@@ -158,7 +158,40 @@ def test_a_job_that_logs_nothing_tells_of_nothing(trial: Trial) -> None:
     assert Reader(trial, spec).told == 0
     assert not list((trial.workspace / spec.paths.work / "live").glob("piece.*"))
     trial.write("go")
-    assert trial.end(spec, process).sure.exit_code == 0
+    marker = trial.end(spec, process).sure
+    assert marker.exit_code == 0
+    assert not [entry.path for entry in marker.files if entry.path.startswith(STORE)]
+    assert not (trial.workspace / STORE).exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"printf x > {STORE}/7/run/more",
+        f"rm {STORE}/7/run/meta.yaml",
+        f"printf 'There before\n' > {STORE}/7/run/meta.yaml",
+        f"mv {STORE}/7/run {STORE}/7/other",
+        f"printf x > {STORE}/$'new\\nline'",
+        f"printf x > {STORE}/7/run/more; exit 3",
+    ],
+)
+def test_whatever_a_job_has_changed_comes_back(trial: Trial, command: str) -> None:
+    marker = trial.run(spec_of(trial, command)).sure
+
+    there = {str(p.relative_to(trial.workspace)) for p in (trial.workspace / STORE).rglob("*")}
+    assert there
+    assert {e.path for e in marker.files} == there | {STORE}
+
+
+@pytest.mark.parametrize("fails", ["*%T@*", "*-quit"])
+def test_a_listing_that_fails_loses_nothing(trial: Trial, fails: str) -> None:
+    text = f'#!/bin/bash\ncase "$*" in {fails}) exit 1 ;; esac\nexec /bin/find "$@"\n'
+    trial.program("find", text)
+    command = "true" if fails == "*-quit" else f"printf x > {STORE}/more"
+
+    marker = trial.run(spec_of(trial, command)).sure
+
+    assert f"{STORE}/7/run/meta.yaml" in {entry.path for entry in marker.files}
 
 
 def test_pieces_follow_each_other_and_come_to_an_end(trial: Trial) -> None:

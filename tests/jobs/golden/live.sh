@@ -126,9 +126,23 @@ _m_list_live() {
 
 # What lies there before the command starts need not be told. For the rest of the job see `_m_look`.
 _m_begin_live() {
-  mkdir -p -- "$_m_work/live" && _m_list_live "$_m_work/live/new" &&
+  mkdir -p -- "$_m_work/live" && _m_list_live "$_m_work/live/first" &&
+    cp -- "$_m_work/live/first" "$_m_work/live/new" &&
     mv -f -- "$_m_work/live/new" "$_m_work/live/seen"
 } 2>/dev/null
+
+# A directory that the job has left as it was has nothing to tell, and goes. In a shell of its own:
+# of a listing that failed nothing follows.
+_m_drop_untouched() (
+  set -eo pipefail
+  at=$_m_work/live
+  [ -s "$at/first" ]
+  _m_list_live "$at/last"
+  cmp -s -- "$at/first" "$at/last"
+  unlisted=$(find -H "$_m_live" -path $'*\n*' -print -quit)
+  [ -z "$unlisted" ]
+  rm -rf -- "$_m_live"
+) 2>/dev/null
 
 # One look. It runs beside the heartbeats, which do not wait for it.
 _m_look() {
@@ -587,6 +601,7 @@ _m_main() {
   # The shell's own times stand in the first line, those of its children in the second.
   { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \
     2>/dev/null
+  _m_drop_untouched
   _m_make_marker
   exec {_m_beat}>&-
   # All of it comes with what the job made.

@@ -2,14 +2,15 @@
 
 At an MLflow server of its own, whose store is a SQL database. Prints one line of JSON with CPU: of
 the controller beyond that of the same jobs untracked, of the worker process, and of a program that
-does nothing but the same calls of MLflow's client; and with what jobs wait for: the seconds until
-they were submitted, the half of them and the last one, and until the last one had ended.
+does nothing but the same calls of MLflow's client (`by_hand`); and with what jobs wait for: the
+seconds until they were submitted, the half of them and the last one, and until the last one had
+ended.
 
 The jobs of entry points log a parameter and some values of a metric, others nothing: their commands
 write what MLflow would, which is not to be imported at the site for each.
 
-That program runs beside the untracked jobs, as fast as these: a busy machine takes more CPU for the
-same work, and both sides of the comparison are to have the same.
+That program runs beside the tracked jobs, as fast as these, and beside the untracked ones as well:
+a busy machine takes more CPU for the same work, and what is compared is to be as busy.
 """
 
 import json
@@ -20,7 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from statistics import median
 
@@ -37,7 +39,6 @@ from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX, SETTINGS
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
-from tests.tracking.conftest import TrackingServer, free_port
 
 SITE = "hpc1"
 END_S = 600.0
@@ -80,12 +81,14 @@ class Ran:
 
     Attributes:
         cpu: seconds of this process.
+        worker: seconds of the worker process.
         seconds: until the last one was there.
         submitted: seconds until each was submitted.
         own_ids: how many were submitted with an id that is not MLflow's.
     """
 
     cpu: float
+    worker: float
     seconds: float
     submitted: Sequence[float]
     own_ids: int
@@ -122,7 +125,8 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
     tracker.close(END_S)
     used = cpu_seconds() - begun
     own_ids = _own_ids(workdir / store.DIRECTORY / OUTBOX) if uri else 0
-    return Ran(used, seconds, [at - handed_over for at in watch.submitted_at.values()], own_ids)
+    submitted = [at - handed_over for at in watch.submitted_at.values()]
+    return Ran(used, children_seconds(), seconds, submitted, own_ids)
 
 
 def _own_ids(path: Path) -> int:
@@ -132,42 +136,9 @@ def _own_ids(path: Path) -> int:
     return int(found)
 
 
-def client_alone(runs: int, which: str, directory: Path, uri: str, pace: int) -> None:
-    """What MLflow's client is asked for as many jobs, by hand, `pace` a second at most."""
-    from mlflow.entities import Metric, Param, RunTag
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(uri)
-    experiment = client.create_experiment("bench")
-    files = directory / "files"
-    files.mkdir()
-    for name in ("script.sh", "backend-config.yaml"):
-        (files / name).write_text("x" * 5000)
-    begun = time.monotonic()
-    for number in range(runs):
-        time.sleep(max(0.0, begun + number / pace - time.monotonic()))
-        tags = {f"mantik.{i}": str(number) for i in range(16)}
-        made = client.create_run(experiment, tags=tags, run_name="run").info.run_id
-        client.log_batch(made, params=[Param(k, v) for k, v in PARAMS.items()])
-        client.update_run(made, status="SCHEDULED")
-        client.log_batch(made, tags=[RunTag("mantik.job_id", "1"), RunTag("mantik.queue", "b")])
-        client.update_run(made, status="RUNNING")
-        if which == "mlproject":
-            reader = MlflowClient((directory / "stores" / str(number)).as_uri())
-            reader.search_experiments()
-            (found,) = reader.search_runs(["1"])
-            assert "epochs" not in client.get_run(made).data.params
-            client.log_batch(made, params=[Param(k, v) for k, v in found.data.params.items()])
-            values = [Metric("loss", 0.5, 1700000000000, step) for step in range(1, 11)]
-            client.log_batch(made, metrics=values)
-        client.log_artifacts(made, str(files), "mantik")
-        metrics = [Metric(f"mantik/{i}", 1.0, number, 0) for i in range(5)]
-        client.log_batch(made, metrics=metrics, tags=[RunTag("mantik.exit_code", "0")])
-        client.set_terminated(made, "FINISHED")
-
-
 def lay_out_stores(number: int, directory: Path) -> None:
     """What so many jobs that log a parameter have brought back."""
+    directory.mkdir()
     identity = store.Identity("a" * 32, "1", "bench")
     for name in map(str, range(number)):
         first = store.skeleton("/w", name, identity, name="r", user="u", now=1.0)
@@ -177,26 +148,20 @@ def lay_out_stores(number: int, directory: Path) -> None:
 
 def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, float]:
     """The figures, per job; what is waited for, in seconds."""
+    # Not where jobs run: it imports MLflow, which no controller does.
+    from tests.tracking.conftest import TrackingServer, free_port
+
     server = TrackingServer(directory, free_port())
     server.start()
     try:
-        lay_out_stores(jobs, directory / "alone" / "stores")
-        command = [sys.executable, "-m", "benchmarks.tracking", "client", str(jobs), which]
-        with subprocess.Popen(
-            [*command, str(directory / "alone"), server.uri, str(pace)]
-        ) as client:
-            plain = run([request(n, SITE) for n in range(jobs)], directory / "plain", "", pace)
-        assert client.returncode == 0
-        alone = children_seconds()
-        asked = [tracked(n, which) for n in range(jobs)]
-        own = run(asked, directory / "tracked", server.uri, pace)
-        worker = children_seconds() - alone
+        plain, _ = beside(jobs, which, pace, server.uri, directory / "plain", tracked=False)
+        own, client = beside(jobs, which, pace, server.uri, directory / "tracked", tracked=True)
     finally:
         server.stop()
     return {
         "controller_ms": (own.cpu - plain.cpu) / jobs * 1000,
-        "worker_ms": worker / jobs * 1000,
-        "client_ms": alone / jobs * 1000,
+        "worker_ms": own.worker / jobs * 1000,
+        "client_ms": client / jobs * 1000,
         "own_ids": own.own_ids,
         "untracked_seconds": plain.seconds,
         "tracked_seconds": own.seconds,
@@ -207,20 +172,44 @@ def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, floa
     }
 
 
+def beside(
+    jobs: int, which: str, pace: int, uri: str, directory: Path, *, tracked: bool
+) -> tuple[Ran, float]:
+    """Run jobs beside the same calls by hand, each in a process of its own; and the CPU of that."""
+    stores = Path(f"{directory}-stores")
+    lay_out_stores(jobs if which == "mlproject" else 0, stores)
+    command = [sys.executable, "-m", "benchmarks.by_hand", uri, str(jobs), str(pace), str(stores)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        what = "tracked" if tracked else "untracked"
+        command = [sys.executable, "-m", "benchmarks.tracking", str(jobs), which, str(pace)]
+        ran = subprocess.run(
+            [*command, uri, what, str(directory)], stdout=subprocess.PIPE, text=True, check=True
+        )
+        said, _ = client.communicate()
+    assert client.returncode == 0
+    return Ran(**json.loads(ran.stdout.splitlines()[-1])), float(said.splitlines()[-1])
+
+
 def children_seconds() -> float:
     """User and system time of the processes that were started and have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
+def main() -> None:
+    """All of it, or one side of the comparison."""
+    jobs, which, pace, *rest = sys.argv[1:]
+    if not rest:
+        with tempfile.TemporaryDirectory() as scratch:
+            print(json.dumps(measure(int(jobs), which, int(pace), Path(scratch))))
+        return
+    uri, what, directory = rest
+    make = partial(tracked, which=which) if what == "tracked" else partial(request, site=SITE)
+    requests = [make(number) for number in range(int(jobs))]
+    ran = run(requests, Path(directory), uri if what == "tracked" else "", int(pace))
+    print(json.dumps(asdict(ran)))
+
+
 if __name__ == "__main__":
     os.environ.update(SETTINGS)
-    if sys.argv[1] == "client":
-        client_alone(
-            int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], int(sys.argv[6])
-        )
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            print(
-                json.dumps(measure(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(scratch)))
-            )
+    main()

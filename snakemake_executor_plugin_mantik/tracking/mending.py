@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +60,7 @@ def prepare(
         new = store / f".{METRICS}"
         with new.open("w", encoding="utf-8") as lines:
             for value in _all_metrics(store, tell, told or {}):
-                lines.write(json.dumps(asdict(value)) + "\n")
+                lines.write(json.dumps(vars(value)) + "\n")
         new.rename(moved)
     for told_of in metric_files(store):
         told_of.unlink()

@@ -61,6 +61,7 @@ class Teller:
         told: dict[str, Told],
         *,
         making: Mapping[str, Lock] | None = None,
+        experiments: dict[tuple[str, str, str], tuple[str, str]] | None = None,
     ) -> None:
         """Make a teller.
 
@@ -72,6 +73,7 @@ class Teller:
             told: what MLflow has been told of what jobs log, by try; shared with other tellers, of
                 which one at a time tells of a try.
             making: one for each try whose run is made; shared like `told`.
+            experiments: ids and names of those that are known; shared, too.
         """
         self.outbox = self._outbox = outbox
         self._told = told
@@ -82,7 +84,7 @@ class Teller:
         self._tell = tell
         self._clients: dict[str, MlflowClient] = {}
         self._said: Counter[str] = Counter()
-        self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
+        self._experiments = {} if experiments is None else experiments
 
     def make(self, try_id: str) -> None:
         """Make the run of a try, unless it is made: a job waits for its id.
@@ -173,13 +175,13 @@ class Teller:
             return
         events = self._outbox.events(try_id)
         making = any(event.kind is Kind.CREATE for event in events)
+        run = self._outbox.run(try_id)
+        assert run is not None
         for event in events:
             if making and event.kind in LATE:
                 return
             if lane is not Lane.ENDING and (event.kind is Kind.LIVE) != (lane is Lane.LIVE):
                 continue
-            run = self._outbox.run(try_id)
-            assert run is not None
             if event.kind in (Kind.LIVE, Kind.END) and try_id not in self._told:
                 # Another process may have told it.
                 self._told[try_id] = Told(doubt=self._outbox.begun(try_id, Kind.LIVE))

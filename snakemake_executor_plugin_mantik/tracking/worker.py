@@ -106,6 +106,7 @@ class Worker:
         self._told: dict[str, Any] = {}
         self._busy: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
         self._makers = ThreadPoolExecutor(MAKERS, "maker")
         self._here = threading.local()
         self._outboxes: list[Outbox] = []
@@ -159,7 +160,7 @@ class Worker:
             self._outboxes.append(outbox)
             self._here.teller = Teller(
                 outbox, self._workdir, self._answer, self._tell_once, self._told,
-                making=self._making,
+                making=self._making, experiments=self._experiments,
             )  # fmt: skip
         return self._here.teller
 

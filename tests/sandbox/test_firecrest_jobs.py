@@ -1,12 +1,18 @@
 """What the sandbox's firecREST does, held against what was measured at a real one: jobs."""
 
+import asyncio
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.sandbox.batch import State
+from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import LocalAccounting
 from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import exported
-from snakemake_executor_plugin_mantik.sandbox.sbatch import MAX_SCRIPT
+from snakemake_executor_plugin_mantik.sandbox.sbatch import MAX_SCRIPT, BatchRequest
+from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalJob, LocalScheduler
 from tests.support.sandbox import FAST, FirecrestClient, message, wait_for
 
 
@@ -57,32 +63,37 @@ def test_record(fire: FirecrestClient, there: str) -> None:
     assert job["tasks"][0]["id"] == f"{number}.batch"
 
 
-def test_halves_of_records(fire: FirecrestClient) -> None:
+def test_halves_of_records(tmp_path: Path) -> None:
     """The accounting is late: each job goes through all of it (0.3 to 4 s at a real site)."""
-    lag = FAST.firecrest.accounting_lag
-    number = fire.submit(f"sleep {2.8 * lag}; exit 5", "--job-name=halves")
-    seen: list[tuple[str, str, int | None]] = []
-    missed = False
-    while seen[-1:] != [("halves", "FAILED", 5)]:
-        job, listed = fire.job(number), fire.jobs(name="halves")
-        status = job["status"]
-        now = job["name"], status["state"], status["exitCode"]
-        if now[:2] == ("allocation", "FAILED"):
-            # The list by name misses it; the list of all has it.
-            missed = missed or number not in listed
-            assert (job["partition"], job["workingDirectory"]) == ("", "")
-            assert job["group"] == "root"
-        if now not in seen:
-            seen.append(now)
-        time.sleep(lag / 20)
-    assert seen == [
-        ("halves", "RUNNING", None),
-        ("allocation", "PENDING", 0),
-        ("halves", "RUNNING", 0),
-        ("allocation", "FAILED", 5),
-        ("halves", "FAILED", 5),
-    ]
-    assert missed
+    at = 0.0
+    scheduler = LocalScheduler(tmp_path / "spool", FAST, home=tmp_path, user="mantik")
+    settings = replace(FAST.firecrest, accounting_lag=10.0)
+    accounting = LocalAccounting(scheduler, settings, "mantik", clock=lambda: at)
+    job = scheduler.jobs[7] = LocalJob(
+        7, "halves", State.RUNNING, submitted=50.0, started=100.0, directory=tmp_path,
+        copy=tmp_path / "script", request=BatchRequest("batch", 3600, name="halves"),
+    )  # fmt: skip
+
+    def told(now: float) -> dict[str, Any]:
+        nonlocal at
+        at = now
+        (record,) = asyncio.run(accounting.of_job("7"))
+        status = record["status"]
+        by_name = bool(asyncio.run(accounting.listed(["halves"], "", 3600.0)))
+        return record | {"seen": (record["name"], status["state"], status["exitCode"], by_name)}
+
+    assert told(109.9)["seen"] == ("halves", "RUNNING", None, True)
+    half = told(110.0)
+    assert half["seen"] == ("allocation", "PENDING", 0, True)
+    assert told(119.9)["seen"] == half["seen"]
+    assert told(120.0)["seen"] == ("halves", "RUNNING", 0, True)
+    job.state, job.exit_code, job.ended = State.FAILED, 5, 200.0
+    # The list by name misses it; the list of all has it.
+    half = told(209.9)
+    assert half["seen"] == ("allocation", "FAILED", 5, False)
+    assert (half["partition"], half["workingDirectory"], half["group"]) == ("", "", "root")
+    assert len(asyncio.run(accounting.listed([], "", 3600.0))) == 1
+    assert told(210.0)["seen"] == ("halves", "FAILED", 5, True)
 
 
 def test_list(fire: FirecrestClient) -> None:

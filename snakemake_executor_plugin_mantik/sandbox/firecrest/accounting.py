@@ -8,7 +8,7 @@ a list by name then misses a job that has just ended (all of that measured).
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from snakemake_executor_plugin_mantik.sandbox.batch import State
@@ -62,8 +62,15 @@ class Accounting(ABC):
 class LocalAccounting(Accounting):
     """The accounting of the local scheduler, as late as a real one."""
 
-    def __init__(self, scheduler: LocalScheduler, settings: FirecrestSettings, user: str) -> None:
+    def __init__(
+        self,
+        scheduler: LocalScheduler,
+        settings: FirecrestSettings,
+        user: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         super().__init__()
+        self._clock = clock
         self._scheduler = scheduler
         self._lag = settings.accounting_lag
         self._user = user
@@ -73,13 +80,13 @@ class LocalAccounting(Accounting):
         job = self._scheduler.jobs.get(int(number)) if number.isdecimal() else None
         if job is None:
             return []
-        now = time.time()
+        now = self._clock()
         found = merged([self._sacct(job, now)], [self._squeue(job, now)])
         # A job is known at once, whatever the lag: by squeue, or by half a record.
         return found or [self._half(job, job.state, now)]
 
     async def _listed(self, names: set[str], account: str, window: float) -> list[Record]:
-        now = time.time()
+        now = self._clock()
         sacct: list[Record | None] = []
         squeue: list[Record | None] = []
         for job in self._scheduler.jobs.values():

@@ -1,4 +1,4 @@
-"""The calls of MLflow's client that tracking takes for each job, made by hand, and nothing else.
+"""The calls of MLflow's client that tracking a workflow takes, made by hand, and nothing else.
 
 Imports MLflow and nothing of ours, since all that this process takes is what MLflow takes.
 """
@@ -34,18 +34,29 @@ def track(client: MlflowClient, experiment: str, number: int, files: Path, own: 
     client.set_terminated(run, "FINISHED")
 
 
+def show(client: MlflowClient, run: str, files: Path) -> None:
+    """How far the workflow is: counts and pictures, told in its beginning and its end."""
+    client.log_batch(run, metrics=[Metric(f"mantik/jobs_{i}", 1.0, 0, 0) for i in range(7)])
+    client.log_artifacts(run, str(files), "mantik")
+
+
 def main() -> None:
     """Track as many jobs at an MLflow server, so many a second; print the CPU of this process."""
     uri, runs, pace, stores = sys.argv[1:]
     client = MlflowClient(uri)
     experiment = client.create_experiment(Path(stores).name)
+    workflow = client.create_run(experiment, run_name="workflow").info.run_id
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         for name in ("script.sh", "backend-config.yaml"):
             (Path(directory) / name).write_text("x" * 5000)
+        client.log_artifacts(workflow, directory, "mantik")
+        show(client, workflow, Path(directory))
         for number in range(int(runs)):
             time.sleep(max(0.0, begun + number / int(pace) - time.monotonic()))
             track(client, experiment, number, Path(directory), Path(stores) / str(number))
+        show(client, workflow, Path(directory))
+        client.set_terminated(workflow, "FINISHED")
     print(time.process_time())
 
 

@@ -79,7 +79,8 @@ def read_backend_config(
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError([Mistake(file, "", "there is no such file")]) from None
+        missing = "there is no such file: correct the path, or have one written: smk-mantik init"
+        raise ConfigError([Mistake(file, "", missing)]) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError([Mistake(file, "", f"cannot be read: {reason}")]) from None

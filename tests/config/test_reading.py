@@ -51,7 +51,7 @@ def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         ("2.yaml", "", "'2' cannot be the name"),
         ("max.yaml", "", "Snakemake"),
         ("x.toml", "", "'.toml' is not supported"),
-        ("no.yaml", "", "no such file"),
+        ("no.yaml", "", "no such file: correct the path, or have one written: smk-mantik init"),
         ("folder.yaml", "", "directory"),
         ("good.yaml", "", "'a b' cannot be the name"),
     ]:

@@ -113,7 +113,8 @@ class JobState:
         phase: where the job is.
         reason: why it ended, for `Phase.ENDED`.
         detail: the site's own words, one line, empty if it has none.
-        exit_code: of the script, where the site knows it.
+        exit_code: of the script, where the site knows it. A UNICORE/X that runs jobs itself has
+            been seen to tell 0 for one that ended while it was still being taken in.
         scheduler_id: the scheduler's id of the job, empty before it has one.
         queue: the queue it waits or runs in, empty if the site does not say.
         later: whether it was refused for now only, because there are too many jobs.

@@ -17,11 +17,13 @@ SLURM_STATES: Final = {
 }
 """`JobState` of Slurm, for jobs without an exit code of their own."""
 
-MEMORY_TEXTS: Final = re.compile(
+_MEMORY_TEXTS: Final = re.compile(
     r"exceeded (job |step )?memory limit|oom[-_]kill|OOM Killed|Out Of Memory|out-of-memory",
     re.IGNORECASE,
 )
 """What slurmstepd writes into a job's standard error when it or the kernel killed it."""
+
+_LONGEST_WORDS: Final = 500
 
 TOO_MANY_JOBS: Final = re.compile(
     r"\b(QOS|Assoc)\w*Submit\w*Limit|would exceed \S+ (per-\S+ )?limit of jobs", re.IGNORECASE
@@ -34,3 +36,15 @@ LAUNCH_SIGNAL: Final = 53
 
 It calls every job so whose batch script a signal ended: `Reason=JobLaunchFailure` (22.05).
 """
+
+
+def memory_words(output: str) -> str:
+    """The line of a job's output in which Slurm says that it ran out of memory; else empty.
+
+    Slurm's state of such a job need not say it: it kills one process after the other, and may see
+    a batch script end by itself whose command was killed (COMPLETED, exit code 0).
+    """
+    for line in output.splitlines():
+        if _MEMORY_TEXTS.search(line):
+            return " ".join(line.split())[:_LONGEST_WORDS]
+    return ""

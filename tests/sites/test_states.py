@@ -6,6 +6,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
+from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 from snakemake_executor_plugin_mantik.sites.unicore.states import (
     reason_of_details,
     rejection,
@@ -88,27 +89,34 @@ def test_words_of_sbatch() -> None:
     assert rejection(log[:1]) == ""
 
 
-DETAILS: list[tuple[dict[str, Any], str, Reason | None]] = [
-    ({"JobState": "TIMEOUT", "Reason": "TimeLimit", "ExitCode": "0:15"}, "", Reason.TIME_LIMIT),
-    ({"JobState": "CANCELLED", "Reason": "None", "ExitCode": "0:15"}, "", Reason.CANCELLED),
-    ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, "", Reason.OUT_OF_MEMORY),
-    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"},
-     "slurmstepd: error: Step 7.0 exceeded memory limit (1100 > 1000), being killed",
-     Reason.OUT_OF_MEMORY),
-    ({"JobState": "FAILED", "Reason": "NonZeroExitCode", "ExitCode": "137:0"},
-     "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch", Reason.OUT_OF_MEMORY),
-    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:53"}, "",
+DETAILS: list[tuple[dict[str, Any], Reason | None]] = [
+    ({"JobState": "TIMEOUT", "Reason": "TimeLimit", "ExitCode": "0:15"}, Reason.TIME_LIMIT),
+    ({"JobState": "CANCELLED", "Reason": "None", "ExitCode": "0:15"}, Reason.CANCELLED),
+    ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, Reason.OUT_OF_MEMORY),
+    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:53"},
      Reason.LAUNCH_FAILURE),
-    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}, "", None),
-    ({"JobState": "NODE_FAIL", "Reason": "NodeDown"}, "", Reason.NODE_FAILURE),
-    ({"JobState": "PREEMPTED"}, "", Reason.PREEMPTED),
-    ({"JobState": "COMPLETED", "ExitCode": "0:0"}, "", None),
-    ({"rawDetailsData": "N/A"}, "", None),
-    ({"rawDetailsData": "JobId=7 JobName=x JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15"}, "",
+    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}, None),
+    ({"JobState": "NODE_FAIL", "Reason": "NodeDown"}, Reason.NODE_FAILURE),
+    ({"JobState": "PREEMPTED"}, Reason.PREEMPTED),
+    ({"JobState": "COMPLETED", "ExitCode": "0:0"}, None),
+    ({"rawDetailsData": "N/A"}, None),
+    ({"rawDetailsData": "JobId=7 JobName=x JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15"},
      Reason.TIME_LIMIT),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("details", "stderr", "reason"), DETAILS)
-def test_details_of_slurm(details: dict[str, Any], stderr: str, reason: Reason | None) -> None:
-    assert reason_of_details(slurm_details(details), stderr) is reason
+@pytest.mark.parametrize(("details", "reason"), DETAILS)
+def test_details_of_slurm(details: dict[str, Any], reason: Reason | None) -> None:
+    assert reason_of_details(slurm_details(details)) is reason
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurmstepd: error: Step 7.0 exceeded memory limit (1100 > 1000), being killed",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch",
+    ],
+)
+def test_words_of_slurm_on_memory(words: str) -> None:
+    assert memory_words(f"Epoch 1\n{words}\nslurmstepd: error: more\n") == words
+    assert memory_words("Epoch 1\n") == ""

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from firecrest.FirecrestException import NotImplementedOnAPIversion
@@ -22,7 +23,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
 from snakemake_executor_plugin_mantik.sites.firecrest.script import has_tag
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
-from snakemake_executor_plugin_mantik.sites.slurm import MEMORY_TEXTS
+from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 
 LIST_WINDOW: Final = "24h"
 """How far back ended jobs are listed for their states; older ones are asked for singly."""
@@ -32,6 +33,10 @@ FIND_WINDOW: Final = "7d"
 """How far back jobs are looked for by their tags: as far as firecREST goes."""
 OUTPUT_BYTES: Final = 16_384
 """How much of the end of a job's output is read to explain its end."""
+
+_FOR_MEMORY: Final = (Reason.UNKNOWN, Reason.EXIT_CODE, Reason.OUT_OF_MEMORY)
+"""Reasons of ends of which the job's output may say that memory was the cause, and how much it had.
+"""
 
 _ID: Final = re.compile(r"[A-Za-z0-9]+")
 _MISSING: Final = JobState(Phase.UNKNOWN, detail="the scheduler knows no such job (just now)")
@@ -102,7 +107,7 @@ class Jobs:
         if job is None:
             return _MISSING
         state = states.state_of(job)
-        if state.phase is not Phase.ENDED or state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
+        if state.phase is not Phase.ENDED or state.reason not in _FOR_MEMORY:
             return state
         try:
             answer = await self._connection.ask("explain", output)
@@ -110,15 +115,8 @@ class Jobs:
         except (SiteNotFound, SiteRejected, SiteUnreachable) as error:
             _log.debug("the output of job %s cannot be read: %s", job_id, error)
             return state
-        if MEMORY_TEXTS.search(said):
-            return JobState(
-                state.phase,
-                Reason.OUT_OF_MEMORY,
-                state.detail,
-                state.exit_code,
-                state.scheduler_id,
-                state.queue,
-            )
+        if words := memory_words(said):
+            return replace(state, reason=Reason.OUT_OF_MEMORY, detail=words)
         return state
 
     async def cancel(self, ids: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
-from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
+from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS, memory_words
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
@@ -94,7 +94,7 @@ class Jobs:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
 
     async def explain(self, job_id: str) -> JobState:
-        """See `Site.explain`; asks for the log and, without an exit code, the scheduler's words."""
+        """See `Site.explain`; asks for the log, and for what the scheduler says where it may."""
         try:
             fields = {"fields": states.EXPLAIN_FIELDS}
             answer = await self._connection.get("explain", _url(job_id), fields)
@@ -106,16 +106,20 @@ class Jobs:
         log = answer.get("log")
         said = states.rejection(log if isinstance(log, list) else [])
         if said and not state.scheduler_id:
-            refused = _replace(state, Reason.REJECTED, said)
-            return replace(refused, later=TOO_MANY_JOBS.search(said) is not None)
+            later = TOO_MANY_JOBS.search(said) is not None
+            return replace(state, reason=Reason.REJECTED, detail=said, later=later)
         if state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
             return state
+        return await self._as_scheduler_says(job_id, state)
+
+    async def _as_scheduler_says(self, job_id: str, state: JobState) -> JobState:
+        """The state, with the reason that the job's standard error or the details give."""
+        if words := memory_words(await self._stderr(job_id)):
+            return replace(state, reason=Reason.OUT_OF_MEMORY, detail=words)
         details = await self._details(job_id)
-        stderr = await self._stderr(job_id)
-        reason = states.reason_of_details(details, stderr)
-        if reason is None:
+        if (reason := states.reason_of_details(details)) is None:
             return state
-        return _replace(state, reason, states.detail_of(details) or state.detail)
+        return replace(state, reason=reason, detail=states.detail_of(details) or state.detail)
 
     async def _details(self, job_id: str) -> dict[str, str]:
         try:
@@ -195,7 +199,3 @@ class Jobs:
 
 def _url(job_id: str) -> str:
     return f"/jobs/{quote(job_id, safe='')}"
-
-
-def _replace(state: JobState, reason: Reason, detail: str) -> JobState:
-    return JobState(state.phase, reason, detail, state.exit_code, state.scheduler_id, state.queue)

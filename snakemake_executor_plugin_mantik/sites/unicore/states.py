@@ -14,7 +14,7 @@ from pyunicore.aio.client import JobStatus
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import LAUNCH_SIGNAL, MEMORY_TEXTS, SLURM_STATES
+from snakemake_executor_plugin_mantik.sites.slurm import LAUNCH_SIGNAL, SLURM_STATES
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
@@ -85,10 +85,8 @@ def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def reason_of_details(details: Mapping[str, str], stderr: str) -> Reason | None:
+def reason_of_details(details: Mapping[str, str]) -> Reason | None:
     """Why Slurm ended a job that gave no exit code; None if it does not say."""
-    if MEMORY_TEXTS.search(stderr):
-        return Reason.OUT_OF_MEMORY
     if reason := SLURM_STATES.get(details.get("JobState", "")):
         return reason
     if details.get("ExitCode", "").endswith(f":{LAUNCH_SIGNAL}"):

@@ -2,6 +2,11 @@
 
 import shutil
 import subprocess
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -108,6 +113,63 @@ def test_a_bare_repository_and_submodules(
 
     assert taken.folder.name == "bare"
     assert content(taken.folder / "inner" / "sub") == "one"
+
+
+class Closed(SimpleHTTPRequestHandler):
+    """Serves files, repositories among them, to whoever gives the right user and password."""
+
+    WANTED = "Basic " + b64encode(b"me@x:p%ss:word/2").decode()
+
+    def do_GET(self) -> None:
+        """Challenge, or serve; see `SimpleHTTPRequestHandler`."""
+        if self.headers["Authorization"] == self.WANTED:
+            super().do_GET()
+            return
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="x"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@pytest.fixture
+def closed(repository: Path, tmp_path: Path) -> Iterator[str]:
+    """A server that wants a password, `127.0.0.1:PORT`; its repository is `/repo.git`."""
+    run(tmp_path, "clone", "-q", "--bare", str(repository), "served/repo.git")
+    run(tmp_path / "served" / "repo.git", "update-server-info")
+    handler = partial(Closed, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_password_in_a_url_is_git_s_alone(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    kept, trace = tmp_path / "kept", tmp_path / "trace"
+    kept.write_text(f"http://me:old-one@{closed}\n")
+    monkeypatch.setenv("GIT_TRACE", str(trace))
+    if before:  # a helper of the user's own, who would also keep what it is told
+        monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+        monkeypatch.setenv("GIT_CONFIG_KEY_0", "credential.helper")
+        monkeypatch.setenv("GIT_CONFIG_VALUE_0", f"store --file={kept}")
+
+    git.fetch(f"http://me%40x:p%25ss%3Aword%2F2@{closed}/repo.git", "main", tmp_path / "c")
+
+    assert content(tmp_path / "c" / "sub") == "one"
+    told = [trace, kept, *(p for p in (tmp_path / "c").rglob("*") if p.is_file())]
+    assert not [p for p in told if b"ss:word" in p.read_bytes() or b"p%25ss" in p.read_bytes()]
+    assert "git-remote-http" in trace.read_text()
+    with pytest.raises(UserError, match="cannot be read"):
+        git.fetch(f"http://me%40x:wrong@{closed}/repo.git", "main", tmp_path / "d")
+    with pytest.raises(UserError, match="cannot be read"):
+        git.fetch(f"http://{closed}/repo.git", "main", tmp_path / "e")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+_NOT_THERE: Final = "there is no such file: correct the path, or have one written: smk-mantik init"
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # Names that Snakemake's expressions for resources give a meaning: `site=max` would not be a text.
@@ -72,19 +73,25 @@ def read_backend_config(
     file = shown if shown is not None else str(path)
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        supported = f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json"
-        if not path.suffix:
-            supported += " (a target of Snakemake goes after '--')"
-        raise ConfigError([Mistake(file, "", supported)])
+        raise ConfigError([Mistake(file, "", _of_no_kind(path))])
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        missing = "there is no such file: correct the path, or have one written: smk-mantik init"
-        raise ConfigError([Mistake(file, "", missing)]) from None
+        raise ConfigError([Mistake(file, "", _NOT_THERE)]) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError([Mistake(file, "", f"cannot be read: {reason}")]) from None
     return parse_backend_config(content, kind, project, shown=file)
+
+
+def _of_no_kind(path: Path) -> str:
+    """What is wrong with a path whose suffix is none of a backend config."""
+    for suffix in KINDS:
+        if (meant := Path(f"{path}{suffix}")).is_file():
+            return f"is no backend config: did you mean {meant.name}?"
+    if path.suffix or path.exists():
+        return f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json"
+    return f"{_NOT_THERE} (a target of Snakemake goes after '--')"
 
 
 def parse_backend_config(

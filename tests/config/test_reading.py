@@ -39,6 +39,8 @@ def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(GOOD)
     (tmp_path / "folder.yaml").mkdir()
     specs = ["a.yaml", "b.json", "good.yaml", "good=2.yaml", "2.yaml", "max.yaml", "x.toml"]
+    specs += ["alps", "good", "x.toml.d"]
+    (tmp_path / "x.toml.d").mkdir()
     specs += ["no.yaml", "folder.yaml", "~nobody-of-this-name/x.yaml", "", "y=", "a b=good.yaml"]
     with pytest.raises(ConfigError) as caught:
         read_all(specs, tmp_path)
@@ -51,6 +53,10 @@ def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         ("2.yaml", "", "'2' cannot be the name"),
         ("max.yaml", "", "Snakemake"),
         ("x.toml", "", "'.toml' is not supported"),
+        ("alps", "", "there is no such file: "),
+        ("alps", "", "(a target of Snakemake goes after '--')"),
+        ("good", "", "is no backend config: did you mean good.yaml?"),
+        ("x.toml.d", "", "'.d' is not supported"),
         ("no.yaml", "", "no such file: correct the path, or have one written: smk-mantik init"),
         ("folder.yaml", "", "directory"),
         ("good.yaml", "", "'a b' cannot be the name"),

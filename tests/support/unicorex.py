@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -28,6 +27,7 @@ import pytest
 
 from tests.real import apptainer
 from tests.support.needs import require
+from tests.support.ports import free_port
 from tests.support.shared import STOP_S, Told, keep, session_directory, shared
 
 DATA = Path(__file__).parent / "unicorex"
@@ -132,7 +132,7 @@ class OwnUnicoreX(UnicoreX):
 
 
 def _start_shared(directory: Path, users: Path, slots: int = 16) -> Told:
-    server = UnicoreX(directory, _free_port())
+    server = UnicoreX(directory, free_port())
     command = _command()
     _write_configuration(server, slots)
     environment = {**os.environ, **apptainer.environment()}
@@ -165,7 +165,7 @@ def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
     require(_lacking(), SOFTWARE)
     directory = tmp_path / "unicorex"
     directory.mkdir()
-    server = OwnUnicoreX(directory, _free_port(), [])
+    server = OwnUnicoreX(directory, free_port(), [])
     _write_configuration(server, OWN_SLOTS)
     try:
         server.start()
@@ -216,13 +216,6 @@ def _command() -> Sequence[str]:
         "java", "-Xmx512m", "-Dlog4j.configurationFile=file:log4j.xml", "-cp", f"{_jars()}/*",
         "eu.unicore.uas.UAS", "main.config",
     )  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _write_configuration(server: UnicoreX, slots: int) -> None:

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
 from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmScheduler
 from tests.real.slurm import ACCOUNTS, Slurm
 
-pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(600)]
 
 SETTINGS = Settings(timing=Timing(kill_wait=5.0, memory_interval=0.2, status_interval=0.2), slots=8)
 Told = dict[str, object]

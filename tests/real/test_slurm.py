@@ -12,7 +12,7 @@ from tests.real.slurm import Slurm
 from tests.support.workflows import UNTRACKED, Place, Project, Running, tells, until
 from tests.workflows.test_workflows import WORKFLOWS, compare
 
-pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(600)]
 
 CHOICE = ("flags-outputs", "resources", "retries", "script-python")
 """Workflows of tests/workflows that a real scheduler may see otherwise."""
@@ -171,7 +171,7 @@ class TestEnds:
         started = [start(each, "sleep 200", "runtime=1") for each in (project, firecrest)]
         until(
             lambda: all(each.running.process.poll() is not None for each in started),
-            "the ends of both", 200,
+            "the ends of both", 400,
         )  # fmt: skip
 
         for each in started:

@@ -13,7 +13,7 @@ from tests.support.places import unicorex_place
 from tests.support.unicorex import OWN_SLOTS, SOFTWARE, OwnUnicoreX, UnicoreX
 from tests.support.workflows import UNTRACKED, Project, Running, until
 
-pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(900)]
 
 LONG_S = 400.0
 """How long what is much may take, seconds."""
@@ -67,7 +67,7 @@ class TestKilled:
             lambda: running.output.count(": submitted to ") >= self.JOBS  # more on a busy machine
             and seen.exists()
             and len(seen.read_text().split()) == OWN_SLOTS,
-            "jobs that run and jobs that wait",
+            "jobs that run and jobs that wait", LONG_S,
         )  # fmt: skip
         server.kill()
         if meanwhile == "end":

@@ -63,7 +63,7 @@ class TestSubmissions:
             with pytest.raises(SiteUnreachable):
                 await site.submit(job)
             assert fault.happened == 1
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while not (found := await site.find(job.tag)):
                     await asyncio.sleep(0.1)
             assert len(found) == 1
@@ -236,7 +236,7 @@ class TestFiles:
         async def scenario(site: FirecrestSite) -> None:
             root = site._open.paths.root
             job = await site.submit(a_job(f"mkdir '{root}/d' && touch '{root}/d/größer €'"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while (await site.states([job]))[job].phase is not Phase.ENDED:
                     await asyncio.sleep(0.1)
             assert list(await site.list("d")) == ["größer €"]

@@ -84,7 +84,7 @@ class UnicoreX:
         """A client with the user's credentials."""
         return httpx.Client(
             verify=ssl.create_default_context(cafile=str(self.ca_file)),
-            auth=(USER.encode(), PASSWORD.encode()), timeout=30, trust_env=False,
+            auth=(USER.encode(), PASSWORD.encode()), timeout=100, trust_env=False,
             headers={"Accept": "application/json"},
         )  # fmt: skip
 
@@ -255,7 +255,7 @@ def _make_certificate(directory: Path) -> None:
             cwd=directory,
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=START_S,
         )
 
 

@@ -110,11 +110,15 @@ class TestSubmissions:
 class TestStates:
     def test_of_many_are_one_request(self, sandbox: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
-            jobs = [await site.submit(a_job("sleep 1")) for _ in range(5)]
+            # None of them may end meanwhile: the list would lack it for a moment.
+            jobs = [await site.submit(a_job("exec sleep 300")) for _ in range(5)]
             before = site.requests["status"]
-            found = await site.states(jobs)
-            assert {state.phase for state in found.values()} <= {Phase.WAITING, Phase.RUNNING}
-            assert site.requests["status"] == before + 1
+            try:
+                found = await site.states(jobs)
+                assert {state.phase for state in found.values()} <= {Phase.WAITING, Phase.RUNNING}
+                assert site.requests["status"] == before + 1
+            finally:
+                await site.cancel(jobs)
 
         run(sandbox, scenario)
 

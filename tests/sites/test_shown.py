@@ -67,7 +67,7 @@ def submission(config: BackendConfig, workspace: str) -> Submission:
 def submissions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """The bodies of the submissions that are sent meanwhile, as they are on the wire.
 
-    One that a server answers with the end of its session, which others may have pushed out, is none.
+    One that is answered with the end of a session, which others may have pushed out, is none.
     """
     seen: list[dict[str, Any]] = []
     send = httpx.AsyncClient.send

@@ -15,7 +15,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,8 @@ FETCH_S = 300.0
 START_S = 180.0
 """How long the server may take until it answers, seconds."""
 
+SLOTS = 16
+"""How many jobs run at the same time on the server that tests share; others wait in turn."""
 OWN_SLOTS = 3
 """How many jobs run at the same time on a server of a test's own; others wait in its memory."""
 
@@ -131,7 +133,7 @@ class OwnUnicoreX(UnicoreX):
         self.processes[-1].wait()
 
 
-def _start_shared(directory: Path, users: Path, slots: int = 16) -> Told:
+def _start_shared(directory: Path, users: Path, slots: int = SLOTS) -> Told:
     server = UnicoreX(directory, free_port())
     command = _command()
     _write_configuration(server, slots)
@@ -159,19 +161,25 @@ def narrow_unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unicor
         yield UnicoreX(Path(told["directory"]), told["port"])
 
 
-@pytest.fixture
-def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
-    """A server for one test that stops it."""
+@contextmanager
+def own_unicorex(directory: Path, slots: int) -> Iterator[OwnUnicoreX]:
+    """A server of one test, in a new directory."""
     require(_lacking(), SOFTWARE)
-    directory = tmp_path / "unicorex"
     directory.mkdir()
     server = OwnUnicoreX(directory, free_port(), [])
-    _write_configuration(server, OWN_SLOTS)
+    _write_configuration(server, slots)
     try:
         server.start()
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
+    """A server for one test that stops it."""
+    with own_unicorex(tmp_path / "unicorex", OWN_SLOTS) as server:
+        yield server
 
 
 def version() -> str:

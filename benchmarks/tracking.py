@@ -149,7 +149,8 @@ def lay_out_stores(number: int, directory: Path) -> None:
 def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, float]:
     """The figures, per job; what is waited for, in seconds."""
     # Not where jobs run: it imports MLflow, which no controller does.
-    from tests.tracking.conftest import TrackingServer, free_port
+    from tests.support.ports import free_port
+    from tests.tracking.conftest import TrackingServer
 
     server = TrackingServer(directory, free_port())
     server.start()

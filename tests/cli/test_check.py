@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from tests.support.benches import closed_port
+from tests.support.ports import free_port
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: booster}\n"
 IMAGE = f"{GOOD}Environment: {{Apptainer: {{Path: env/train.sif}}}}\n"
@@ -186,7 +186,7 @@ def test_a_site_that_is_not_there_is_told(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("snakemake_executor_plugin_mantik.cli.connect.ANSWER_WAIT_S", 3.0)
-    url = f"http://127.0.0.1:{closed_port()}/rest/core"
+    url = f"http://127.0.0.1:{free_port()}/rest/core"
     done = connected(sandbox, tmp_path, UnicoreApiUrl=url)
     assert done.exit_code == 2
     assert ".yaml: server: " in done.stderr

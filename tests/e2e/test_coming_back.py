@@ -146,7 +146,7 @@ def test_interrupted(either: Project) -> None:
     assert "Traceback" not in ended.output, ended.output
     assert "may still run" not in ended.output, ended.output
     assert {record.outcome for record in either.tries} == {"cancelled"}, ended.output
-    until(lambda: not sleepers(either.workspace), "the end of all processes", 20)
+    until(lambda: not sleepers(either.workspace), "the end of all processes")
     go(either)
     either.run(plain=True).ok()
     assert either.read("sum.txt") == "0\n1\n2\n3\n"
@@ -191,7 +191,7 @@ def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None
     ended = running.interrupt()
 
     assert runs(project) == ["1", "late"], ended.output
-    assert not sleepers(project.workspace)
+    until(lambda: not sleepers(project.workspace), "the end of all processes")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

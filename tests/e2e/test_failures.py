@@ -2,7 +2,7 @@
 
 import re
 
-from tests.support.workflows import Project
+from tests.support.workflows import Project, until
 
 SNAKEFILE = r"""
     rule all:
@@ -111,11 +111,15 @@ def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> No
 
         rule c:
             output: "c.txt"
-            shell: "sleep 2; touch {output}"
+            shell: "touch begun; until [ -e go ]; do sleep 0.1; done; touch {output}"
         """,
     )
 
-    said = project.run().failed()
+    running = project.start()
+    running.says("Error in rule a")
+    until((project.workspace / "begun").exists, "the other one")
+    (project.workspace / "go").touch()
+    said = running.end().failed()
 
     assert "exit code 3" in said
     assert project.exists("c.txt"), said

@@ -67,17 +67,25 @@ def test_says_and_does_the_same(project: Project) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals(project: Project, number: signal.Signals) -> None:
-    project.write("Snakefile", 'rule all:\n  output: "made"\n  shell: "touch begun; sleep 1"\n')
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            output: "made" + config["run"]
+            shell:
+                "touch begun{config[run]}; until [ -e go{config[run]} ]; do sleep 0.1; done;"
+                " touch {output}"
+        """,
+    )
     codes = []
-    for forked in (True, False):
+    for name, forked in (("A", True), ("B", False)):
         project.forked = forked
-        running = project.start(local=True)
-        until(lambda: project.exists("begun"), "the job's start")
-        assert running.process.poll() is None
+        running = project.start("--config", f"run={name}", local=True)
+        until((project.directory / f"begun{name}").exists, "the job's start")
         running.process.send_signal(number)
+        project.write(f"go{name}")
         codes.append(running.end().code)
-        (project.directory / "begun").unlink()
-        project.run("--unlock", local=True).ok()
+        project.run("--unlock", "--config", f"run={name}", local=True).ok()
     assert codes[0] == codes[1] != 0
 
 

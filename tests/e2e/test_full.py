@@ -360,7 +360,7 @@ def test_cancelling_ends_what_a_full_job_runs(project: Project) -> None:
     )
     running = project.start("--mantik-on-interrupt", "cancel")
     begun = project.workspace / "begun.txt"
-    until(lambda: begun.exists() and begun.read_text().strip(), "the command", deadline=60)
+    until(lambda: begun.exists() and begun.read_text().strip(), "the command")
     process = Path("/proc", begun.read_text().strip())
     assert process.exists()
     ran = running.interrupt()
@@ -390,7 +390,7 @@ def test_taken_up_again(project: Project) -> None:
     project.write("first.py", "open(snakemake.output[0], 'w').close()\n")
     project.write(".hidden.txt", "hidden\n")
     running = project.start("second.txt")
-    until((project.workspace / "begun").exists, "the job's beginning", deadline=60)
+    until((project.workspace / "begun").exists, "the job's beginning")
     running.kill()
     again = project.start("second.txt", "--nolock", "--rerun-incomplete")
     again.says("taken up again")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from tests.support.benches import closed_port
+from tests.support.ports import free_port
 from tests.support.workflows import Place, Project, tells
 
 GOOD = """
@@ -371,7 +371,7 @@ def test_wrong_password(project: Project) -> None:
 def test_a_server_that_is_not_there(project: Project) -> None:
     project.write("Snakefile", GOOD)
     project.config.write_text(
-        f"UnicoreApiUrl: http://127.0.0.1:{closed_port()}/rest/core\nResources: {{Queue: batch}}\n"
+        f"UnicoreApiUrl: http://127.0.0.1:{free_port()}/rest/core\nResources: {{Queue: batch}}\n"
     )
 
     said = project.run().failed()

@@ -16,7 +16,8 @@ SNAKEFILE = """
         resources:
             mem_mb=grows(200, on="out_of_memory", factor=4, at_most=700),
             runtime=grows(1, on="time_limit"),
-        shell: 'python3 -c "x = bytearray(400 << 20); import time; time.sleep(3)";'
+        shell: 'python3 -c "x = bytearray(400 << 20); import time;'
+            ' time.sleep(60 * ({resources.mem_mb} < 700))";'
             " echo {resources.mem_mb} {resources.runtime} > {output}"
 
     rule sleeps:

@@ -1,7 +1,8 @@
 """Values of `envvars:` and credentials reach the job and nothing that stays."""
 
 import base64
-import gzip
+import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,18 +25,24 @@ def forms(words: Iterable[str]) -> Iterator[bytes]:
 def leaks(*directories: Path, words: tuple[str, ...]) -> list[str]:
     """Files below `directories` that hold one of `words`, in any form that bash would write."""
     found = []
-    for directory in directories:
-        for path in directory.rglob("*"):
-            if path.is_symlink() or not path.is_file():
-                continue
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:
-                continue
-            if content.startswith(b"\x1f\x8b"):
-                content += gzip.decompress(content)
-            found += [f"{path}: {form!r}" for form in forms(words) if form in content]
+    for path in (path for directory in directories for path in files(directory)):
+        if path.is_symlink() or not path.is_file():
+            continue
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        if content.startswith(b"\x1f\x8b"):
+            # As much as there is of it: somebody may be at it.
+            content += zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(content)
+        found += [f"{path}: {form!r}" for form in forms(words) if form in content]
     return found
+
+
+def files(directory: Path) -> Iterator[Path]:
+    """All files below a directory in which others make and remove some meanwhile."""
+    for folder, _, names in os.walk(directory):
+        yield from (Path(folder, name) for name in names)
 
 
 def shown_of_processes() -> bytes:

@@ -12,7 +12,10 @@ import pytest
 from tests.support.workflows import FOREIGN, UNTRACKED, tells
 
 SWEEP = Path(__file__).parents[2] / "workflows" / "sweep"
-WAIT_S = 110.0
+WAIT_S = 600.0
+"""How long one command may take, seconds: a job here begins with an import of scikit-learn."""
+
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from typing import Self
 
 from tests.real import mariadb
 from tests.real.mariadb import found
+from tests.support.ports import free_ports
 
 DATA = Path(__file__).parent / "slurmconf"
 PROGRAMS = (
@@ -190,14 +191,3 @@ def _until(condition: Callable[[], bool], seconds: float = START_S) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"Slurm was not ready within {seconds} s")
         time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens at; all held until the last is found."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

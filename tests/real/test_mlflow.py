@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.real import mariadb
-from tests.real.slurm import free_ports
 from tests.support.needs import require
+from tests.support.ports import free_port
 from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
 from tests.tracking.conftest import Tracked, TrackingServer, sandbox, tracked
@@ -23,7 +23,7 @@ from tests.tracking.test_life import test_what_a_job_logs
 
 __all__ = ["sandbox", "test_controller_killed", "test_what_a_job_logs", "tracked"]
 
-pytestmark = [pytest.mark.software("MLflow"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.software("MLflow"), pytest.mark.timeout(600)]
 
 BUCKET = "artifacts"
 
@@ -41,7 +41,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of an empty database on a server of its own."""
     require([name for name in mariadb.PROGRAMS if mariadb.found(name) is None], "MLflow")
     directory = tmp_path_factory.mktemp("database")
-    (port,) = free_ports(1)
+    port = free_port()
     arguments = mariadb.prepare(directory, port, "mlflow", "a-password", "runs")
     program = mariadb.found("mariadbd")
     assert program is not None
@@ -60,9 +60,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def tracking_server(
     database: str, artifact_store: S3, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrackingServer]:
-    (port,) = free_ports(1)
     server = TrackingServer(
-        tmp_path_factory.mktemp("mlflow"), port, database, f"s3://{BUCKET}/of/mlflow",
+        tmp_path_factory.mktemp("mlflow"), free_port(), database, f"s3://{BUCKET}/of/mlflow",
         {
             "MLFLOW_S3_ENDPOINT_URL": artifact_store.url,
             "AWS_ACCESS_KEY_ID": artifact_store.access_key,

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
 from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmScheduler
 from tests.real.slurm import ACCOUNTS, Slurm
 
-pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(600)]
 
 SETTINGS = Settings(timing=Timing(kill_wait=5.0, memory_interval=0.2, status_interval=0.2), slots=8)
 Told = dict[str, object]
@@ -43,9 +43,9 @@ async def ends(scheduler: Scheduler, directory: Path) -> Told:
         await until(lambda: job.state.final)
         told[name] = ending(job)
 
-    async def cancelled(name: str, body: str) -> None:
+    async def cancelled(name: str, before: str, body: str) -> None:
         mark = directory / name
-        job = await scheduler.submit(script(f"touch {mark}; {body}"), directory)
+        job = await scheduler.submit(script(f"{before}; touch {mark}; {body}"), directory)
         await until(mark.exists)
         await scheduler.cancel(job.id)
         await until(lambda: job.state.final)
@@ -63,8 +63,9 @@ async def ends(scheduler: Scheduler, directory: Path) -> Told:
         to_end("killed", script("kill -9 $$")),
         to_end("child-killed", script("bash -c 'kill -9 $$'")),
         to_end("no-output", script("true", "--output=/nowhere/at/all")),
-        cancelled("cancelled", "exec sleep 100"),
-        cancelled("cancelled-caught", "trap 'exit 3' TERM; sleep 100 & wait"),
+        cancelled("cancelled", ":", "exec sleep 100"),
+        # Its sleep may be told to end some time before it is.
+        cancelled("cancelled-caught", "trap 'exit 3' TERM", "while :; do sleep 0.2; done"),
         to_end("time", script("exec sleep 200", "--time=1").replace("--time=5\n", "--time=1\n")),
     )
     with pytest.raises(CancelError) as caught:

@@ -12,7 +12,7 @@ from tests.real.slurm import Slurm
 from tests.support.workflows import UNTRACKED, Place, Project, Running, tells, until
 from tests.workflows.test_workflows import WORKFLOWS, compare
 
-pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(600)]
 
 CHOICE = ("flags-outputs", "resources", "retries", "script-python")
 """Workflows of tests/workflows that a real scheduler may see otherwise."""
@@ -144,6 +144,14 @@ def start(project: Project, command: str, resources: str) -> Started:
     return Started(running, int(mark.read_text()))
 
 
+def end_of(server: Slurm, job: int) -> str:
+    """The state that a job ended in: its workflow may be told before Slurm has cleared it away."""
+    until(
+        lambda: server.job(job)["JobState"] not in ("RUNNING", "COMPLETING"), "the end of the job"
+    )
+    return server.job(job)["JobState"]
+
+
 REFUSED = """
 rule refused_{number}:
     output: "{number}.txt"
@@ -171,12 +179,12 @@ class TestEnds:
         started = [start(each, "sleep 200", "runtime=1") for each in (project, firecrest)]
         until(
             lambda: all(each.running.process.poll() is not None for each in started),
-            "the ends of both", 200,
+            "the ends of both", 400,
         )  # fmt: skip
 
         for each in started:
             tells(each.running.end().failed(), "reached its time limit", "runtime=MINUTES")
-            assert real_slurm.job(each.job)["JobState"] == "TIMEOUT"
+            assert end_of(real_slurm, each.job) == "TIMEOUT"
 
     def test_cancelled_from_outside(self, on_slurm: Project, real_slurm: Slurm) -> None:
         started = start(on_slurm, "sleep 100", "runtime=5")
@@ -185,7 +193,7 @@ class TestEnds:
         said = started.running.end().failed()
 
         tells(said, "cancelled", "Somebody cancelled it at the site")
-        assert real_slurm.job(started.job)["JobState"] == "CANCELLED"
+        assert end_of(real_slurm, started.job) == "CANCELLED"
 
     def test_out_of_memory(self, on_slurm: Project, real_slurm: Slurm) -> None:
         hog = "python3 -c 'import time; x = bytearray(500 << 20); time.sleep(60)'"
@@ -195,7 +203,7 @@ class TestEnds:
 
         tells(said, "out of memory: slurmstepd", "exceeded memory limit", "mem_mb=")
         # It kills one process after the other: its batch script may see the command die, and end.
-        assert real_slurm.job(started.job)["JobState"] in ("FAILED", "OUT_OF_MEMORY", "COMPLETED")
+        assert end_of(real_slurm, started.job) in ("FAILED", "OUT_OF_MEMORY", "COMPLETED")
         assert not (on_slurm.directory / "out.txt").exists()
 
     def test_node_down(self, on_slurm: Project, real_slurm: Slurm) -> None:
@@ -209,7 +217,7 @@ class TestEnds:
             real_slurm.run("scontrol", "update", node, "state=resume", check=False)
 
         tells(said, "node failure", "The node failed, not the job")
-        assert real_slurm.job(started.job)["JobState"] == "NODE_FAIL"
+        assert end_of(real_slurm, started.job) == "NODE_FAIL"
 
     def test_rejected(self, on_slurm: Project) -> None:
         refused = {

@@ -103,7 +103,7 @@ def strict(key_file: Path) -> Iterator[Callable[[float, bool], StrictSite]]:
 def user_at(site: StrictSite, key_file: Path, times: int = 1) -> str:
     async def asked() -> str:
         connection = Connection(
-            "strict", site.url, SshKey("ada", key_file), ca_file=None, proxy=None, timeout_s=10,
+            "strict", site.url, SshKey("ada", key_file), ca_file=None, proxy=None, timeout_s=60,
             concurrent_requests=2,
         )  # fmt: skip
         try:

@@ -47,7 +47,7 @@ def talk(
     parrot: Parrot,
     act: Callable[[Connection], Awaitable[object]],
     *,
-    timeout_s: float = 5.0,
+    timeout_s: float = 60.0,
     credential: Credential | None = None,
 ) -> object:
     async def opened() -> object:
@@ -330,7 +330,7 @@ def test_new_credentials_are_looked_for_only_in_place_of_refused_ones(
 ) -> None:
     credential = Renewable()
     named: dict[str, Any] = {
-        "ca_file": None, "proxy": None, "timeout_s": 5.0, "concurrent_requests": 4,
+        "ca_file": None, "proxy": None, "timeout_s": 60.0, "concurrent_requests": 4,
     }  # fmt: skip
     no, yes = Say(401), Say(body=b'{"systems": []}')
 

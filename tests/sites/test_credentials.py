@@ -278,12 +278,13 @@ class TestRefreshed:
         self, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         issuer.expires_in = 100.0
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now)
         credential = Refreshed(issuer.url, "id", "first", "cs")
         assert asyncio.run(header(credential)) == "Bearer access-1"
-        later = time.time() + 49
-        monkeypatch.setattr(time, "time", lambda: later)
+        now += 49
         assert asyncio.run(header(credential)) == "Bearer access-1"
-        later += 2
+        now += 2
         assert asyncio.run(header(credential)) == "Bearer access-2"
 
     def test_refused(self, issuer: Issuer) -> None:

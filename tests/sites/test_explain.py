@@ -43,7 +43,7 @@ async def end_of(sandbox: Sandbox, script: str, resources: Resources) -> JobStat
     try:
         await site.open()
         job = await site.submit(Submission(str(uuid.uuid4()), "x", script, resources))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while (await site.states([job]))[job].phase is not Phase.ENDED:
             assert time.monotonic() < deadline, "the job does not end"
             await asyncio.sleep(0.1)

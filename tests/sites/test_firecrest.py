@@ -63,7 +63,7 @@ class TestSubmissions:
             with pytest.raises(SiteUnreachable):
                 await site.submit(job)
             assert fault.happened == 1
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while not (found := await site.find(job.tag)):
                     await asyncio.sleep(0.1)
             assert len(found) == 1
@@ -110,11 +110,15 @@ class TestSubmissions:
 class TestStates:
     def test_of_many_are_one_request(self, sandbox: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
-            jobs = [await site.submit(a_job("sleep 1")) for _ in range(5)]
+            # None of them may end meanwhile: the list would lack it for a moment.
+            jobs = [await site.submit(a_job("exec sleep 300")) for _ in range(5)]
             before = site.requests["status"]
-            found = await site.states(jobs)
-            assert {state.phase for state in found.values()} <= {Phase.WAITING, Phase.RUNNING}
-            assert site.requests["status"] == before + 1
+            try:
+                found = await site.states(jobs)
+                assert {state.phase for state in found.values()} <= {Phase.WAITING, Phase.RUNNING}
+                assert site.requests["status"] == before + 1
+            finally:
+                await site.cancel(jobs)
 
         run(sandbox, scenario)
 
@@ -236,7 +240,7 @@ class TestFiles:
         async def scenario(site: FirecrestSite) -> None:
             root = site._open.paths.root
             job = await site.submit(a_job(f"mkdir '{root}/d' && touch '{root}/d/größer €'"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while (await site.states([job]))[job].phase is not Phase.ENDED:
                     await asyncio.sleep(0.1)
             assert list(await site.list("d")) == ["größer €"]

@@ -18,8 +18,8 @@ from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.issuers import Issuer
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.support.benches import closed_port
 from tests.support.parrot import Parrot, Say
+from tests.support.ports import free_port
 
 MARK = "marked-4711"
 KINDS = {
@@ -98,7 +98,7 @@ def test_nothing_is_told(
     api, number = kind.split()
     url, say = parrot.url, TROUBLE[trouble]
     if say is None:
-        url = f"http://127.0.0.1:{closed_port()}/rest/core"
+        url = f"http://127.0.0.1:{free_port()}/rest/core"
     else:
         parrot.answers = [say]
 

@@ -25,6 +25,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import merge
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
+from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
 from tests.support.benches import firecrest_site, unicore_site
 from tests.support.unicorex import UnicoreX
 
@@ -64,14 +65,19 @@ def submission(config: BackendConfig, workspace: str) -> Submission:
 
 @contextmanager
 def submissions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """The bodies of the submissions that are sent meanwhile, as they are on the wire."""
+    """The bodies of the submissions that are sent meanwhile, as they are on the wire.
+
+    One that is answered with the end of a session, which others may have pushed out, is none.
+    """
     seen: list[dict[str, Any]] = []
     send = httpx.AsyncClient.send
 
     async def watched(client: httpx.AsyncClient, request: httpx.Request, **more: Any) -> Any:
-        if request.method == "POST" and request.url.path.endswith("/jobs"):
+        answer = await send(client, request, **more)
+        submits = request.method == "POST" and request.url.path.endswith("/jobs")
+        if submits and answer.status_code != SESSION_EXPIRED:
             seen.append(json.loads(request.content))
-        return await send(client, request, **more)
+        return answer
 
     with monkeypatch.context() as patch:
         patch.setattr(httpx.AsyncClient, "send", watched)

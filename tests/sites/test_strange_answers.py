@@ -144,7 +144,7 @@ def test_no_answer_surprises_us(
         else:
             site = firecrest_site(sandbox, "ws", url=url)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(250):
                 try:
                     await site.open()
                 except MantikError:

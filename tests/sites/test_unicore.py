@@ -60,7 +60,7 @@ async def content(site: UnicoreSite, path: str, offset: int = 0) -> bytes:
 
 
 async def end_of(site: UnicoreSite, job: str) -> Reason | None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         state = (await site.states([job]))[job]
         if state.phase is Phase.ENDED:
@@ -142,12 +142,14 @@ def repetitions(site: UnicoreSite) -> list[httpx.Response]:
 
 
 def test_requests_of_each_act(unicorex: UnicoreX, workspace: str) -> None:
-    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-        assert site.requests.total() <= 9
-        repeated = repetitions(site)
+    site = unicore_site(unicorex, workspace)
+    repeated = repetitions(site)
 
-        def requests() -> int:
-            return site.requests.total() - len(repeated)
+    def requests() -> int:
+        return site.requests.total() - len(repeated)
+
+    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
+        assert requests() <= 9
 
         async def costs(act: Awaitable[object]) -> int:
             before = requests()
@@ -155,8 +157,9 @@ def test_requests_of_each_act(unicorex: UnicoreX, workspace: str) -> None:
             return requests() - before
 
         submission = Submission(str(uuid.uuid4()), "x", "exit 0", Resources())
+        before = requests()
         job = await site.submit(submission)
-        assert site.requests["submit"] - len(repeated) == 1
+        assert requests() - before == 1
         assert await costs(site.put("f", b"1")) == 1
         assert await costs(site.put("p", b"1", private=True)) == 3
         assert await costs(site.list(".")) == 1
@@ -171,7 +174,7 @@ def test_requests_of_each_act(unicorex: UnicoreX, workspace: str) -> None:
         assert await costs(site.cancel([job])) == 1
         assert await costs(site.forget([job])) == 1
 
-    run(unicore_site(unicorex, workspace), scenario)
+    run(site, scenario)
 
 
 def test_key(unicorex: UnicoreX, workspace: str) -> None:
@@ -246,9 +249,9 @@ def test_extends_by_the_servers_clock(
         # Ours is set meanwhile.
         monkeypatch.setattr(time, "time", lambda: clock() + off)
         await site.extend([job], 10 * 86_400)
-        assert await ends() == pytest.approx(clock() + 10 * 86_400, abs=30)
+        assert await ends() == pytest.approx(clock() + 10 * 86_400, abs=600)
         await site.extend([job], 60)
-        assert await ends() == pytest.approx(clock() + 10 * 86_400, abs=30)
+        assert await ends() == pytest.approx(clock() + 10 * 86_400, abs=600)
 
     run(unicore_site(unicorex, workspace), scenario)
 

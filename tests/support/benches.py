@@ -4,7 +4,6 @@ A new kind of site joins the suite with a fixture that yields a `Bench`, and its
 """
 
 import asyncio
-import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.ports import free_port
 from tests.support.unicorex import PASSWORD, SOFTWARE, USER, UnicoreX
 
 BENCHES = [
@@ -98,7 +98,7 @@ def unicore_site(
 @pytest.fixture
 def unicorex_bench(unicorex: UnicoreX) -> Bench:
     workspace = f"ws-{uuid.uuid4()}"
-    nobody = f"https://localhost:{closed_port()}/rest/core"
+    nobody = f"https://localhost:{free_port()}/rest/core"
     return Bench(
         site=lambda: unicore_site(unicorex, workspace),
         stranger=lambda: unicore_site(unicorex, workspace, credential=Password(USER, "wrong")),
@@ -123,7 +123,7 @@ def sandbox_bench(sandbox: Sandbox) -> Bench:
     return Bench(
         site=site,
         stranger=lambda: site(password="wrong"),
-        away=lambda: site(url=f"http://127.0.0.1:{closed_port()}/rest/core"),
+        away=lambda: site(url=f"http://127.0.0.1:{free_port()}/rest/core"),
     )
 
 
@@ -153,7 +153,7 @@ def firecrest_site(
 @pytest.fixture
 def sandbox_firecrest_bench(sandbox: Sandbox) -> Bench:
     workspace = f"ws-{uuid.uuid4()}"
-    nobody = f"http://127.0.0.1:{closed_port()}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     return Bench(
         site=lambda: firecrest_site(sandbox, workspace),
         stranger=lambda: firecrest_site(sandbox, workspace, credential=Bearer("wrong")),
@@ -161,11 +161,3 @@ def sandbox_firecrest_bench(sandbox: Sandbox) -> Bench:
         hooks=False,
         forgets=False,
     )
-
-
-def closed_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,6 +1,5 @@
 """A local S3 server for tests of storage."""
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support.needs import require
+from tests.support.ports import free_port
 from tests.support.sandbox import wait_for
 
 SOFTWARE = "S3"
@@ -59,9 +59,7 @@ def rclone(directory: Path) -> Iterator[S3]:
     """`rclone serve s3` of a directory: buckets are directories, keys are checked."""
     require([] if RCLONE.exists() else ["rclone"], SOFTWARE)
     (directory / "buckets").mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        s3 = S3(f"http://127.0.0.1:{probe.getsockname()[1]}")
+    s3 = S3(f"http://127.0.0.1:{free_port()}")
     with (directory / "rclone.log").open("wb") as log:
         server = subprocess.Popen(
             # With this process it ends, even if it is killed.

@@ -49,7 +49,7 @@ def faulty(sandbox: Sandbox) -> Iterator[Sandbox]:
     sandbox.faults.clear()
 
 
-def wait_for(condition: Callable[[], T], deadline: float = 20.0) -> T:
+def wait_for(condition: Callable[[], T], deadline: float = 100.0) -> T:
     """Call `condition` until it is true, and return what it returned."""
     end = time.monotonic() + deadline
     while not (found := condition()):
@@ -64,7 +64,7 @@ class RestClient:
     def __init__(self, box: Sandbox, name: str = "hpc1") -> None:
         self.url = box.url(name)
         self.http = httpx.Client(
-            auth=box.credentials(name), headers={"Accept": "application/json"}, timeout=30
+            auth=box.credentials(name), headers={"Accept": "application/json"}, timeout=100
         )
 
     def submit(self, description: dict[str, Any]) -> str:
@@ -112,7 +112,7 @@ class FirecrestClient:
         self.home = str(site.home)
         self.machine = site.machine
         self.http = httpx.Client(
-            base_url=site.url, headers={"Authorization": f"Bearer {self.token()}"}, timeout=30
+            base_url=site.url, headers={"Authorization": f"Bearer {self.token()}"}, timeout=100
         )
 
     def token(self, lifetime: float | None = None) -> str:

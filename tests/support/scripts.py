@@ -125,7 +125,7 @@ class ScriptRule:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
 

@@ -103,7 +103,7 @@ class Trial:
 
     def end(self, spec: JobSpec, process: "subprocess.Popen[str]") -> Ended:
         """Wait for a started script, also for all that holds its output open."""
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=250)
         entries = tuple(sorted(path.name for path in self.tries.iterdir()))
         marker = None
         for name in entries:
@@ -169,7 +169,7 @@ def packed(files: Mapping[str, bytes | None], links: Mapping[str, str] | None = 
     return buffer.getvalue()
 
 
-def wait_until(true: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 100.0) -> None:
     """Wait for a condition; fails when it has not come in time."""
     end = time.monotonic() + seconds
     while not true():

@@ -11,12 +11,11 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ import pytest
 
 from tests.real import apptainer
 from tests.support.needs import require
+from tests.support.ports import free_port
 from tests.support.shared import STOP_S, Told, keep, session_directory, shared
 
 DATA = Path(__file__).parent / "unicorex"
@@ -46,6 +46,8 @@ FETCH_S = 300.0
 START_S = 180.0
 """How long the server may take until it answers, seconds."""
 
+SLOTS = 16
+"""How many jobs run at the same time on the server that tests share; others wait in turn."""
 OWN_SLOTS = 3
 """How many jobs run at the same time on a server of a test's own; others wait in its memory."""
 
@@ -84,7 +86,7 @@ class UnicoreX:
         """A client with the user's credentials."""
         return httpx.Client(
             verify=ssl.create_default_context(cafile=str(self.ca_file)),
-            auth=(USER.encode(), PASSWORD.encode()), timeout=30, trust_env=False,
+            auth=(USER.encode(), PASSWORD.encode()), timeout=100, trust_env=False,
             headers={"Accept": "application/json"},
         )  # fmt: skip
 
@@ -131,8 +133,8 @@ class OwnUnicoreX(UnicoreX):
         self.processes[-1].wait()
 
 
-def _start_shared(directory: Path, users: Path, slots: int = 16) -> Told:
-    server = UnicoreX(directory, _free_port())
+def _start_shared(directory: Path, users: Path, slots: int = SLOTS) -> Told:
+    server = UnicoreX(directory, free_port())
     command = _command()
     _write_configuration(server, slots)
     environment = {**os.environ, **apptainer.environment()}
@@ -159,19 +161,25 @@ def narrow_unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unicor
         yield UnicoreX(Path(told["directory"]), told["port"])
 
 
-@pytest.fixture
-def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
-    """A server for one test that stops it."""
+@contextmanager
+def own_unicorex(directory: Path, slots: int) -> Iterator[OwnUnicoreX]:
+    """A server of one test, in a new directory."""
     require(_lacking(), SOFTWARE)
-    directory = tmp_path / "unicorex"
     directory.mkdir()
-    server = OwnUnicoreX(directory, _free_port(), [])
-    _write_configuration(server, OWN_SLOTS)
+    server = OwnUnicoreX(directory, free_port(), [])
+    _write_configuration(server, slots)
     try:
         server.start()
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
+    """A server for one test that stops it."""
+    with own_unicorex(tmp_path / "unicorex", OWN_SLOTS) as server:
+        yield server
 
 
 def version() -> str:
@@ -218,13 +226,6 @@ def _command() -> Sequence[str]:
     )  # fmt: skip
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _write_configuration(server: UnicoreX, slots: int) -> None:
     directory = server.directory
     for name in ("scratch", "work", "jobs", "data"):
@@ -262,7 +263,7 @@ def _make_certificate(directory: Path) -> None:
             cwd=directory,
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=START_S,
         )
 
 

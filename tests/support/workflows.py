@@ -24,8 +24,8 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support import forkserver
 from tests.support.forkserver import Fork
 
-WAIT_S = 100.0
-"""How long one command may take, seconds."""
+WAIT_S = 250.0
+"""How long one command may take, seconds: many times what it does take."""
 
 FOREIGN = ("MANTIK_", "MLFLOW_", "SNAKEMAKE_", "OMP_", "XDG_")
 """Variables that a developer may have set and that would change what is tested."""

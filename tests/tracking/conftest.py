@@ -1,7 +1,6 @@
 """A real MLflow server, a sandbox, and the runs as MLflow's own client sees them."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
 from tests.support.gate import Gate
+from tests.support.ports import free_port
 from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project, place_in
 
@@ -79,13 +79,6 @@ class TrackingServer:
             os.killpg(self.process.pid, 9)
             self.process.wait(20)
             self.process = None
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ from snakemake_executor_plugin_mantik.tracking import worker
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX, Worker
-from tests.tracking.conftest import TrackingServer, free_port
+from tests.support.ports import free_port
+from tests.tracking.conftest import TrackingServer
 
 END = {"status": "FINISHED", "time": 2000.0, "words": "", "exit_code": 0, "log": ""}
 

@@ -2,8 +2,15 @@
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
 # A shell has what it starts in the background ignore Ctrl-C, and so all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# However long an example may take on a busy machine, nothing follows from that.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 pytest_plugins = [
     "tests.support.sandbox",

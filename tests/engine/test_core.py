@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import closing
@@ -95,6 +94,11 @@ def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
 
     wait_until(all_here)
     return found
+
+
+def answered(workdir: Path) -> None:
+    """Wait for the answers to all submissions."""
+    wait_until(lambda: {r.state for r in history(workdir / ".state")} == {TryState.SUBMITTED})
 
 
 def test_each_job_has_its_outcome(start: Start, tmp_path: Path) -> None:
@@ -254,7 +258,7 @@ def test_cancel_ends_all(start: Start, world: World, tmp_path: Path, started: bo
     for number in range(10):
         engine.submit(request(number))
     wait_until(lambda: len(world.runs if started else world.jobs) == 10)
-    time.sleep(0.2)  # the answers to the submissions
+    answered(tmp_path)
 
     assert engine.cancel() == []
 
@@ -291,7 +295,7 @@ def test_cancel_tells_what_does_not_confirm(
     engine = start()
     engine.submit(request(1))
     wait_until(lambda: world.runs)
-    time.sleep(0.2)
+    answered(tmp_path)
     sites[tmp_path].fault = lambda method, about: "unreachable"
 
     left = engine.cancel()

@@ -27,10 +27,10 @@ from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project, Ran, Running, place_in, until
 
 SITE = "hpc"
-RUN_S = 150.0
+RUN_S = 300.0
 """Seconds after which a run that has not ended never will: its jobs are lost."""
 NEVER_ENDED = -1000
-QUIET_S = 10.0
+QUIET_S = 60.0
 """Seconds that jobs at the site may take to end after the controller has."""
 
 SNAKEFILE = r"""

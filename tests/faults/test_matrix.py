@@ -14,7 +14,7 @@ from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Rule
 from tests.support.workflows import Ran, Running, until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 APIS = ("unicore", "firecrest")
 REASONED = [pytest.param(fault, id=fault.name) for fault in FAULTS]

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.faults.walk import site_of_walks, walk_of
 from tests.support.seeds import seeds
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 WALKS = 12
 

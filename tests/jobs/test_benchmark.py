@@ -6,9 +6,10 @@ from tests.support.trial import Trial
 MIB = 1 << 20
 MEASURED = "measured dir/$(raw)"
 OUTPUTS = (OutputFile(MEASURED),)
-# It goes on until the measuring has seen its memory and some time of it.
+# It goes on until the measuring has seen its memory and some time of it. Its memory never shrinks:
+# of a peak, some of what is measured one after the other would be seen and some not.
 BUSY = (
-    'bash -c \'x=$(head -c 100000000 /dev/zero | tr "\\0" x); '
+    'bash -c \'for n in {1..100}; do printf -v "x[n]" "%1000000s"; done; '
     "until read -r _ _ uss _ _ _ used hz < <(cat .mantik/work/*/*/marker/sample.*) && "
     "(( uss > 90 << 20 && used - ${first:=$used} > hz / 3 )); do :; done 2> /dev/null' & wait"
 )

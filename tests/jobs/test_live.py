@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -31,6 +32,12 @@ def spec_of(trial: Trial, command: str, **limits: int) -> JobSpec:
         live=LiveDirectory(STORE, GROWING),
         limits=replace(QUICK_LIVE, **limits),
     )
+
+
+def appear(trial: Trial, path: str, text: str) -> None:
+    """Write a file that no look sees half."""
+    (trial.workspace / path).parent.mkdir(parents=True, exist_ok=True)
+    trial.write("part", text).rename(trial.workspace / path)
 
 
 @dataclass
@@ -85,16 +92,15 @@ def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
     found: dict[str, bytes] = {}
     wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
 
-    with (trial.workspace / metric).open("ab") as lines:
-        lines.write(b"1 0.5 1\n2 0.")
-    trial.write(other, "3")
+    appear(trial, metric, "1 0.5 1\n2 0.")
+    appear(trial, other, "3")
     trial.write(f"{other}\nsecond line", "with all the rest")
     wait_until(lambda: reader.told)
     first = reader.told
     wait_until(lambda: {*reader.files(found)} == {metric[4:], other[4:]})
     with (trial.workspace / metric).open("ab") as lines:
         lines.write(b"25 2\n")
-    trial.write(f"{STORE}/7/run/artifacts/large", "x" * 1001)
+    appear(trial, f"{STORE}/7/run/artifacts/large", "x" * 1001)
     wait_until(lambda: reader.told > first)
     seen: set[str] = set()
     grown: dict[str, tuple[int | None, bytes]] = {}
@@ -336,7 +342,8 @@ def test_a_look_that_hangs_or_fails_holds_up_nothing(trial: Trial, program: str)
     assert ended.sure.exit_code == 0
     assert Reader(trial, spec).told == 0
     for left in session(process.pid):
-        os.kill(left, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the heart has just seen that all is over
+            os.kill(left, signal.SIGKILL)
 
 
 def test_half_a_pack_is_written_anew(trial: Trial) -> None:

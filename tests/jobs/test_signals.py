@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from snakemake_executor_plugin_mantik.jobs.spec import Environment, OutputFile
 from tests.support.trial import QUICK, Ended, Trial, wait_until
 
 AFTER = Environment(after_on_compute=("echo cleaned > after",))
+GRACE_S = 2
+"""For who does not use it."""
 
 
 def session_of(process: "subprocess.Popen[str]") -> list[str]:
@@ -33,7 +36,7 @@ def ended_by(trial: Trial, command: str, number: int, environment: Environment) 
     wait_until((trial.workspace / "running").exists)
     os.kill(process.pid, number)
     ended = trial.end(spec, process)
-    wait_until(lambda: session_of(process) == [], 5)
+    wait_until(lambda: session_of(process) == [])
     return ended
 
 
@@ -63,17 +66,23 @@ def test_the_commands_own_code_stays(trial: Trial) -> None:
 def test_a_plain_command_is_ended(trial: Trial) -> None:
     before = time.monotonic()
     ended = ended_by(trial, ": > running; sleep 600; echo not reached", signal.SIGTERM, AFTER)
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < QUICK.grace_s
     assert ended.sure.exit_code == 143
     assert "not reached" not in ended.log
     assert (trial.workspace / "after").exists()
 
 
 def test_a_stubborn_command_is_killed_after_the_grace(trial: Trial) -> None:
-    before = time.monotonic()
     command = 'trap "" TERM; : > running; while :; do sleep 0.05; done'
-    ended = ended_by(trial, command, signal.SIGTERM, Environment())
-    assert 1 < time.monotonic() - before < QUICK.grace_s + 4.5
+    spec = replace(trial.spec(command), limits=replace(QUICK, grace_s=GRACE_S))
+    process = trial.start(spec)
+    wait_until((trial.workspace / "running").exists)
+    asked = time.monotonic()
+    os.kill(process.pid, signal.SIGTERM)
+    ended = trial.end(spec, process)
+    # How much later than the grace ends is the machine's business.
+    assert GRACE_S <= time.monotonic() - asked < QUICK.grace_s
+    wait_until(lambda: session_of(process) == [])
     assert ended.sure.exit_code == 143
     assert ended.sure.signal == "TERM"
 
@@ -136,7 +145,7 @@ def test_a_signal_at_any_time_ends_in_a_marker_or_in_no_claim(trial: Trial, dela
     assert (ended.marker is not None) == (spec.paths.try_id in ended.entries)
     if ended.marker is not None:
         assert ended.marker.exit_code == 143
-    wait_until(lambda: session_of(process) == [], 5)
+    wait_until(lambda: session_of(process) == [])
 
 
 def test_a_signal_that_comes_before_the_payload_can_catch_it(trial: Trial, tmp_path: Path) -> None:
@@ -145,7 +154,7 @@ def test_a_signal_that_comes_before_the_payload_can_catch_it(trial: Trial, tmp_p
         "set -T\n"
         "trap 'case $BASH_COMMAND in"
         ' "set -m") kill -TERM $$ ;;'
-        ' "umask \\"\\$_m_umask\\"") sleep 1 ;;'
+        ' "umask \\"\\$_m_umask\\"") sleep 10 ;;'
         " esac' DEBUG\n"
     )
     ended = trial.run(trial.spec("sleep 600"), env={"BASH_ENV": str(tmp_path / "env")})
@@ -182,12 +191,13 @@ def test_nothing_survives_a_killed_script_but_its_command(trial: Trial) -> None:
     wait_until(lambda: running.exists() and running.read_text())
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    time.sleep(0.1)
+    # The command, and the shell that waits for it.
+    wait_until(lambda: len(session_of(process)) == 2)
     size = (trial.workspace / spec.paths.claim).stat().st_size
     time.sleep(QUICK.heartbeat_s + 0.5)
     assert (trial.workspace / spec.paths.claim).stat().st_size == size
     os.killpg(os.getpgid(int(running.read_text())), signal.SIGKILL)
-    wait_until(lambda: session_of(process) == [], 5)
+    wait_until(lambda: session_of(process) == [])
     assert trial.end(spec, process).marker is None
 
 
@@ -196,4 +206,4 @@ def test_what_a_command_leaves_running_ends_with_it(trial: Trial) -> None:
     process = trial.start(spec)
     ended = trial.end(spec, process)
     assert ended.sure.exit_code == 0
-    wait_until(lambda: session_of(process) == [], 5)
+    wait_until(lambda: session_of(process) == [])

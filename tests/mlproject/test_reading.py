@@ -227,10 +227,10 @@ def test_texts_that_grow_without_end(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     laughs = "\n".join([*lines, "name: *a8"])
-    started = time.monotonic()
+    started = time.process_time()
     assert mistakes(tmp_path, laughs) == ["proj/MLproject: holds more than 100000 values"]
     assert mistakes(tmp_path, "name: &a [*a]") == ["proj/MLproject: holds more than 100000 values"]
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 20
 
 
 def test_a_folder_that_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:

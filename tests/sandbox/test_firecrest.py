@@ -29,7 +29,7 @@ class TestTokens:
         assert answer.json()["user"] is None
 
     def test_with_just_enough_time(self, fire: FirecrestClient) -> None:
-        headers = {"Authorization": f"Bearer {fire.token(32)}"}
+        headers = {"Authorization": f"Bearer {fire.token(45)}"}
         assert fire.http.get("/status/systems", headers=headers).status_code == 200
 
     def test_that_are_none(self, fire: FirecrestClient) -> None:
@@ -93,7 +93,7 @@ class TestAnswers:
 
 
 class TestSessions:
-    @pytest.mark.parametrize("own_site", [{"command_time": 0.5}], indirect=True)
+    @pytest.mark.parametrize("own_site", [{"command_time": 3.0}], indirect=True)
     def test_too_many_commands_at_the_same_time(self, own_site: FirecrestClient) -> None:
         """Ten sessions: ten commands, or five questions for jobs, which take two each."""
         job = own_site.submit("true")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 TOOL = r"""#!/bin/bash
 # Called as any of the three; what it is told is appended to `calls` beside it. An environment file
-# is a line of words: `slow` takes half a second, `broken` fails half way, else a name.
+# is a line of words: `slow` takes half a second, `held` until there is `go` beside it, `broken`
+# fails half way, else a name.
 here=${0%/*}
 printf '%s\n' "${0##*/} $*" >> "$here/calls"
 case ${0##*/} in
@@ -30,6 +31,7 @@ echo half > "$prefix/half"
 case $words in
   *endless*) sleep 30 ;;
   *slow*) sleep 0.5 ;;&
+  *held*) until [ -e "$here/go" ]; do sleep 0.05; done ;;&
   *broken*) echo "nothing provides $words"; exit 1 ;;
 esac
 printf '#!/bin/bash\necho %q from %q\n' "$words" "$prefix" > "$prefix/bin/tool"

@@ -23,7 +23,8 @@ from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 """A file name that nothing may stumble over."""
 
-QUICK = ScriptLimits(heartbeat_s=1, grace_s=2, visible_s=0)
+QUICK = ScriptLimits(heartbeat_s=1, grace_s=20, visible_s=0)
+"""Nobody waits for long, but for the last words of what ends when it is asked to."""
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,16 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
+from snakemake_executor_plugin_mantik.locks import is_held
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+from snakemake_executor_plugin_mantik.tracking.worker import LOCK
 from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
 from tests.support.gate import Gate
 from tests.support.ports import free_port
 from tests.support.sandbox import FAST
-from tests.support.workflows import Place, Project, place_in
+from tests.support.workflows import Place, Project, place_in, until
 
 START_S = 180.0
 PASSWORD = "s3cret-of-the-tracking-server"
@@ -126,8 +129,18 @@ class Tracked:
         }
         self.client = MlflowClient(tracking_uri=self.uri)
 
+    def _settle(self) -> None:
+        """Where no Snakemake runs any more, wait until its worker has told what it can.
+
+        A Snakemake itself does not wait for that for longer than 30 s.
+        """
+        if all(running.process.poll() is not None for running in self.project.started):
+            lock = self.project.directory / DIRECTORY / LOCK
+            until(lambda: not is_held(lock), "the worker's end")
+
     def runs(self) -> dict[str, Run]:
         """The jobs' runs by their names; a name that comes twice is a mistake."""
+        self._settle()
         experiment = self.client.get_experiment_by_name(self.experiment)
         if experiment is None:
             return {}
@@ -144,6 +157,7 @@ class Tracked:
 
     def workflows(self) -> list[Run]:
         """The workflows' runs, the oldest first."""
+        self._settle()
         experiment = self.client.get_experiment_by_name(self.experiment)
         if experiment is None:
             return []

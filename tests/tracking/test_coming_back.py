@@ -3,13 +3,17 @@
 import os
 import signal
 import sys
+from functools import partialmethod
 from pathlib import Path
 
+import pytest
+
 from snakemake_executor_plugin_mantik.tracking.overview import DETACHED
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.workflow import PARENT
 from tests.support.command import smk_mantik
 from tests.support.gate import Gate
-from tests.support.workflows import Project, tells, until
+from tests.support.workflows import WAIT_S, Project, tells, until
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import workflow
 
@@ -54,7 +58,11 @@ def test_controller_killed(tracked: Tracked) -> None:
     assert whole.data.metrics["mantik/jobs_finished"] == 1
 
 
-def test_cancelled_after_the_controller_was_killed(tracked: Tracked) -> None:
+def test_cancelled_after_the_controller_was_killed(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The command runs in this process, which outlives it.
+    monkeypatch.setattr(Tracker, "close", partialmethod(Tracker.close, WAIT_S))
     project = tracked.project
     prepare(project)
     first = project.start("--nolock", "--rerun-incomplete")

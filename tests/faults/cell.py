@@ -137,13 +137,13 @@ class Cell:
             "--nolock", "--rerun-incomplete", "--keep-going", "--config", f"outside={self.outside}"
         )
 
-    def end(self, running: Running) -> Ran:
-        """Wait for the end of a run; one that never ends is killed, and says so."""
+    def end(self, running: Running, within: float = RUN_S) -> Ran:
+        """Wait for the end of a run; one that does not end within so many seconds is killed."""
         try:
-            return Ran(running.process.wait(RUN_S), running.output)
+            return Ran(running.process.wait(within), running.output)
         except subprocess.TimeoutExpired:
             running.kill()
-            said = f"{running.output}\nNEVER ENDED: killed after {RUN_S:.0f} s\n"
+            said = f"{running.output}\nNEVER ENDED: killed after {within:.0f} s\n"
             return Ran(NEVER_ENDED, said)
 
     def meet(self, fault: Fault, step: str) -> list[Rule]:

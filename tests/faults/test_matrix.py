@@ -17,6 +17,8 @@ from tests.support.workflows import Ran, Running, until
 pytestmark = pytest.mark.timeout(1200)
 
 APIS = ("unicore", "firecrest")
+FULL_S = 60.0
+"""Seconds that a run has to give up for want of space; one that goes on is killed."""
 REASONED = [pytest.param(fault, id=fault.name) for fault in FAULTS]
 
 Prove = Callable[[Cell, Ran, Count], None]
@@ -174,9 +176,13 @@ def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove
         assert cell.disk is not None
         cell.open_gate()
         fill = cell.proxy.add(Rule("full", {STEPS[step][0]}, then(cell.disk.fill)))
-        first = cell.end(cell.start())
+        running = cell.start()
+        until(lambda: fill.taken or running.process.poll() is not None, "a full disk", RUN_S)
+        # A run may well wait for space, as long as it takes.
+        first = cell.end(running, FULL_S)
         assert fill.taken, first.output
         cell.disk.free()
-        ran = finished(cell, 1)
-        count = cell.count(ran, runs=2, stopped=whose == "there")
+        # The next run may be the first to hear that a job failed for want of space.
+        ran = finished(cell, 2)
+        count = cell.count(ran, runs=3, stopped=whose == "there")
         prove(cell, Ran(ran.code, first.output + ran.output), count)

@@ -8,6 +8,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -226,16 +227,22 @@ def test_a_killed_job_is_shown_without_an_exit_code(rest: RestClient) -> None:
     assert details == {"Reason": "TimeLimit", "ExitCode": "0:15"}
 
 
-def test_a_killed_job_is_shown_late(tmp_path: Path) -> None:
-    timing = Timing(status_interval=0.05, death_lag=3600.0)
-    with Sandbox(tmp_path, settings=Settings(timing=timing, slots=1)) as box:
+@contextmanager
+def one_job(directory: Path, timing: Timing) -> Iterator[tuple[Sandbox, RestClient, str]]:
+    """A sandbox of a test's own, a client of it, and the URL of a long job that was submitted."""
+    with Sandbox(directory, settings=Settings(timing=timing, slots=1)) as box:
         client = RestClient(box)
         with client.http:
-            url = client.submit(raw_job("sleep 300"))
-            wait_for(lambda: client.job(url)["status"] == "RUNNING")
-            box.cancel_job("hpc1", int(client.job(url)["batchSystemID"]))
-            wait_for(lambda: box.record("hpc1")["runs"][0]["state"] == "CANCELLED")
-            assert client.job(url)["status"] == "RUNNING"
+            yield box, client, client.submit(raw_job("sleep 300"))
+
+
+def test_a_killed_job_is_shown_late(tmp_path: Path) -> None:
+    timing = Timing(status_interval=0.05, death_lag=3600.0)
+    with one_job(tmp_path, timing) as (box, client, url):
+        wait_for(lambda: client.job(url)["status"] == "RUNNING")
+        box.cancel_job("hpc1", int(client.job(url)["batchSystemID"]))
+        wait_for(lambda: box.record("hpc1")["runs"][0]["state"] == "CANCELLED")
+        assert client.job(url)["status"] == "RUNNING"
 
 
 @with_scheduler
@@ -323,13 +330,10 @@ def test_what_is_no_server(rest: RestClient) -> None:
 
 def test_a_lifetime_that_is_over_removes_the_job(tmp_path: Path) -> None:
     timing = Timing(status_interval=0.05, lifetime=3.0)
-    with Sandbox(tmp_path, settings=Settings(timing=timing, slots=1)) as box:
-        client = RestClient(box)
-        with client.http:
-            url = client.submit(raw_job("sleep 300"))
-            wait_for(lambda: box.record("hpc1")["runs"])
-            wait_for(lambda: client.http.get(url).status_code == 404)
-            wait_for(lambda: box.record("hpc1")["runs"][0]["state"] == "CANCELLED")
+    with one_job(tmp_path, timing) as (box, client, url):
+        wait_for(lambda: box.record("hpc1")["runs"])
+        wait_for(lambda: client.http.get(url).status_code == 404)
+        wait_for(lambda: box.record("hpc1")["runs"][0]["state"] == "CANCELLED")
 
 
 def test_the_status_follows_the_scheduler_slowly(tmp_path: Path) -> None:

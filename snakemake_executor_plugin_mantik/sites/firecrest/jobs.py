@@ -35,7 +35,7 @@ OUTPUT_BYTES: Final = 16_384
 """How much of the end of a job's output is read to explain its end."""
 
 _FOR_MEMORY: Final = (Reason.UNKNOWN, Reason.EXIT_CODE, Reason.OUT_OF_MEMORY)
-"""Reasons of ends of which the job's output may say that memory was the cause, and how much it had.
+"""Reasons of ends that the job's output may explain further: with how much memory it had.
 """
 
 _ID: Final = re.compile(r"[A-Za-z0-9]+")

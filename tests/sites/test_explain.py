@@ -32,6 +32,13 @@ def test_reason(sandbox: Sandbox, script: str, resources: Resources, reason: Rea
     assert state.detail
 
 
+def test_what_slurm_writes_of_memory_is_told(sandbox: Sandbox) -> None:
+    words = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch"
+    script = f"echo begun >&2; echo '{words}' >&2; kill -9 $$\n"
+    state = asyncio.run(end_of(sandbox, script, Resources()))
+    assert (state.reason, state.detail) == (Reason.OUT_OF_MEMORY, words)
+
+
 async def end_of(sandbox: Sandbox, script: str, resources: Resources) -> JobState:
     site = UnicoreSite(
         "sandbox",

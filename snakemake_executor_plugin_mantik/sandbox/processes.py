@@ -72,7 +72,10 @@ def _from_ps() -> list[Process]:
 
 
 def members(leader: int, among: Iterable[Process]) -> list[Process]:
-    """The processes of the session that `leader` leads or led, and their descendants."""
+    """The processes of the session that `leader` leads or led, and their descendants.
+
+    Each comes before its children, whose ids may be lower once the kernel's have wrapped around.
+    """
     among = list(among)
     mine = {process.pid for process in among if leader in (process.session, process.group)}
     grown = True
@@ -80,7 +83,15 @@ def members(leader: int, among: Iterable[Process]) -> list[Process]:
         more = {process.pid for process in among if process.parent in mine} - mine
         mine |= more
         grown = bool(more)
-    return [process for process in among if process.pid in mine]
+    found: list[Process] = []
+    left = {process.pid: process for process in among if process.pid in mine}
+    while left:
+        # What was seen while ids changed hands may be its own ancestor.
+        first = [p for p in left.values() if p.parent not in left] or list(left.values())
+        found += first
+        for process in first:
+            del left[process.pid]
+    return found
 
 
 def marked(mark: str, among: Iterable[Process]) -> list[Process]:
@@ -104,7 +115,10 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def signal_job(leader: int, number: signal.Signals) -> None:
-    """Send a signal to all processes of the job's session, the batch script first."""
+    """Send a signal to all processes of the job's session, the batch script first.
+
+    None hears that a child has ended before it has the signal itself: its `set -e` would end it.
+    """
     signal_all([leader], number)
     signal_all([p.pid for p in members(leader, processes()) if p.pid != leader], number)
 

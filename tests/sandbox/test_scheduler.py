@@ -76,6 +76,23 @@ def test_walltime_is_enforced_with_term_first(tmp_path: Path) -> None:
     play(tmp_path, test, replace(SETTINGS, timing=replace(SETTINGS.timing, kill_wait=30.0)))
 
 
+def test_parents_hear_a_signal_before_their_children() -> None:
+    """Whose ids may be lower: the kernel's wrap around."""
+    session = {7: 30000, 8: 32767, 30000: 1, 32767: 31000, 31000: 30000, 9: 8}
+    seen = [processes.Process(pid, parent, 30000, 30000, 0) for pid, parent in session.items()]
+    other = processes.Process(500, 1, 500, 500, 0)
+    daemon = processes.Process(5, 8, 5, 5, 0)
+    order = [p.pid for p in processes.members(30000, [daemon, other, *seen])]
+    assert sorted(order) == sorted([*session, 5])
+    parents = session | {5: 8}
+    assert all(order.index(pid) > order.index(parents[pid]) for pid in order[1:])
+
+
+def test_processes_that_were_seen_as_their_own_ancestors_are_not_left_out() -> None:
+    seen = [processes.Process(pid, 3 - pid, 7, 7, 0) for pid in (1, 2)]
+    assert len(processes.members(7, seen)) == 2
+
+
 def test_who_ignores_term_is_killed_after_the_kill_wait(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
         body = "trap '' TERM; touch ready; while :; do sleep 0.1; done"

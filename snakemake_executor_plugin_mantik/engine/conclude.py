@@ -218,7 +218,8 @@ class Concluder:
         said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))
         ends = [(member.name, code) for member, code in members]
         words = messages.failed(marker, life.where, said, reason, ends)
-        how: How = "killed" if marker.signal and reason is not Reason.TIME_LIMIT else "failed"
+        asked = (marker.signal and reason is not Reason.TIME_LIMIT) or reason is Reason.CANCELLED
+        how: How = "killed" if asked else "failed"
         outcome = self._failed(request, life, words, path, marker, reason=reason, how=how)
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 

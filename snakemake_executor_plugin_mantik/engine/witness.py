@@ -1,4 +1,7 @@
-"""The scheduler's word on a job that a signal ended: the job itself cannot know who sent it."""
+"""The scheduler's word on a job that a signal ended: the job itself cannot know who sent it.
+
+Nor does it hear of one that has ended its command a moment before.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -15,7 +18,7 @@ KILLED: Final = 128 + 9
 among others."""
 
 ASKED: Final = frozenset({128 + 1, 128 + 2, 128 + 15})
-"""The exit codes of a script that HUP, INT or TERM asked to end."""
+"""The exit codes of a script, or of a command, that HUP, INT or TERM asked to end."""
 
 _TELLING: Final = (
     Reason.TIME_LIMIT,
@@ -51,7 +54,9 @@ class Witness:
             return await self._said(try_id, ids) or Reason.CANCELLED
         if marker.failed_step:
             return Reason.SET_UP
-        if marker.exit_code == KILLED:
+        # A scheduler ends one process after the other: the command may have gone, with any code,
+        # before the script was told.
+        if over or marker.exit_code == KILLED or marker.exit_code in ASKED:
             return await self._said(try_id, ids) or Reason.EXIT_CODE
         return Reason.EXIT_CODE
 

@@ -67,12 +67,33 @@ def reason(marker: Marker, scheduler: Scheduler, *ids: str, over: bool = False) 
         (TERM, [PREEMPTED], None, "preempted"),
         (TERM, [JobState(Phase.ENDED, Reason.TIME_LIMIT)], None, "time_limit"),
         (TERM, [FAILED], None, "cancelled"),
+        # The command alone has heard it.
+        (Marker(143), [PREEMPTED], None, "preempted"),
+        (Marker(143), [JobState(Phase.ENDED, Reason.CANCELLED)], None, "cancelled"),
+        (Marker(143), [FAILED], None, "exit_code"),
     ],
 )
 def test_the_scheduler_is_asked_after_a_signal(
     marker: Marker, said: list[JobState | Exception], details: JobState | None, found: str
 ) -> None:
     assert reason(marker, Scheduler(said, details), "1") == found
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (JobState(Phase.ENDED, Reason.TIME_LIMIT), "time_limit"),
+        (FAILED, "exit_code"),
+        (SiteUnreachable("for ever"), "exit_code"),
+    ],
+)
+@pytest.mark.parametrize("code", [1, 143])
+def test_the_scheduler_is_asked_of_what_fails_when_its_time_is_over(
+    code: int, said: JobState | Exception, found: str
+) -> None:
+    """What reads from a process that the scheduler ended may end by itself, with a code of its
+    own, before the script is told."""
+    assert reason(Marker(code), Scheduler([said]), "1", over=True) == found
 
 
 @pytest.mark.parametrize(
@@ -95,8 +116,8 @@ def test_job_whose_id_nobody_heard_is_asked_for_by_its_tag(
     ("marker", "over", "found"),
     [
         (Marker(1), False, "exit_code"),
-        (Marker(139), True, "exit_code"),
-        (Marker(1, failed_step="modules"), False, "set_up"),
+        (Marker(139), False, "exit_code"),
+        (Marker(1, failed_step="modules"), True, "set_up"),
         (Marker(137, failed_step="image"), False, "set_up"),
         (TERM, True, "time_limit"),
     ],

@@ -171,6 +171,13 @@ def test_a_late_signal_does_not_undo_a_success(trial: Trial) -> None:
     assert [entry.path for entry in ended.sure.files] == ["out"]
 
 
+def test_a_late_signal_may_be_why_the_command_failed(trial: Trial) -> None:
+    trial.program("tail", '#!/bin/sh\nkill -TERM $PPID\nexec /usr/bin/tail "$@"\n')
+    ended = trial.run(trial.spec("exit 3"))
+    assert ended.returned == ended.sure.exit_code == 3
+    assert ended.sure.signal == "TERM"
+
+
 def test_a_warning_is_passed_on_and_ends_nothing(trial: Trial) -> None:
     command = (
         'trap "touch warned" USR1; : > running; until [ -e warned ]; do sleep 0.05; done; exit 0'
@@ -178,7 +185,14 @@ def test_a_warning_is_passed_on_and_ends_nothing(trial: Trial) -> None:
     spec = trial.spec(command)
     process = trial.start(spec)
     wait_until((trial.workspace / "running").exists)
-    os.kill(process.pid, signal.SIGUSR1)
+
+    def warned() -> bool:
+        """A first one may come before the script has noted whom it started."""
+        os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.2)
+        return (trial.workspace / "warned").exists()
+
+    wait_until(warned)
     ended = trial.end(spec, process)
     assert ended.sure.exit_code == 0
     assert ended.sure.signal == ""

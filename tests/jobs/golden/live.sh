@@ -31,7 +31,6 @@ _m_scheduler_job=${SLURM_JOB_ID:-${PBS_JOBID:-$_m_host.$$}}
 _m_signal=          # what asked the job to end
 _m_deadline=        # end of the grace, in $SECONDS
 _m_group=           # process group that is running
-_m_ended_by=        # the signal, if it came before the job was over
 _m_killed=          # whether the grace was over before the group was
 _m_code=            # how the payload ended
 _m_cpu=             # user and system time of all processes that were waited for
@@ -45,7 +44,7 @@ _m_now() {
 
 # ---- signals -------------------------------------------------------------------------------------
 # TERM, INT and HUP end the job: its processes get TERM, and KILL when the grace is over. USR1 and
-# USR2 are warnings of some schedulers and meant for the job: they are passed on.
+# USR2 are warnings of some schedulers and meant for the job: they are passed on, once it has started.
 
 _m_pass() { [ -n "$_m_group" ] && kill -s "$1" -- "-$_m_group" 2>/dev/null; }
 
@@ -501,8 +500,12 @@ _m_make_archive() {
 }
 
 _m_write_meta() {
+  # One that comes after a success does not undo it. Of a failure it may be the cause: a scheduler
+  # tells one process after the other, and the command may have been the first.
+  local by=
+  (( _m_code == 0 )) || by=$_m_signal
   printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
-    signal "$_m_ended_by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
+    signal "$by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
     scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" \
     cpu "$_m_cpu" "$@" \
     > "$_m_work/marker/meta"
@@ -596,7 +599,6 @@ _m_main() {
     (( _m_code )) && [ -z "$_m_killed" ] || _m_code=$_m_number
     _m_say "the job was asked to end by the signal $_m_signal"
   fi
-  _m_ended_by=$_m_signal
   _m_now; _m_ended=$_m_time
   # The shell's own times stand in the first line, those of its children in the second.
   { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \

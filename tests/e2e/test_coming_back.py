@@ -181,8 +181,9 @@ def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None
         rule stubborn:
             output: "out.txt"
             shell:
-                "trap 'sleep 0.6; echo late >> ran.txt; exit 1' TERM; echo 1 >> ran.txt; "
-                "while :; do sleep 0.1; done"
+                "trap 'trap \"\" TERM; sleep 0.6; echo late >> ran.txt; exit 1' TERM; "
+                "echo 1 >> ran.txt; "
+                "while :; do sleep 0.1 || :; done"
         """,
     )
     running = project.start(plain=True)

@@ -14,9 +14,9 @@ GROUP = r"""
         output: "out/{n}.txt"
         group: "g"
         shell:
-            "trap 'sleep 1; echo end {wildcards.n} >> ran.txt; exit 1' TERM; "
+            "trap 'trap \"\" TERM; sleep 1; echo end {wildcards.n} >> ran.txt; exit 1' TERM; "
             "echo {wildcards.n} >> ran.txt; "
-            "until [ -e go ]; do sleep 0.1; done; echo {wildcards.n} > {output}"
+            "until [ -e go ]; do sleep 0.1 || :; done; echo {wildcards.n} > {output}"
 
     rule sum:
         input: expand("out/{n}.txt", n=range(2))

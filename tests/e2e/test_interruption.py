@@ -20,7 +20,7 @@ SNAKEFILE = r"""
         shell:
             "trap 'trap \"\" TERM; echo term >> ran.txt; sleep {config[linger]}; exit 1' TERM; "
             "echo run >> ran.txt; "
-            "until [ -e go ]; do sleep 0.1; done; echo done > {output}"
+            "until [ -e go ]; do sleep 0.1 || :; done; echo done > {output}"
 """
 CTRL_C = b"\x03"
 QUESTION = "Your choice [c/d/g]: "

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.description import (
     job_description,
     lost_on_the_way,
 )
+from tests.support.trial import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -71,6 +73,33 @@ def test_batch_file_begins_with_the_schedulers_lines() -> None:
     assert "mkfifo" in rest
     assert "#SBATCH --gpus-per-node=4" in lines
     assert "#SBATCH --output=stdout" in lines
+
+
+@pytest.mark.parametrize("first", ["batch script", "server's shell"])
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_a_job_that_is_told_to_end_may_say_its_last_words(
+    shell: str, first: str, tmp_path: Path
+) -> None:
+    """Whoever of its processes is told first: when the batch script has ended the rest is killed."""
+    last_words = (
+        "trap 'sleep 1; echo late > late; exit 1' TERM; echo $$ $PPID > job; read -r _ < never"
+    )
+    (tmp_path / "job.sh").write_text(f"{last_words}\n")
+    (tmp_path / "own.sh").write_text("bash job.sh\necho $? > code\n")
+    (tmp_path / "bss.sh").write_text(f"{batch_file(PLAIN)}\n{shell} own.sh\n")
+    os.mkfifo(tmp_path / "never")
+    batch = subprocess.Popen([shell, "bss.sh"], cwd=tmp_path, start_new_session=True)
+    wait_until(lambda: (tmp_path / "job").exists() and (tmp_path / "job").read_text())
+    job, own = map(int, (tmp_path / "job").read_text().split())
+    if first == "batch script":
+        os.killpg(batch.pid, signal.SIGTERM)
+    else:
+        os.kill(own, signal.SIGTERM)
+        wait_until(lambda: not Path(f"/proc/{own}").exists())
+        os.kill(job, signal.SIGTERM)
+    assert batch.wait(250) == 143
+    assert (tmp_path / "late").exists()
+    assert not (tmp_path / "code").exists()
 
 
 def test_resources_that_the_queue_does_not_know_are_left_out() -> None:

@@ -33,12 +33,13 @@ _SCRIPT = "job.sh"
 _BATCH_FILE = "bss.sh"
 
 _HOLD = (
-    "# TERM reaches the server's own shell below, too, and ends it: wait until all has ended.",
+    "# TERM ends the server's own shell below, too, perhaps before it comes here: wait for the rest.",
     "if mkfifo hold; then",
     "  (trap '' TERM; exec cat hold > /dev/null) & _m_holder=$!",
     "  exec 9> hold",
     "  trap _m_term=1 TERM",
-    '  trap \'[ -z "$_m_term" ] || { trap "" TERM; exec 9>&-; wait "$_m_holder"; }\' EXIT',
+    '  trap \'[ $? -lt 128 ] && [ -z "$_m_term" ] ||'
+    ' { trap "" TERM; exec 9>&-; wait "$_m_holder"; }\' EXIT',
     "fi",
 )
 """Slurm tells all processes of a job to end, and when its batch script has ended it kills the rest

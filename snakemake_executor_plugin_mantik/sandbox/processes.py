@@ -114,11 +114,18 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def signal_job(leader: int, number: signal.Signals) -> None:
+def signal_job(leader: int, number: signal.Signals, gap: float = 0.0) -> None:
     """Send a signal to all processes of the job's session, the batch script first.
 
     None hears that a child has ended before it has the signal itself: its `set -e` would end it.
+    A real scheduler does not care: with a `gap`, seconds between one process and the next, the
+    children are told first and the batch script last.
     """
+    if gap:
+        for process in reversed(members(leader, processes())):
+            signal_all([process.pid], number)
+            time.sleep(gap)
+        return
     signal_all([leader], number)
     signal_all([p.pid for p in members(leader, processes()) if p.pid != leader], number)
 

@@ -228,9 +228,13 @@ class LocalScheduler(Scheduler):
         if job.state is State.PENDING:
             self._set(job, job.verdict)
         elif job.pid is not None:
-            processes.signal_job(job.pid, signal.SIGTERM)
-            wait = self._settings.timing.kill_wait
-            asyncio.get_running_loop().call_later(wait, self._kill, job)
+            loop, timing = asyncio.get_running_loop(), self._settings.timing
+            if timing.signal_gap:
+                told = (job.pid, signal.SIGTERM, timing.signal_gap)
+                loop.run_in_executor(None, processes.signal_job, *told)
+            else:
+                processes.signal_job(job.pid, signal.SIGTERM)
+            loop.call_later(timing.kill_wait, self._kill, job)
 
     def _kill(self, job: LocalJob) -> None:
         if job.state is State.RUNNING and job.pid is not None:

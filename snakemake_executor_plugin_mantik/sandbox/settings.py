@@ -55,6 +55,8 @@ class Timing:
         death_lag: how long a job without an exit-code file keeps its old status; real: 134.
         resubmit_delay: between two of the four attempts to submit to the scheduler; real: 10.
         kill_wait: between TERM and KILL when a job is ended; Slurm's KillWait, real: 30.
+        signal_gap: between telling one process of a job to end and the next, its children first;
+            with 0 all are told at once, parents first. Slurm tells one after the other, too.
         memory_interval: how often the memory of running jobs is looked at; Slurm: 30.
         lifetime: how long a job and its directory are kept; real: 1 to 30 days.
         session_lifetime: of a security session; real: 8 hours.
@@ -65,6 +67,7 @@ class Timing:
     death_lag: float = 3.0
     resubmit_delay: float = 0.5
     kill_wait: float = 5.0
+    signal_gap: float = 0.0
     memory_interval: float = 0.5
     lifetime: float = 30 * 24 * 3600.0
     session_lifetime: float = 8 * 3600.0

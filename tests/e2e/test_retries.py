@@ -1,6 +1,14 @@
 """A try that failed tells why, and the next one asks for more of what it lacked, if at all."""
 
-from tests.support.workflows import Project, tells
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.support.places import PATIENT
+from tests.support.workflows import UNTRACKED, Project, place_in, tells
 
 SNAKEFILE = """
     from snakemake_executor_plugin_mantik.retry import grows, last_failure
@@ -59,6 +67,37 @@ def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(project: 
         ("sleeps", "succeeded", ""),
     }
     tells(said, "out of memory", "reached its time limit")
+
+
+@pytest.mark.parametrize("api", ["unicore", "firecrest"])
+def test_children_are_told_to_end_before_their_parents(api: str, tmp_path: Path) -> None:
+    """A command may be over, by itself it seems, before its job is told; it has its last words."""
+    settings = replace(PATIENT, timing=replace(PATIENT.timing, signal_gap=0.02))
+    with Sandbox(tmp_path / "sandbox", [SiteOption("hpc1", api)], settings) as box:
+        project = Project(tmp_path / "project", place_in(box, "hpc1"), dict(UNTRACKED))
+        _hurry(project)
+        project.write(
+            "Snakefile",
+            r"""
+            rule all:
+                input: "ends.txt", "speaks.txt"
+
+            rule ends:
+                output: "ends.txt"
+                shell: "sleep 60; touch {output}"
+
+            rule speaks:
+                output: "speaks.txt"
+                shell:
+                    "trap 'trap \"\" TERM; sleep 1; touch late.txt; exit 1' TERM; "
+                    "while :; do sleep 0.1 || :; done"
+            """,
+        )
+        said = project.run("--keep-going").failed()
+        found = {record.rule: record.reason for record in project.tries}
+        assert found == {"ends": "time_limit", "speaks": "time_limit"}, said
+        assert (project.workspace / "late.txt").exists(), said
+        project.close()
 
 
 def test_only_named_reasons_are_worth_a_retry(project: Project) -> None:

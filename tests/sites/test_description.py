@@ -80,7 +80,7 @@ def test_batch_file_begins_with_the_schedulers_lines() -> None:
 def test_a_job_that_is_told_to_end_may_say_its_last_words(
     shell: str, first: str, tmp_path: Path
 ) -> None:
-    """Whoever of its processes is told first: when the batch script has ended the rest is killed."""
+    """Whoever is told first: when the batch script has ended, the rest is killed."""
     last_words = (
         "trap 'sleep 1; echo late > late; exit 1' TERM; echo $$ $PPID > job; read -r _ < never"
     )

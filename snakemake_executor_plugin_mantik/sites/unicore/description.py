@@ -33,7 +33,7 @@ _SCRIPT = "job.sh"
 _BATCH_FILE = "bss.sh"
 
 _HOLD = (
-    "# TERM ends the server's own shell below, too, perhaps before it comes here: wait for the rest.",
+    "# TERM ends the server's own shell below, too, perhaps before this one: wait for the rest.",
     "if mkfifo hold; then",
     "  (trap '' TERM; exec cat hold > /dev/null) & _m_holder=$!",
     "  exec 9> hold",

@@ -1,8 +1,8 @@
-"""A real one-node Slurm with accounting on loopback, for tests.
+"""A real Slurm with accounting on loopback, for tests.
 
 Nothing of the system's own configuration is read or written: keys, sockets, state and logs lie in a
 directory, the ports are free ones, and all daemons are children of this process that end with it.
-The node pretends to have more than the machine has, GPUs included, as the sandbox's nodes do.
+Its nodes pretend to have more than the machine has, GPUs included, as the sandbox's nodes do.
 """
 
 import os
@@ -36,6 +36,7 @@ ACCOUNTS = ("sandbox", "other")
 QOS = ("short",)
 """What jobs may name beside the default `normal`."""
 GPUS = 4
+"""Of each node."""
 
 
 def lacking() -> list[str]:
@@ -49,11 +50,13 @@ class Slurm:
 
     Attributes:
         directory: all of its files; its configuration is in `slurm.conf`.
-        node: the name of its one node.
+        nodes: the names of its nodes, all on this machine; the queue `devel` has the first only.
+        users: the login names beside our own that may submit jobs.
     """
 
     directory: Path
-    node: str = field(default_factory=socket.gethostname)
+    nodes: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
+    users: tuple[str, ...] = ()
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -88,8 +91,8 @@ class Slurm:
 
     def stop(self) -> None:
         """End all jobs, then the daemons, the latest first."""
-        if "slurmd" in self._daemons:
-            self.run("scancel", "--user", pwd.getpwuid(os.geteuid()).pw_name, check=False)
+        if any(name.startswith("slurmd ") for name in self._daemons):
+            self.run("scancel", "--user", ",".join((_user(), *self.users)), check=False)
             with suppress(TimeoutError):
                 _until(lambda: not self.run("squeue", "--noheader", check=False).strip(), STOP_S)
         for name in reversed(self._daemons):
@@ -105,44 +108,54 @@ class Slurm:
     # --- its daemons ---------------------------------------------------------------------------
 
     def _start(self) -> None:
-        for name in ("state", "spool", "munge"):
-            (self.directory / name).mkdir(mode=0o700)
-        ports = dict(zip(("CTLD", "NODED", "DBD", "SQL"), free_ports(4), strict=True))
+        for name in ("state", "munge", *(f"spool.{node}" for node in self.nodes)):
+            # Commands of other users need the socket of munge, their jobs the spool.
+            (self.directory / name).mkdir(mode=0o755 if self.users else 0o700)
+        ports = dict(zip(("CTLD", "DBD", "SQL"), free_ports(3), strict=True))
         password = secrets.token_hex(8)
         self._configure(ports, password)
         self._start_munge()
         self._start_database(ports["SQL"], password)
         self._daemon("slurmdbd", "-D")
         self._answers("sacctmgr", "--noheader", "show", "cluster")
+        users = ",".join((_user(), *self.users))
         for command in (
             "add cluster sandbox",
             *(f"add account {account} cluster=sandbox" for account in ACCOUNTS),
-            f"add user {_user()} account={','.join(ACCOUNTS)} cluster=sandbox",
-            f"modify user {_user()} set defaultaccount={ACCOUNTS[0]}",
+            f"add user {users} account={','.join(ACCOUNTS)} cluster=sandbox",
+            f"modify user {users} set defaultaccount={ACCOUNTS[0]}",
             *(f"add qos {qos}" for qos in QOS),
-            f"modify user {_user()} set qos+={','.join(QOS)}",
+            f"modify user {users} set qos+={','.join(QOS)}",
         ):
             self.run("sacctmgr", "--immediate", *command.split())
         self._daemon("slurmctld", "-D")
         self._answers("scontrol", "ping")
-        self._daemon("slurmd", "-D", "-N", self.node)
-        _until(lambda: "idle" in self.run("sinfo", "--noheader", "--format=%T", check=False))
+        for node in self.nodes:
+            self._daemon("slurmd", "-D", "-N", node)
+        _until(lambda: self.run(*_IDLE, check=False).count("idle") == len(self.nodes))
 
     def _configure(self, ports: Mapping[str, int], password: str) -> None:
         values = {
             "DIRECTORY": str(self.directory),
-            "NODE": self.node,
+            "HOST": socket.gethostname(),
+            "NODES": "".join(map(_node_line, self.nodes, free_ports(len(self.nodes)))),
+            "FIRST": self.nodes[0],
+            "DEVICES": "".join(
+                f"NodeName={node} Name=gpu File={self.directory}/gpu.{node}.[0-{GPUS - 1}]\n"
+                for node in self.nodes
+            ),
             "USER": _user(),
             "PASSWORD": password,
-            "GPUS": str(GPUS),
             **{name: str(port) for name, port in ports.items()},
         }
         for name in ("slurm.conf", "slurmdbd.conf", "gres.conf"):
             text = Template((DATA / name).read_text()).substitute(values)
             (self.directory / name).write_text(text)
-            (self.directory / name).chmod(0o600)
-        for number in range(GPUS):
-            (self.directory / f"gpu{number}").touch()
+            readable = self.users and name != "slurmdbd.conf"
+            (self.directory / name).chmod(0o644 if readable else 0o600)
+        for node in self.nodes:
+            for number in range(GPUS):
+                (self.directory / f"gpu.{node}.{number}").touch()
 
     def _start_munge(self) -> None:
         munge = self.directory / "munge"
@@ -162,9 +175,10 @@ class Slurm:
     def _daemon(self, name: str, *arguments: str) -> None:
         program = found(name)
         assert program is not None
-        with (self.directory / f"{name}.log").open("ab") as log:
+        started = " ".join((name, *arguments[-1:])) if name == "slurmd" else name
+        with (self.directory / f"{started}.log").open("ab") as log:
             # With this process its daemons end, even if it is killed.
-            self._daemons[name] = subprocess.Popen(
+            self._daemons[started] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", program, *arguments],
                 cwd=self.directory, env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -179,6 +193,17 @@ class Slurm:
             return "error" not in (said := self.run(*command, check=False)) and "DOWN" not in said
 
         _until(up)
+
+
+_IDLE = ("sinfo", "--noheader", "--Node", "--partition=batch", "--format=%T")
+
+
+def _node_line(node: str, port: int) -> str:
+    """The line of a node in slurm.conf; each node has its own port of this machine."""
+    return (
+        f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} "
+        f"CPUs=16 RealMemory=64000 Gres=gpu:{GPUS} Feature=fast State=UNKNOWN\n"
+    )
 
 
 def _user() -> str:

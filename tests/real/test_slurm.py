@@ -48,7 +48,7 @@ class TestResources:
     def test_of_the_backend_config(self, on_slurm: Project, real_slurm: Slurm) -> None:
         real_slurm.run(
             "scontrol", "create", "reservation", "ReservationName=kept", "Users=root",
-            "StartTime=now", "Duration=60", f"Nodes={real_slurm.node}", "Flags=IGNORE_JOBS,OVERLAP",
+            "StartTime=now", "Duration=60", f"Nodes={real_slurm.nodes[0]}", "Flags=IGNORE_JOBS,OVERLAP",
             "CoreCnt=4",
         )  # fmt: skip
         asked = """  Queue: devel
@@ -208,7 +208,7 @@ class TestEnds:
 
     def test_node_down(self, on_slurm: Project, real_slurm: Slurm) -> None:
         started = start(on_slurm, "sleep 100", "runtime=5")
-        node = f"nodename={real_slurm.node}"
+        node = f"nodename={real_slurm.nodes[0]}"
         real_slurm.run("scontrol", "update", node, "state=down", "reason=test")
         try:
             said = started.running.end().failed()

@@ -1,0 +1,55 @@
+"""An HPC centre on this machine: a Slurm of two nodes, and servers of both APIs in front of it.
+
+Slurm, the TSI, sshd and firecREST are the real ones. Jobs run as a user without privileges. All
+workers of a test session share one centre (`python -m tests.real.centre`); what a test stops or
+kills is a server of its own in front of the same Slurm.
+"""
+
+import os
+import pwd
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.real.slurm import lacking as slurm_lacking
+
+USER = "mantik-user"
+"""The login name that jobs run as; tests/real/install makes it."""
+SERVERS = Path(
+    os.environ.get("MANTIK_TEST_SERVERS") or Path(__file__).parents[4] / "shared/servers"
+)
+"""Where the sources of the servers are that no package registry has: `tsi`, `firecrest-v2`."""
+
+
+def lacking() -> list[str]:
+    """What the centre needs and this machine does not have."""
+    found = slurm_lacking()
+    try:
+        pwd.getpwnam(USER)
+    except KeyError:
+        found.append(f"the user {USER}")
+    for name in ("tsi", "firecrest-v2"):
+        if not (SERVERS / name).is_dir():
+            found.append(f"{name} in MANTIK_TEST_SERVERS")
+    return found
+
+
+@dataclass(frozen=True)
+class Centre:
+    """A centre that runs.
+
+    Attributes:
+        directory: holds all of its files; everybody may enter it.
+        scratch: the directory in which the user works.
+    """
+
+    directory: Path
+
+    @property
+    def scratch(self) -> Path:
+        return self.directory / "scratch"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What leads Slurm's commands to the centre's Slurm."""
+        return {"SLURM_CONF": str(self.directory / "slurm" / "slurm.conf")}

@@ -48,8 +48,8 @@ class TestResources:
     def test_of_the_backend_config(self, on_slurm: Project, real_slurm: Slurm) -> None:
         real_slurm.run(
             "scontrol", "create", "reservation", "ReservationName=kept", "Users=root",
-            "StartTime=now", "Duration=60", f"Nodes={real_slurm.nodes[0]}", "Flags=IGNORE_JOBS,OVERLAP",
-            "CoreCnt=4",
+            "StartTime=now", "Duration=60", f"Nodes={real_slurm.nodes[0]}",
+            "Flags=IGNORE_JOBS,OVERLAP", "CoreCnt=4",
         )  # fmt: skip
         asked = """  Queue: devel
   Runtime: 90m

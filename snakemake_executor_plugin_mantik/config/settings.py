@@ -139,10 +139,10 @@ class SiteSettings(Part):
         "PollMin", "2s", "Shortest time between two looks at the site's jobs."
     )
     poll_max_s: Duration = _time(
-        "PollMax", "60s", "Longest time between two looks at the site's jobs."
+        "PollMax", "15s", "Longest time between two looks at the site's jobs."
     )
     heartbeat_s: Duration = _time(
-        "Heartbeat", "60s", "How often a running job gives a sign of life."
+        "Heartbeat", "10s", "How often a running job gives a sign of life."
     )
     term_grace_s: Duration = _time(
         "TermGrace",
@@ -196,7 +196,7 @@ class SiteSettings(Part):
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
         """`PollMax` is not below `PollMin`."""
         shortest = _seconds(data.get("PollMin", "2s"))
-        longest = _seconds(data.get("PollMax", "60s"))
+        longest = _seconds(data.get("PollMax", "15s"))
         if shortest and longest and longest < shortest:
             key = "PollMax" if "PollMax" in data else "PollMin"
             yield (

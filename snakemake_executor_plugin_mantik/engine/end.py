@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.examine import LOST_S, MISSED_BEATS
+from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
@@ -35,9 +35,13 @@ CANCEL_WAIT_S = 180.0
 """Seconds that cancelled jobs have to be confirmed as ended; after that the user is told. One that
 leaves no marker takes longest: it must have missed some heartbeats before a site is believed that
 it has ended. A UNICORE server that runs jobs itself says so of each that it is asked to abort, and
-lets it run; and file systems show a file's size up to a minute late."""
+lets it run."""
 CANCEL_AGAIN_S = 5.0
 """Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
+MISSED_BEATS = 2.5
+SILENT_S = 90.0
+"""A site is believed that it has ended a job after so many missed heartbeats, and so many seconds
+of silence: file systems show a file's size up to a minute late."""
 CONFIRM_EVERY_S = 1.0
 CONFIRM_LONGEST_S = 15.0
 """Seconds between two looks at a job that was told to end, at first and in the end."""
@@ -104,7 +108,7 @@ class Ender:
         self._marker_grace_s = settings.marker_grace_s
         # One that goes on after its grace has not heard of it.
         self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
-        self._silent_s = MISSED_BEATS * settings.heartbeat_s
+        self._silent_s = max(MISSED_BEATS * settings.heartbeat_s, SILENT_S)
         self._journal = journal
         self._watcher = watcher
         self._tell = tell

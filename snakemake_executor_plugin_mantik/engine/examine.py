@@ -2,6 +2,10 @@
 
 Its word counts only where the job itself can write nothing any more, or never started: what is
 unknown, missing or unreachable never ends a try.
+
+A try is asked about when it is not claimed soon, and when its first heartbeat is missing; then
+again and again, at a pace that depends on how long it has been waiting and on how many others are
+asked about, not on luck. With the defaults an end without a marker is known within half a minute.
 """
 
 import asyncio
@@ -19,13 +23,33 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
 CHECK_GROWTH = 3.0
-LONGEST_CHECK_S = 1800.0
-MISSED_BEATS = 2.5
-"""Heartbeats that must be missing before the scheduler is asked about a claimed try."""
+CHECK_S = 20.0
+"""Seconds between two questions about a try, once it has been asked about a few times."""
+SPACING_S = 0.5
+"""Seconds between two questions, if a site is asked about each try with a request of its own: the
+load that we are for a site does not grow with the number of jobs."""
+WAITED_SHARE = 20.0
+"""A try that has been waiting for a long time is asked about after a twentieth of it, ..."""
+LONGEST_CHECK_S = 300.0
+"""... but after so many seconds at the latest."""
+TOGETHER_S = 5.0
+"""Tries that are due within so many seconds are asked about together: a site may need one request
+for all of them."""
+LATE_BEATS = 1.25
+"""Heartbeats after which one is missing."""
+DETAILS_AT_ONCE = 5
+"""Jobs whose details are asked for together, at a site whose states lag behind its scheduler's."""
+ABNORMAL_GRACE_S = 10.0
+"""How long to wait at most for the marker of a job of which the scheduler says that something ended
+it. What the file system of the site's server may not show yet, it shows after a write of its own:
+an NFS client reads a directory again once it has changed it."""
+USUAL_ENDS = frozenset({None, Reason.SUCCESS, Reason.EXIT_CODE})
+"""Ends of jobs that write a marker; it is waited for as long as the user has set."""
 LOST_S = 1800.0
 """Seconds without a heartbeat, and with the site denying the job, after which a try is lost.
 
@@ -33,6 +57,10 @@ Only seconds in which the site let us look count: after an outage everything see
 """
 LOST_LOOKS = 5
 """Looks that must have found no heartbeat by then: a site may well deny a directory once."""
+
+
+LOOK = ".look"
+"""A file that is written to a directory of claims before it is listed for the last time."""
 
 
 class Watching(Protocol):
@@ -43,6 +71,9 @@ class Watching(Protocol):
 
     def alive(self, watched: Watched) -> None:
         """Note a sign of life."""
+
+    def hurry(self) -> None:
+        """Look again soon."""
 
     def end(self, watched: Watched, end: End) -> None:
         """End a try."""
@@ -73,7 +104,7 @@ class Examiner:
         # With many buckets the look at one may be older than the try.
         if now < watched.next_check or not watched.looked:
             return False
-        return not watched.claimed or watched.silent > MISSED_BEATS * self._settings.heartbeat_s
+        return not watched.claimed or watched.silent > LATE_BEATS * self._settings.heartbeat_s
 
     async def examine(self, tries: Iterable[Watched]) -> None:
         """Ask the scheduler about those of `tries` that are overdue.
@@ -82,16 +113,18 @@ class Examiner:
             SiteError: it could not be asked; nothing has changed.
         """
         now = self._clock()
-        overdue = [w for w in tries if self._overdue(w, now)]
-        if not overdue:
+        tries = list(tries)
+        if not any(self._overdue(watched, now) for watched in tries):
             return
+        overdue = [watched for watched in tries if self._overdue(watched, now + TOGETHER_S)]
         for watched in overdue:
             watched.next_check = now + watched.check_delay
         asked = await self.each(overdue, self.identify)
-        states = await self._states([i for w in asked for i in w.ids])
+        states = await self._states(asked)
         over = []
         for watched in asked:
-            watched.check_delay = min(watched.check_delay * CHECK_GROWTH, LONGEST_CHECK_S)
+            delay = min(watched.check_delay * CHECK_GROWTH, _longest_delay(watched, len(asked)))
+            watched.check_delay = max(watched.check_delay, delay)
             watched.next_check = now + watched.check_delay
             if self._judge(watched, {i: states.get(i, UNKNOWN) for i in watched.ids}, now):
                 over.append(watched)
@@ -124,11 +157,12 @@ class Examiner:
                     self._on_found(watched.record.id, site_job)
         return True
 
-    async def _states(self, ids: list[str]) -> dict[str, JobState]:
+    async def _states(self, tries: list[Watched]) -> dict[str, JobState]:
+        ids = [job_id for watched in tries for job_id in watched.ids]
         if not ids:
             return {}
         try:
-            return await self._site.states(ids)
+            states = await self._site.states(ids)
         except TRANSIENT as error:
             if isinstance(error, SiteUnreachable) and error.status is not None:
                 # It was reached, lists directories, and cannot speak of these jobs.
@@ -136,6 +170,39 @@ class Examiner:
             raise
         except SiteError:
             return {}
+        if self._site.states_lag:
+            return states | await self._current(tries, states)
+        return states
+
+    async def _current(
+        self, tries: list[Watched], states: dict[str, JobState]
+    ) -> dict[str, JobState]:
+        """What the scheduler itself says of some jobs that the site believes to be under way.
+
+        Those whose heartbeats are missing come first; the others take turns, after some time.
+        """
+        going = {Phase.WAITING, Phase.RUNNING}
+        doubtful = [
+            w
+            for w in tries
+            if (w.claimed or w.waited >= CHECK_S)
+            and any(states.get(i, UNKNOWN).phase in going for i in w.ids)
+        ]
+        doubtful.sort(key=lambda w: (not w.claimed, w.detailed))
+        current: dict[str, JobState] = {}
+
+        async def explain(watched: Watched) -> bool:
+            watched.detailed = self._clock()
+            for job_id in watched.ids:
+                if states.get(job_id, UNKNOWN).phase in going:
+                    with suppress(SiteNotFound, SiteRejected):
+                        state = await self._site.explain(job_id)
+                        if state.phase is Phase.ENDED:
+                            current[job_id] = state
+            return True
+
+        await self.each(doubtful[:DETAILS_AT_ONCE], explain)
+        return current
 
     def _judge(self, watched: Watched, states: dict[str, JobState], now: float) -> bool:
         """Whether the scheduler's word is that the try ended, for some time already.
@@ -161,7 +228,8 @@ class Examiner:
             watched.word = [(i, s) for i, s in known.items() if s.phase is Phase.ENDED][-1]
             if watched.ended_since is None:
                 watched.ended_since = now
-            over = watched.ended_since + self._settings.marker_grace_s
+                self._watching.hurry()
+            over = watched.ended_since + self._grace_s(watched)
             watched.next_check = min(watched.next_check, over)
             return now >= over
         watched.ended_since = None
@@ -174,9 +242,17 @@ class Examiner:
             self._watching.end(watched, End(EndKind.VANISHED))
         return False
 
+    def _grace_s(self, watched: Watched) -> float:
+        """How long the marker of a try may still come whose end the scheduler has told."""
+        usual = watched.word[1].reason in USUAL_ENDS
+        limit = self._settings.marker_grace_s
+        return limit if usual else min(limit, ABNORMAL_GRACE_S)
+
     async def _certain(self, watched: Watched) -> bool:
         """Whether nothing can come of the try any more; one that has not started is revoked."""
         if watched.claimed:
+            with suppress(SiteRejected):  # no room, say: then what is listed has to do
+                await self._site.put(f"{watched.record.paths.tries}/{LOOK}", b"\n")
             return True
         watched.revoked = True
         if await claims.revoke(self._site, watched.record):
@@ -194,3 +270,9 @@ class Examiner:
             state = explained if explained.phase is Phase.ENDED else state
         self._watching.end(watched, End(EndKind.SCHEDULER, state=state, claimed=watched.claimed))
         return True
+
+
+def _longest_delay(watched: Watched, number: int) -> float:
+    """Seconds until a try is asked about again, at most; `number` tries are asked about now."""
+    passed = watched.silent if watched.claimed else watched.waited
+    return min(LONGEST_CHECK_S, max(CHECK_S, SPACING_S * number, passed / WAITED_SHARE))

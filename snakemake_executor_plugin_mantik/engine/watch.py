@@ -26,9 +26,10 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 LONGEST_WAIT_S = 86400.0
 """A try without a trace is sent again after the wait that is set, each time after twice as long up
 to this: behind a server that forgot it, it may be waiting in the scheduler's queue."""
-LIVE_LOOK_S = 15.0
-"""Longest time between two looks while jobs run that tell what they log: that is known here within
-30 s, together with the time until the job has packed it (`Site: Live`)."""
+INTERRUPTED_WAIT_S = 15.0
+"""How long to wait for a trace of a try whose submission this process did not live to see: unlike a
+request that is still being answered, that one has arrived by now or never will. If it comes late
+after all, the claim lets the try run once."""
 MISTAKES = 5
 """Cycles in a row that may break on a mistake of ours before the jobs are told of it."""
 
@@ -77,25 +78,27 @@ class Watcher:
         self,
         record: TryRecord,
         ids: Iterable[str],
-        runtime_s: float | None,
         *,
         sent: int = 1,
         live: bool = False,
+        interrupted: bool = False,
     ) -> "asyncio.Future[End]":
         """Watch a try until its end.
 
         Args:
             record: the try.
             ids: the site's ids of it, empty where the submission's fate is unknown.
-            runtime_s: its walltime, where known.
             sent: how often it was submitted.
             live: whether it tells what it logs while it runs.
+            interrupted: whether an earlier process submitted it, which may have died meanwhile.
         """
         now = self._clock()
         future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), LONGEST_WAIT_S)
+        if interrupted:
+            wait = min(wait, INTERRUPTED_WAIT_S)
         watched = Watched(
-            record, future, list(ids), runtime_s, sent, wait, denied_since=now, seen=now,
+            record, future, list(ids), sent, wait, denied_since=now, seen=now,
             next_check=now + FIRST_CHECK_S, next_extension=now + EXTEND_AFTER_S, live=live,
         )  # fmt: skip
         self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
@@ -125,18 +128,9 @@ class Watcher:
         self._wake.set()
 
     def interval(self) -> float:
-        """Seconds until the next cycle.
-
-        They grow with the time since anything changed, up to a twentieth of the shortest walltime
-        (the end of a job of ten minutes is worth a look each half minute), within the limits.
-        """
-        low, high = float(self._settings.poll_min_s), float(self._settings.poll_max_s)
-        walltimes = [w.runtime_s for w in self._watched.values() if w.runtime_s]
-        if walltimes:
-            high = min(high, max(low, min(walltimes) / 20))
-        if any(w.live and w.claimed for w in self._watched.values()):
-            high = min(high, max(low, LIVE_LOOK_S))
-        return min(max(low, (self._clock() - self._changed) / 10), high)
+        """Seconds until the next cycle: they grow with the time since anything changed."""
+        quiet = self._clock() - self._changed
+        return min(max(self._settings.poll_min_s, quiet / 10), self._settings.poll_max_s)
 
     async def run(self) -> None:
         """Watch until cancelled."""

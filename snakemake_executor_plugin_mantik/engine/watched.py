@@ -61,6 +61,7 @@ class Watched:
         owner: who holds the claim, once that was asked.
         revoked: whether we have revoked it.
         live: whether what it logs is told while it runs.
+        detailed: when the scheduler's details of it were last asked for.
         ended_since: since when the scheduler says that it ended.
         word: the scheduler's word that it ended.
     """
@@ -68,7 +69,6 @@ class Watched:
     record: TryRecord
     future: "asyncio.Future[End]"
     ids: list[str]
-    runtime_s: float | None
     sent: int
     wait_s: float
     denied_since: float | None
@@ -84,5 +84,6 @@ class Watched:
     revoked: bool = False
     live: bool = False
     check_delay: float = FIRST_CHECK_S
+    detailed: float = 0.0
     ended_since: float | None = None
     word: tuple[str, JobState] = ("", UNKNOWN)

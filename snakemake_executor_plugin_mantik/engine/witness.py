@@ -82,13 +82,15 @@ class Witness:
         if not ids:
             return None
         try:
-            states = await self._site.states(ids)
-            ended = {i: s for i, s in states.items() if s.phase is Phase.ENDED}
-            for job_id, state in ended.items():
-                with suppress(SiteNotFound, SiteRejected):
-                    explained = await self._site.explain(job_id)
-                    state = explained if explained.phase is Phase.ENDED else state  # noqa: PLW2901
-                ended[job_id] = state
+            ended = {}
+            for job_id, said in (await self._site.states(ids)).items():
+                state = said
+                if said.phase is Phase.ENDED or self._site.states_lag:
+                    with suppress(SiteNotFound, SiteRejected):
+                        explained = await self._site.explain(job_id)
+                        state = explained if explained.phase is Phase.ENDED else said
+                if state.phase is Phase.ENDED:
+                    ended[job_id] = state
         except SiteError:
             return None
         told = [state for state in ended.values() if state.reason in _TELLING]

@@ -305,8 +305,8 @@ class SiteWork:
             if submit:
                 await self._submit(request, life, files, own)
             end = await self.watcher.watch(
-                life.record, life.ids, self._runtime_s(request), sent=life.sent,
-                live=life.live is not None,
+                life.record, life.ids, sent=life.sent, live=life.live is not None,
+                interrupted=not submit,
             )  # fmt: skip
             life.ids = list(dict.fromkeys([*life.ids, *end.ids]))
             if end.kind is not EndKind.VANISHED:

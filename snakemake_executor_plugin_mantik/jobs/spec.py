@@ -157,7 +157,7 @@ class ScriptLimits:
         live_bytes: so much is told of a job while it runs, packed.
     """
 
-    heartbeat_s: int = 60
+    heartbeat_s: int = 10
     grace_s: int = 20
     visible_s: int = 5
     marker_bytes: int = 1 << 20

@@ -147,9 +147,15 @@ class Entry:
 
 
 class Site(Protocol):
-    """One workspace at one HPC site, spoken to through its REST API."""
+    """One workspace at one HPC site, spoken to through its REST API.
+
+    Attributes:
+        name: the site's name.
+        states_lag: whether `states` may lag minutes behind the scheduler; `explain` does not.
+    """
 
     name: str
+    states_lag: bool
 
     async def open(self) -> SiteFacts:
         """Authenticate, find the workspace, make its directory, and tell the site's facts.
@@ -187,7 +193,7 @@ class Site(Protocol):
         ...
 
     async def explain(self, job_id: str) -> JobState:
-        """Like `states` for one ended job, with the scheduler's own details; costs more."""
+        """Like `states` for one job, with the scheduler's details as they are now; costs more."""
         ...
 
     async def cancel(self, ids: Sequence[str]) -> None:

@@ -1,26 +1,28 @@
 """How the end of a try becomes known, in virtual time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.examine import LOST_S
+from snakemake_executor_plugin_mantik.engine.examine import LOST_S, SPACING_S
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watch import LIVE_LOOK_S, Watcher
+from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Submission
 from tests.support import virtualtime
 from tests.support.simulated import Fate, Fault, SimulatedSite, World
 
 T = TypeVar("T")
 DAY_S = 86400.0
+WITHIN_S = 30.0
+"""How soon an end without a marker has to be known."""
 
 
 class Bench:
@@ -86,7 +88,7 @@ Player = Callable[[World, Play[End]], End]
 
 async def end_of(bench: Bench) -> End:
     record, site_job = bench.sent()
-    return await bench.watcher.watch(record, [site_job], 600)
+    return await bench.watcher.watch(record, [site_job])
 
 
 def test_marker_ends_a_try(play: Player) -> None:
@@ -123,7 +125,7 @@ def test_one_answer_that_denies_a_job_is_not_enough(play: Player) -> None:
 def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, second = bench.sent()
-        end = await bench.watcher.watch(record, ["never-heard-of"], 600, sent=2)
+        end = await bench.watcher.watch(record, ["never-heard-of"], sent=2)
         assert end.ids == ("never-heard-of", second)
         return end
 
@@ -133,7 +135,7 @@ def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> 
 def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, _ = bench.sent()
-        return await bench.watcher.watch(record, [], 600)
+        return await bench.watcher.watch(record, [])
 
     assert play(fated(Fate(starts=(0.5,)), 3 * DAY_S), scenario).exit_code == 0
 
@@ -152,23 +154,12 @@ def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) 
     assert play(fated(Fate(), 3 * DAY_S), scenario).exit_code == 0
 
 
-def test_killed_without_a_word_is_known_after_two_heartbeats(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
-        end = await end_of(bench)
-        assert bench.now < 400
-        return end
-
-    end = play(fated(Fate(killed_after=50), 3000), scenario)
-
-    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, True)
-    assert end.state is not None
-    assert end.state.reason is Reason.OUT_OF_MEMORY
-
-
 def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         end = await end_of(bench)
-        assert bench.now - 3 * DAY_S < 400, "the long wait in the queue must not make us slow"
+        assert bench.now - 3 * DAY_S < 50 + WITHIN_S + 15, (
+            "the long wait in the queue must not make us slow"
+        )
         return end
 
     assert play(fated(Fate((3 * DAY_S,), killed_after=50), 3000), scenario).claimed
@@ -177,7 +168,7 @@ def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
 def test_refused_by_the_scheduler(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()
-        end = await bench.watcher.watch(record, [site_job], 600)
+        end = await bench.watcher.watch(record, [site_job])
         assert record.paths.claim in bench.world.files, "it is revoked before that is believed"
         return end
 
@@ -203,7 +194,7 @@ def test_late_marker_wins_over_the_scheduler(play: Player) -> None:
         shown: list[str] = []
         bench.site.called = hidden
         bench.world.jobs[site_job].fate.killed_after = None
-        return await bench.watcher.watch(record, [site_job], 600)
+        return await bench.watcher.watch(record, [site_job])
 
     assert play(fated(Fate(), 2.0), scenario).kind is EndKind.MARKER
 
@@ -211,7 +202,7 @@ def test_late_marker_wins_over_the_scheduler(play: Player) -> None:
 def test_unknown_submission_is_found_by_its_tag(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()
-        end = await bench.watcher.watch(record, [], 600)
+        end = await bench.watcher.watch(record, [])
         assert end.ids == (site_job,)
         assert bench.journal.open_tries("job")[0].site_jobs == (site_job,)
         return end
@@ -224,7 +215,7 @@ def test_try_without_a_trace_vanishes_later_each_time(play: Player) -> None:
         waits = []
         for sent in (1, 2, 3, 20):
             begun = bench.now
-            end = await bench.watcher.watch(bench.new(), [], 600, sent=sent)
+            end = await bench.watcher.watch(bench.new(), [], sent=sent)
             assert end.kind is EndKind.VANISHED
             waits.append(bench.now - begun)
         assert [round(w / 120) for w in waits[:3]] == [1, 2, 4], waits
@@ -254,7 +245,7 @@ def test_directory_denied_between_answers_is_no_silence(play: Player) -> None:
         bench.site.fault = fault
         record, site_job = bench.sent()
         bench.world.jobs[site_job].fate.denied = True
-        return await bench.watcher.watch(record, [site_job], None)
+        return await bench.watcher.watch(record, [site_job])
 
     end = play(fated(Fate(), 3 * LOST_S), scenario)
 
@@ -271,7 +262,7 @@ def test_silence_during_an_outage_does_not_count(play: Player) -> None:
 
         bench.site.fault = fault
         # The node was suspended meanwhile: no heartbeat, but it goes on afterwards.
-        end = asyncio.ensure_future(bench.watcher.watch(record, [site_job], None))
+        end = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         await asyncio.sleep(99)
         beats = bench.world.files[record.paths.claim]
         await asyncio.sleep(5 * LOST_S)
@@ -286,7 +277,7 @@ def test_silence_during_an_outage_does_not_count(play: Player) -> None:
 def test_lost_after_long_silence(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()
-        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job], 600))
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         await asyncio.sleep(20)
         bench.world.forget(site_job)
         return await waiting
@@ -302,7 +293,7 @@ def test_end_of_a_loser_does_not_count(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, first = bench.sent()
         second = bench.world.submit(Submission(record.id, "job", "", Resources()))
-        waiting = asyncio.ensure_future(bench.watcher.watch(record, [second], 600))
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [second]))
         await asyncio.sleep(100)
         assert bench.world.state(second).phase is Phase.ENDED
         # Its file system hangs: it runs, but nobody sees it.
@@ -322,7 +313,7 @@ def test_last_of_three_starts_does_not_count(play: Player) -> None:
 
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()
-        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job], 600))
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         await asyncio.sleep(30)
         assert bench.world.state(site_job).phase is Phase.ENDED
         beats = bench.world.files[record.paths.claim]
@@ -338,7 +329,7 @@ def test_last_of_three_starts_does_not_count(play: Player) -> None:
 def test_one_refused_one_unknown_ends(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, refused = bench.sent()
-        return await bench.watcher.watch(record, ["denied-for-ever", refused], 600)
+        return await bench.watcher.watch(record, ["denied-for-ever", refused])
 
     assert play(fated(Fate(refused=True)), scenario).kind is EndKind.SCHEDULER
 
@@ -347,7 +338,7 @@ def test_revoked_by_somebody_else(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()
         bench.world.make_directory(record.paths.claim)
-        return await bench.watcher.watch(record, [site_job], 600)
+        return await bench.watcher.watch(record, [site_job])
 
     assert play(fated(Fate()), scenario).kind is EndKind.REVOKED
 
@@ -376,8 +367,8 @@ def test_trouble_with_one_does_not_stop_the_others(play: Player) -> None:
 
         broken = bench.new()
         bench.site.fault = fault
-        stuck = asyncio.ensure_future(bench.watcher.watch(broken, [], 600))
-        end = await bench.watcher.watch(record, [site_job], 600)
+        stuck = asyncio.ensure_future(bench.watcher.watch(broken, []))
+        end = await bench.watcher.watch(record, [site_job])
         assert bench.now < 600
         assert not stuck.done()
         return end
@@ -399,7 +390,7 @@ def test_mistake_of_ours_does_not_leave_jobs_waiting_for_ever(play: Player) -> N
 def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         sent = [bench.sent(f"job-{n}") for n in range(200)]
-        waiting = [bench.watcher.watch(record, [i], 600) for record, i in sent]
+        waiting = [bench.watcher.watch(record, [i]) for record, i in sent]
         ends = await asyncio.gather(*waiting)
         assert bench.site.calls["list"] == bench.watcher.cycles
         return ends[0]
@@ -410,35 +401,93 @@ def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> Non
 def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()
-        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job], None))
+        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         seen = []
-        for pause in (0, 100, 200, 2000):
+        for pause in (0, 100, 2000):
             await asyncio.sleep(pause)
             seen.append(round(bench.watcher.interval()))
-        assert seen == [2, 10, 30, 60]
-        other, its_job = bench.sent("other")
-        bench.watcher.watch(other, [its_job], 400)
-        await asyncio.sleep(1000)
-        assert bench.watcher.interval() == 20, "a twentieth of the shortest walltime"
+        assert seen == [2, 10, 15]
         return await waiting
 
     play(fated(Fate(starts=(4000.0,))), scenario)
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player, live: bool) -> None:
+def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player) -> None:
     async def scenario(bench: Bench) -> End:
         record, site_job = bench.sent()
-        ending = bench.watcher.watch(record, [site_job], 10 * 3600, live=live)
+        ending = bench.watcher.watch(record, [site_job], live=True)
         await asyncio.sleep(5 * 3600)
-        before, begun = bench.watcher.cycles, bench.now
+        begun = bench.now
         bench.world.files[record.paths.live] = bytes(100)
         await asyncio.sleep(60)
 
-        # A look each minute does for a job that tells nothing.
-        assert bench.watcher.cycles - before <= (6 if live else 2)
-        assert [size for _, size in bench.logged[:1]] == ([100] if live else [])
-        assert all(when - begun <= LIVE_LOOK_S + 1 for when, _ in bench.logged[:1])
+        assert [size for _, size in bench.logged[:1]] == [100]
+        assert bench.logged[0][0] - begun <= bench.settings.poll_max_s + 1
         return await ending
 
     assert play(fated(Fate(), 6 * 3600.0), scenario).exit_code == 0
+
+
+@pytest.mark.parametrize("lag", [False, True], ids=["", "behind"])
+@pytest.mark.parametrize("after", [2, 50, 5000])
+def test_killed_without_a_word_is_known_within_half_a_minute(
+    play: Player, lag: bool, after: float
+) -> None:
+    async def scenario(bench: Bench) -> End:
+        bench.site.states_lag = lag
+        end = await end_of(bench)
+        assert bench.now <= after + WITHIN_S + 5, "it is in the queue for some seconds"
+        return end
+
+    end = play(fated(Fate(killed_after=after), 30_000), scenario)
+
+    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, True)
+    assert end.state is not None
+    assert end.state.reason is Reason.OUT_OF_MEMORY
+
+
+def test_jobs_that_run_are_not_asked_about(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        bench.site.states_lag = True
+        record, site_job = bench.sent()
+        ending = bench.watcher.watch(record, [site_job])
+        await asyncio.sleep(60)
+        before = bench.site.calls["states"], bench.site.calls["explain"]
+        await asyncio.sleep(5 * 3600)
+        assert (bench.site.calls["states"], bench.site.calls["explain"]) == before
+        return await ending
+
+    assert play(fated(Fate(), 6 * 3600.0), scenario).exit_code == 0
+
+
+def test_asking_about_many_that_wait_does_not_grow_with_their_number(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        bench.site.states_lag = True
+        ids: list[str] = []
+        count = bench.site.states
+
+        async def states(asked: Sequence[str]) -> dict[str, JobState]:
+            ids.extend(asked)
+            return await count(asked)
+
+        bench.site.states = states  # type: ignore[assignment, method-assign]
+        sent = [bench.sent(f"job-{n}") for n in range(400)]
+        waiting = [bench.watcher.watch(record, [i]) for record, i in sent]
+        await asyncio.sleep(1000)
+        ids.clear()
+        before = bench.site.calls["explain"]
+        await asyncio.sleep(1000)
+        assert len(ids) <= 1000 / SPACING_S
+        assert bench.site.calls["explain"] - before <= 1000 / 10
+        return (await asyncio.gather(*waiting))[0]
+
+    play(fated(Fate(starts=(5000.0,))), scenario)
+
+
+def test_submission_that_another_process_did_not_live_to_see_is_repeated_soon(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        end = await bench.watcher.watch(bench.new(), [], interrupted=True)
+        assert bench.now <= INTERRUPTED_WAIT_S + 5
+        return end
+
+    assert play(World(), scenario).kind is EndKind.VANISHED

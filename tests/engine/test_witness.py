@@ -25,6 +25,8 @@ KILLED = Marker(137)
 class Scheduler:
     """Says one thing after the other; the last one for ever. `details` are what it explains."""
 
+    states_lag = False
+
     def __init__(self, said: list[JobState | Exception], details: JobState | None = None) -> None:
         self.said, self.details = said, details
         self.asked = 0

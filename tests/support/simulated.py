@@ -73,6 +73,7 @@ READS = frozenset({"list", "stat", "states", "find", "explain", "get"})
 """Their answers come at once: a cycle costs half as much, and nobody waits for them long."""
 HANG_S = 120.0
 LATE_S = 400.0
+STATES_LAG_S = 133.0
 
 
 def _whatever(act: Callable[[], object]) -> None:
@@ -94,7 +95,10 @@ class SimulatedSite:
         called: told of each call, before and after it acts: a test may stop the world there.
         cut: whether a request that is given up on its way acts all the same.
         calls: how often each method was called.
+        states_lag: whether `states` tells an end two minutes late, as UNICORE does.
     """
+
+    states_lag = False
 
     def __init__(self, world: World, name: str = "sim", workspace: str = "/ws") -> None:
         self.name = name
@@ -176,8 +180,9 @@ class SimulatedSite:
         return await self._call("find", tag, act)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        lag_s = STATES_LAG_S if self.states_lag else 0.0
         return await self._call(
-            "states", " ".join(ids), lambda: {i: self.world.state(i) for i in ids}
+            "states", " ".join(ids), lambda: {i: self.world.state(i, lag_s) for i in ids}
         )
 
     async def explain(self, job_id: str) -> JobState:

@@ -335,8 +335,11 @@ class World:
                     if start.phase is Phase.WAITING and not kept():
                         self._end(start, Reason.CANCELLED)
 
-    def state(self, job_id: str) -> JobState:
-        """What the site says: of several starts it knows the last one only."""
+    def state(self, job_id: str, lag_s: float = 0.0) -> JobState:
+        """What the site says: of several starts it knows the last one only.
+
+        `lag_s` is how long after its scheduler it knows that a job has ended.
+        """
         job = self.jobs.get(job_id)
         if job is None or job.fate.denied:
             return JobState(Phase.UNKNOWN)
@@ -346,12 +349,12 @@ class World:
             return JobState(Phase.ENDED, Reason.REJECTED, said, later=full)
         if job.promised:
             return JobState(Phase.ENDED, Reason.CANCELLED)
-        return self._last_state(job.starts[-1]) if job.starts else JobState(Phase.UNKNOWN)
+        return self._last_state(job.starts[-1], lag_s) if job.starts else JobState(Phase.UNKNOWN)
 
-    def _last_state(self, start: _Start) -> JobState:
+    def _last_state(self, start: _Start, lag_s: float) -> JobState:
         number = "" if start.phase is Phase.WAITING else str(start.number)
         if start.phase is Phase.ENDED:
-            told = self.now - start.ended - start.told_after
+            told = self.now - start.ended - start.told_after - lag_s
             if told < 0:
                 return JobState(Phase.RUNNING, scheduler_id=number)
             if told < self.habits.gap or told > self.habits.remembers:

@@ -70,6 +70,8 @@ class FirecrestSite:
         requests: how many HTTP requests were made so far, by kind.
     """
 
+    states_lag = False
+
     def __init__(
         self,
         name: str,

@@ -63,10 +63,15 @@ class Settings(Protocol):
 class UnicoreSite:
     """One workspace behind one UNICORE server; implements `Site`.
 
+    UNICORE waits two minutes for the exit code of a job that has left the scheduler's queue
+    (measured: 133 to 142 s) and calls it running until then.
+
     Attributes:
         name: the site's name.
         requests: how many HTTP requests were made so far, by kind.
     """
+
+    states_lag = True
 
     def __init__(
         self,

@@ -20,4 +20,5 @@ pytest_plugins = [
     "tests.support.s3",
     "tests.support.trial",
     "tests.real.software",
+    "tests.real.centre.fixtures",
 ]

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     read_space,
 )
 from tests.support.sandbox import wait_for
-from tests.support.unicorex import PASSWORD, USER, UnicoreX
+from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
 
 
 def asked(config: Path, environment: dict[str, str]) -> Result:

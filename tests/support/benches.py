@@ -26,7 +26,8 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.ports import free_port
-from tests.support.unicorex import PASSWORD, SOFTWARE, USER, UnicoreX
+from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
+from tests.support.unicorex import SOFTWARE
 
 BENCHES = [
     pytest.param("unicorex_bench", marks=pytest.mark.software(SOFTWARE)),

@@ -19,5 +19,6 @@ pytest_plugins = [
     "tests.support.places",
     "tests.support.s3",
     "tests.support.trial",
+    "tests.real.centre.fixtures",
     "tests.real.software",
 ]

@@ -13,12 +13,14 @@ from collections.abc import Callable, Generator
 import pytest
 
 from tests.real import apptainer
+from tests.real.centre import firecrest
 from tests.support import s3, unicorex
 
 FIXTURES = {
     "unicorex": unicorex.SOFTWARE,
     "narrow_unicorex": unicorex.SOFTWARE,
     "unicorex_to_stop": unicorex.SOFTWARE,
+    "real_firecrest": firecrest.SOFTWARE,
     "real_slurm": "Slurm",
     "tracking_server": "MLflow server",
 }
@@ -47,6 +49,7 @@ def _says(*command: str) -> Callable[[], str]:
 
 SOFTWARE: dict[str, Callable[[], str]] = {
     unicorex.SOFTWARE: unicorex.version,
+    firecrest.SOFTWARE: firecrest.version,
     s3.SOFTWARE: _says(str(s3.RCLONE), "version"),
     "MLflow": lambda: f"mlflow {importlib.metadata.version('mlflow')}",
     "MLflow server": lambda: f"mlflow {importlib.metadata.version('mlflow')}",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-STOP_S = 10.0
+STOP_S = 30.0
 """How long a server may take to end before it is killed, seconds."""
 
 _keepers: "list[subprocess.Popen[bytes]]" = []

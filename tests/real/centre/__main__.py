@@ -12,7 +12,7 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.real.centre import USER, Centre
+from tests.real.centre import USER, Centre, firecrest
 from tests.real.slurm import Slurm
 
 
@@ -27,10 +27,13 @@ def main(directory: Path) -> None:
         (directory / "slurm").mkdir()
         servers.enter_context(Slurm(directory / "slurm", nodes=("n1", "n2"), users=(USER,)))
         os.environ.update(centre.environment)
-        told = directory / "told.json"
-        told.with_suffix(".new").write_text(json.dumps({"directory": str(directory)}))
-        told.with_suffix(".new").rename(told)
+        told: dict[str, object] = {"directory": str(directory)}
+        told["firecrest"] = servers.enter_context(firecrest.serve(centre)).told()
+        file = directory / "told.json"
+        file.with_suffix(".new").write_text(json.dumps(told))
+        file.with_suffix(".new").rename(file)
         over.wait()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.support.places",
     "tests.support.s3",
     "tests.support.trial",
+    "tests.real.centre.fixtures",
     "tests.real.software",
     "tests.real.centre.fixtures",
 ]

@@ -25,6 +25,8 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.real.centre import firecrest
+from tests.real.centre.firecrest import Firecrest
 from tests.support.ports import free_port
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
 from tests.support.unicorex import SOFTWARE
@@ -33,6 +35,7 @@ BENCHES = [
     pytest.param("unicorex_bench", marks=pytest.mark.software(SOFTWARE)),
     "sandbox_bench",
     "sandbox_firecrest_bench",
+    pytest.param("firecrest_bench", marks=pytest.mark.software(firecrest.SOFTWARE)),
 ]
 """Fixtures that the contract suite runs with."""
 
@@ -159,6 +162,38 @@ def sandbox_firecrest_bench(sandbox: Sandbox) -> Bench:
         site=lambda: firecrest_site(sandbox, workspace),
         stranger=lambda: firecrest_site(sandbox, workspace, credential=Bearer("wrong")),
         away=lambda: firecrest_site(sandbox, workspace, url=nobody),
+        hooks=False,
+        forgets=False,
+    )
+
+
+def real_firecrest_site(
+    server: Firecrest,
+    workspace: str,
+    *,
+    url: str | None = None,
+    credential: Credential | None = None,
+    **settings: object,
+) -> FirecrestSite:
+    """A site of a real firecREST; further `settings` by their names in the config."""
+    return FirecrestSite(
+        "fire",
+        url or server.url,
+        firecrest.SYSTEM,
+        credential or ClientCredentials(server.token_url, firecrest.CLIENT, firecrest.SECRET),
+        workspace_name=workspace,
+        settings=SiteSettings.model_validate(settings),
+    )
+
+
+@pytest.fixture
+def firecrest_bench(real_firecrest: Firecrest) -> Bench:
+    workspace = f"ws-{uuid.uuid4()}"
+    nobody = f"http://127.0.0.1:{free_port()}"
+    return Bench(
+        site=lambda: real_firecrest_site(real_firecrest, workspace),
+        stranger=lambda: real_firecrest_site(real_firecrest, workspace, credential=Bearer("wrong")),
+        away=lambda: real_firecrest_site(real_firecrest, workspace, url=nobody),
         hooks=False,
         forgets=False,
     )

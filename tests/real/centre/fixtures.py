@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.centre import USER, Centre, lacking
+from tests.real.centre import USER, Centre, firecrest, lacking
+from tests.real.centre.firecrest import Firecrest, OwnFirecrest
 from tests.real.centre.tsi import SOFTWARE, Unicore, unicore
 from tests.support import unicoreserver
 from tests.support.needs import require
 from tests.support.places import unicorex_place
 from tests.support.shared import Told, keep, session_directory, shared
 from tests.support.unicoreserver import UnicoreX
-from tests.support.workflows import Place
+from tests.support.workflows import Place, Project
 
 START_S = 600.0
 """How long all servers of a centre may take to start, seconds."""
@@ -82,3 +83,31 @@ def own_unicore(centre: Centre) -> Iterator[Unicore]:
     shutil.chown(scratch, USER, USER)
     with unicore(centre, directory / "servers", scratch) as pair:
         yield pair
+
+
+@pytest.fixture(scope="session")
+def real_firecrest(_told: Told) -> Firecrest:
+    """The centre's firecREST; tests keep apart by workspaces of their own."""
+    require(firecrest.lacking(), firecrest.SOFTWARE)
+    return Firecrest.from_json(_told["firecrest"])
+
+
+@pytest.fixture
+def own_firecrest(real_firecrest: Firecrest) -> Iterator[OwnFirecrest]:
+    """A firecREST for one test that stops it, in front of the centre's login node and Slurm."""
+    with real_firecrest.twin() as server:
+        yield server
+
+
+@pytest.fixture
+def firecrest_centre_place(real_firecrest: Firecrest) -> Place:
+    """The site of the centre's firecREST."""
+    return real_firecrest.place()
+
+
+@pytest.fixture
+def at_firecrest(firecrest_centre_place: Place, tmp_path: Path) -> Iterator[Project]:
+    """A project at the centre's firecREST."""
+    made = Project(tmp_path / "project", firecrest_centre_place)
+    yield made
+    made.close()

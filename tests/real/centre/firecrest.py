@@ -126,7 +126,9 @@ class OwnFirecrest(Firecrest):
             if self._is_healthy():
                 return
             time.sleep(0.1)
-        raise RuntimeError(f"firecREST does not answer:\n{self._daemon.console.read_text()[-4000:]}")
+        raise RuntimeError(
+            f"firecREST does not answer:\n{self._daemon.console.read_text()[-4000:]}"
+        )
 
     def stop(self) -> None:
         """End it."""

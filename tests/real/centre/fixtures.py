@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.real.centre import USER, Centre, firecrest, lacking
-from tests.real.centre.firecrest import Firecrest
-from tests.real.centre.tsi import Unicore, unicore
+from tests.real.centre.firecrest import Firecrest, OwnFirecrest
+from tests.real.centre.tsi import SOFTWARE, Unicore, unicore
 from tests.support import unicoreserver
 from tests.support.daemons import Daemon
 from tests.support.needs import require
@@ -86,31 +86,27 @@ def own_unicore(centre: Centre) -> Iterator[Unicore]:
 
 @pytest.fixture(scope="session")
 def real_firecrest(_told: Told) -> Firecrest:
-    """The session's firecREST server; tests keep apart by workspaces of their own."""
-    told = _told["firecrest"]
-    return Firecrest(Path(told["directory"]), told["url"], told["token_url"])
+    """The centre's firecREST; tests keep apart by workspaces of their own."""
+    require(firecrest.lacking(), firecrest.SOFTWARE)
+    return Firecrest.from_json(_told["firecrest"])
 
 
 @pytest.fixture
-def firecrest_to_stop(
-    real_firecrest: Firecrest, tmp_path: Path
-) -> Iterator[tuple[Firecrest, Daemon]]:
-    """A server for one test that stops it, in front of the same login node and Slurm."""
-    shared = real_firecrest
-    server, daemon = firecrest.own(shared.directory, shared.token_url, tmp_path.name)
-    with daemon:
-        yield server, daemon
+def own_firecrest(real_firecrest: Firecrest) -> Iterator[OwnFirecrest]:
+    """A firecREST for one test that stops it, in front of the centre's login node and Slurm."""
+    with real_firecrest.twin() as server:
+        yield server
 
 
 @pytest.fixture
 def firecrest_centre_place(real_firecrest: Firecrest) -> Place:
-    """The real firecREST as a site of whole workflows."""
+    """The site of the centre's firecREST."""
     return real_firecrest.place()
 
 
 @pytest.fixture
 def at_firecrest(firecrest_centre_place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at the real firecREST."""
+    """A project at the centre's firecREST."""
     made = Project(tmp_path / "project", firecrest_centre_place)
     yield made
     made.close()

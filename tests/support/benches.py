@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.real.centre import firecrest
+from tests.real.centre import firecrest, tsi
 from tests.real.centre.firecrest import Firecrest
 from tests.support.ports import free_port
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX

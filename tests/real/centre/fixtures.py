@@ -13,9 +13,8 @@ import pytest
 
 from tests.real.centre import USER, Centre, firecrest, lacking
 from tests.real.centre.firecrest import Firecrest, OwnFirecrest
-from tests.real.centre.tsi import SOFTWARE, Unicore, unicore
+from tests.real.centre.tsi import Unicore, unicore
 from tests.support import unicoreserver
-from tests.support.daemons import Daemon
 from tests.support.needs import require
 from tests.support.places import unicorex_place
 from tests.support.shared import Told, keep, session_directory, shared

@@ -11,7 +11,8 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
-from tests.real.centre import firecrest, tsi
+from tests.real.centre import tsi
+from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.sandbox import FAST
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
 from tests.support.workflows import Place, Project, place_in
@@ -74,7 +75,7 @@ def _unicorex_place(unicorex: UnicoreX) -> Place:
 
 REAL = [
     pytest.param("unicore_centre", marks=pytest.mark.software(tsi.SOFTWARE)),
-    pytest.param("firecrest_centre", marks=pytest.mark.software(firecrest.SOFTWARE)),
+    pytest.param("firecrest_centre", marks=pytest.mark.software(FIRECREST)),
 ]
 
 

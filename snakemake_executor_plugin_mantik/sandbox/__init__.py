@@ -11,6 +11,7 @@ description UNICORE job descriptions: parsing as the server parses, scripts as i
 jobs        the life of UNICORE jobs, from READY to SUCCESSFUL or FAILED
 staging     imports and exports of jobs
 files       storages and files
+tsi         UNICORE's arm on the login node, and its errors
 access      users, passwords, security sessions
 unicore     the REST resources of UNICORE
 firecrest   a site that speaks firecREST v2 instead, on the same scheduler

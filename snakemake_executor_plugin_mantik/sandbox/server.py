@@ -5,8 +5,8 @@ import fcntl
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -135,6 +135,17 @@ class Sandbox:
     def fail_node(self, name: str, scheduler_id: int) -> None:
         """Let the node that a job runs on die."""
         self._wait(self.site(name).scheduler.fail_node(scheduler_id))
+
+    @contextmanager
+    def tsi_down(self, name: str) -> Iterator[None]:
+        """Let the TSI of a UNICORE site not answer."""
+        site = self.site(name)
+        assert isinstance(site, UnicoreSite)
+        site.tsi.up = False
+        try:
+            yield
+        finally:
+            site.tsi.up = True
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None

@@ -50,6 +50,11 @@ class Timing:
     """How slow the sandbox is; the real values are those measured at a real UNICORE with Slurm.
 
     Attributes:
+        round_trip: of one exchange of UNICORE/X with its TSI on the login node; real: 0.044. A look
+            at a file takes one, an upload one or two, a download three; submitting a job takes
+            eight, one job after the other, when the files of all waiting jobs have been brought.
+        tsi_retry: between two attempts to make a job's directory while the TSI does not answer,
+            after three of which the job fails; real: 5.
         processing: between accepting a job and looking at its description; real: 0.1 to 1.
         status_interval: how often the job status follows the scheduler; real: 10 to 60.
         death_lag: how long a job without an exit-code file keeps its old status; real: 134.
@@ -62,6 +67,8 @@ class Timing:
         session_lifetime: of a security session; real: 8 hours.
     """
 
+    round_trip: float = 0.0
+    tsi_retry: float = 0.2
     processing: float = 0.02
     status_interval: float = 0.5
     death_lag: float = 3.0
@@ -71,6 +78,13 @@ class Timing:
     memory_interval: float = 0.5
     lifetime: float = 30 * 24 * 3600.0
     session_lifetime: float = 8 * 3600.0
+
+
+REAL_TIMING = Timing(
+    round_trip=0.044, tsi_retry=5.0, processing=0.5, status_interval=10.0, death_lag=134.0,
+    resubmit_delay=10.0, kill_wait=30.0, memory_interval=30.0,
+)  # fmt: skip
+"""As slow as the real ones that were measured."""
 
 
 @dataclass(frozen=True)

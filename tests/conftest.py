@@ -21,4 +21,5 @@ pytest_plugins = [
     "tests.support.trial",
     "tests.real.centre.fixtures",
     "tests.real.software",
+    "tests.real.centre.fixtures",
 ]

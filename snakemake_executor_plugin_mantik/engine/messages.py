@@ -186,7 +186,9 @@ def stopped(state: JobState | None, where: str, said: Said) -> str:
     reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
     detail = f": {printable(state.detail)}" if state is not None and state.detail else ""
     advice = _ADVICE.get(reason, "Run it again; if it happens again, ask the site's support")
-    if reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):
+    if reason is Reason.UNKNOWN and detail:
+        what = f"The job ended at the site{detail}"
+    elif reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):
         what = f"The job ended at the site without saying how{detail}"
     else:
         what = f"The job ended: {reason.words}{detail}"

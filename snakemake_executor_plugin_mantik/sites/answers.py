@@ -67,10 +67,11 @@ def error(
         meaning: what it says about the act.
         response: the answer, fully read.
         site: the site's name.
-        text: the server's own words.
+        text: the server's own words; shortened here, so that all of them can be classified before.
         do: what the user may do.
     """
     request = response.request
+    text = shortened(text)
     what = f"{request.method} {request.url.path} was answered with {response.status_code}"
     what = f"{what}: {text}" if text else what
     where = f"site {site}"
@@ -80,6 +81,15 @@ def error(
         return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
     kind: type[SiteError] = meaning.value
     return kind(what, where=where, do=do, status=status)
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """A server's text with its middle left out if it is longer than `longest` characters.
+
+    It begins with what was to be done and ends with the cause.
+    """
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]} … {text[-half:]}"
 
 
 def retry_after(header: str | None, now: float | None = None) -> float | None:

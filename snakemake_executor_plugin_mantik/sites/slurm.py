@@ -1,6 +1,7 @@
 """Slurm's own words for why a job ended, whatever API hands them on."""
 
 import re
+import signal as signals
 from typing import Final
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -36,6 +37,42 @@ LAUNCH_SIGNAL: Final = 53
 
 It calls every job so whose batch script a signal ended: `Reason=JobLaunchFailure` (22.05).
 """
+
+
+def reason_of_end(state: str, code: int | None, signal: int | None) -> Reason | None:
+    """Why a job ended; None if Slurm's state of it is none of an end.
+
+    Args:
+        state: Slurm's word for it.
+        code: the exit code of the batch script, where one is told.
+        signal: the signal that ended it, 0 or None if none did.
+    """
+    if state == "COMPLETED":
+        return Reason.SUCCESS
+    if state in SLURM_STATES:
+        return SLURM_STATES[state]
+    if state != "FAILED":
+        return None
+    if code:
+        return Reason.EXIT_CODE
+    return Reason.LAUNCH_FAILURE if signal == LAUNCH_SIGNAL else Reason.UNKNOWN
+
+
+def words_of_end(state: str, reason: str, code: int | None, signal: int | None) -> str:
+    """Slurm's words for an end on one line, without those that mislead.
+
+    It gives the reason `JobLaunchFailure` to all jobs that a signal ended, and leaves to those that
+    are cancelled the one that they waited for.
+    """
+    misleads = state == "CANCELLED" or (reason == "JobLaunchFailure" and signal != LAUNCH_SIGNAL)
+    words = state if misleads or reason in ("", "None") else f"{state} ({reason})"
+    if state != "FAILED":
+        return words
+    if signal:
+        known = signal in set(signals.Signals)
+        name = f" ({signals.Signals(signal).name})" if known else ""
+        return f"{words}, ended by signal {signal}{name}"
+    return f"{words}, exit code {code}" if code else words
 
 
 def memory_words(output: str) -> str:

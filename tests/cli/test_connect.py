@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     read_space,
 )
 from tests.support.sandbox import wait_for
-from tests.support.unicorex import PASSWORD, USER, UnicoreX
+from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
 
 
 def asked(config: Path, environment: dict[str, str]) -> Result:
@@ -175,19 +175,22 @@ class Told:
 async def test_what_unicore_tells_of_itself() -> None:
     """Forms of its source: `IDBContentRendering.budgetToMap`, `Storages`, `Base`."""
     budget = {"remaining": "1200", "units": "core-h", "rel": "40"}
+    # Of a UNICORE/X 11.0.0 whose TSI has no script that tells budgets.
+    unknown = {"rel": "-1%", "units": "core-h", "remaining": "-1"}
+    budgets = {"g34": budget, "bad": 3, "__CURRENT_PROJECT__": unknown, "other": unknown}
     server = {
         "jobSubmission": {"enabled": False, "message": "maintenance"},
         "externalConnections": {"TSI 1": "FAILED: refused", "Registry": "down", "TSI 2": "OK"},
     }
     told: Any = Told(
         factories={"factories": ["https://x/rest/core/factories/one"]},
-        one={"remainingComputeTime": {"g34": budget, "bad": 3}},
+        one={"remainingComputeTime": budgets},
         base={"server": server},
         SCRATCH={"usableSpace": -1, "freeSpace": 7},
         HOME={"usableSpace": -1, "freeSpace": None},
     )
     connection: Connection = told
-    assert await read_budgets(connection) == {"g34": "1200 core-h"}
+    assert await read_budgets(connection) == {"g34": "1200 core-h", "other": ""}
     assert await read_condition(connection) == [
         "takes no jobs just now: maintenance",
         "has no connection to the system: TSI 1 FAILED: refused",

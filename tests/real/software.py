@@ -13,13 +13,16 @@ from collections.abc import Callable, Generator
 import pytest
 
 from tests.real import apptainer
-from tests.real.centre import firecrest
+from tests.real.centre import firecrest, tsi
 from tests.support import s3, unicorex
+from tests.support.unicoreserver import version
 
 FIXTURES = {
     "unicorex": unicorex.SOFTWARE,
     "narrow_unicorex": unicorex.SOFTWARE,
     "unicorex_to_stop": unicorex.SOFTWARE,
+    "tsi_unicorex": tsi.SOFTWARE,
+    "own_unicore": tsi.SOFTWARE,
     "real_firecrest": firecrest.SOFTWARE,
     "real_slurm": "Slurm",
     "tracking_server": "MLflow server",
@@ -48,7 +51,8 @@ def _says(*command: str) -> Callable[[], str]:
 
 
 SOFTWARE: dict[str, Callable[[], str]] = {
-    unicorex.SOFTWARE: unicorex.version,
+    unicorex.SOFTWARE: version,
+    tsi.SOFTWARE: version,
     firecrest.SOFTWARE: firecrest.version,
     s3.SOFTWARE: _says(str(s3.RCLONE), "version"),
     "MLflow": lambda: f"mlflow {importlib.metadata.version('mlflow')}",

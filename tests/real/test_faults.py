@@ -17,7 +17,8 @@ from tests.faults.cell import Cell, cell_at
 from tests.faults.faults import FAULTS, Fault
 from tests.faults.test_matrix import KILLS, Prove, prove
 from tests.support.places import unicorex_place
-from tests.support.unicorex import SOFTWARE, UnicoreX
+from tests.support.unicoreserver import UnicoreX
+from tests.support.unicorex import SOFTWARE
 
 pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(600)]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import unicorex_place
-from tests.support.unicorex import OWN_SLOTS, SLOTS, SOFTWARE, OwnUnicoreX, UnicoreX, own_unicorex
+from tests.support.unicoreserver import OwnUnicoreX, UnicoreX
+from tests.support.unicorex import OWN_SLOTS, SLOTS, SOFTWARE, own_unicorex
 from tests.support.workflows import UNTRACKED, Project, Running, until
 
 pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(900)]

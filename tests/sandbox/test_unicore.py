@@ -19,7 +19,8 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
 from tests.support.sandbox import RestClient, raw_job, wait_for
-from tests.support.unicorex import SOFTWARE, UnicoreX
+from tests.support.unicoreserver import UnicoreX
+from tests.support.unicorex import SOFTWARE
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 DOWNLOAD = {"Accept": "application/octet-stream"}

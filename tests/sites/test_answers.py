@@ -1,5 +1,7 @@
 """Answers of servers, quoted from UNICORE/X 11.0.0 where they are not a proxy's."""
 
+import json
+
 import httpx
 import pytest
 
@@ -27,9 +29,26 @@ def answer(
 
 
 def said(message: str, status: int = 500) -> httpx.Response:
-    quoted = message.replace("\\", "\\\\").replace('"', '\\"')
-    return answer(status, f'{{"errorMessage":"{quoted}","status":{status}}}', JSON, "POST")
+    text = json.dumps({"errorMessage": message, "status": status})
+    return answer(status, text, JSON, "POST")
 
+
+DIRECTORY = f"/scratch/mantik/{'w' * 200}/.mantik/tries/1/c9a0"
+
+
+def of_mkdir(cause: str) -> str:
+    """What a server says of a command of its TSI that failed: the whole script, then the cause."""
+    return (
+        f"Cannot create directory <{DIRECTORY}>: eu.unicore.xnjs.tsi.TSIProblem: TSI on "
+        "<localhost>: Command failed: TSI_FAILED: Command '#!/bin/bash -l:#TSI_EXECUTESCRIPT:"
+        f"#TSI_SCRIPT:/bin/mkdir -p -m 750 '{DIRECTORY}'::#TSI_IDENTITY demo demo:DEFAULT_GID::' "
+        f"failed with code 1: /bin/mkdir: cannot create directory \u2018{DIRECTORY}\u2019: {cause}:"
+        "\n (Command execution on TSI reported an error)"
+    )
+
+
+CAUSES = ["File exists", "Not a directory", "Permission denied", "No space left on device",
+          "Disk quota exceeded", "Read-only file system"]  # fmt: skip
 
 QUOTES = [
     ("Cannot create directory <a/f>: java.io.IOException: Cannot create directory </a/f>, file "
@@ -72,6 +91,23 @@ def test_texts_of_500(text: str, kind: type[SiteError]) -> None:
     assert error.status == 500
     assert text[:40] in str(error)
     assert "site juwels" in str(error)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_causes_behind_the_script_that_a_tsi_repeats(cause: str) -> None:
+    error = error_of(said(of_mkdir(cause)), "juwels")
+    assert type(error) is SiteRejected
+    assert "TSI_SCRIPT" not in str(error)
+    assert "Cannot create directory" in str(error)
+    assert cause in str(error)
+
+
+def test_texts_of_a_tsi_that_repeat_no_script() -> None:
+    text = (
+        "Error uploading to '/d': java.io.IOException: Execution on TSI <localhost> failed. Reply "
+        "was TSI_FAILED: [Errno 21] Is a directory: '/scratch/d'\n"
+    )
+    assert type(error_of(said(text), "juwels")) is SiteRejected
 
 
 @pytest.mark.parametrize(

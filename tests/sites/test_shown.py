@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
 from tests.support.benches import firecrest_site, unicore_site
-from tests.support.unicorex import UnicoreX
+from tests.support.unicoreserver import UnicoreX
 
 COMMAND = "echo 'it is' $HOME | cat; exit 3"
 ASKED: dict[str, Any] = {

@@ -8,7 +8,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 from snakemake_executor_plugin_mantik.sites.unicore.states import (
-    reason_of_details,
+    as_slurm_says,
     rejection,
     slurm_details,
     state_of,
@@ -89,25 +89,57 @@ def test_words_of_sbatch() -> None:
     assert rejection(log[:1]) == ""
 
 
-DETAILS: list[tuple[dict[str, Any], Reason | None]] = [
-    ({"JobState": "TIMEOUT", "Reason": "TimeLimit", "ExitCode": "0:15"}, Reason.TIME_LIMIT),
-    ({"JobState": "CANCELLED", "Reason": "None", "ExitCode": "0:15"}, Reason.CANCELLED),
-    ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, Reason.OUT_OF_MEMORY),
+RUNNING = JobState(Phase.RUNNING, scheduler_id="7")
+DETAILS: list[tuple[dict[str, Any], Reason, str]] = [
+    ({"JobState": "TIMEOUT", "Reason": "TimeLimit", "ExitCode": "0:15"}, Reason.TIME_LIMIT,
+     "TIMEOUT (TimeLimit)"),
+    ({"JobState": "CANCELLED", "Reason": "None", "ExitCode": "143:0"}, Reason.CANCELLED,
+     "CANCELLED"),
+    # One that was waiting: Slurm leaves the reason for that.
+    ({"JobState": "CANCELLED", "Reason": "Priority", "ExitCode": "0:0"}, Reason.CANCELLED,
+     "CANCELLED"),
+    ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, Reason.OUT_OF_MEMORY, "OUT_OF_MEMORY"),
     ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:53"},
-     Reason.LAUNCH_FAILURE),
-    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}, None),
-    ({"JobState": "NODE_FAIL", "Reason": "NodeDown"}, Reason.NODE_FAILURE),
-    ({"JobState": "PREEMPTED"}, Reason.PREEMPTED),
-    ({"JobState": "COMPLETED", "ExitCode": "0:0"}, None),
-    ({"rawDetailsData": "N/A"}, None),
+     Reason.LAUNCH_FAILURE, "FAILED (JobLaunchFailure), ended by signal 53"),
+    # All processes killed with -9; memory kills look the same, but for their standard error.
+    ({"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}, Reason.UNKNOWN,
+     "FAILED, ended by signal 9 (SIGKILL)"),
+    ({"JobState": "FAILED", "Reason": "NonZeroExitCode", "ExitCode": "3:0"}, Reason.EXIT_CODE,
+     "FAILED (NonZeroExitCode), exit code 3"),
+    ({"JobState": "NODE_FAIL", "Reason": "NodeDown", "ExitCode": "0:0"}, Reason.NODE_FAILURE,
+     "NODE_FAIL (NodeDown)"),
+    ({"JobState": "PREEMPTED"}, Reason.PREEMPTED, "PREEMPTED"),
     ({"rawDetailsData": "JobId=7 JobName=x JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15"},
-     Reason.TIME_LIMIT),
+     Reason.TIME_LIMIT, "TIMEOUT (TimeLimit)"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("details", "reason"), DETAILS)
-def test_details_of_slurm(details: dict[str, Any], reason: Reason | None) -> None:
-    assert reason_of_details(slurm_details(details)) is reason
+@pytest.mark.parametrize(("details", "reason", "words"), DETAILS)
+def test_ends_that_slurm_tells_before_unicore_does(
+    details: dict[str, Any], reason: Reason, words: str
+) -> None:
+    told = as_slurm_says(slurm_details(details), RUNNING)
+    assert told == JobState(Phase.ENDED, reason, detail=words, scheduler_id="7")
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"JobState": "COMPLETED", "ExitCode": "0:0"},  # UNICORE knows the exit code of the script
+        {"JobState": "RUNNING", "Reason": "None", "ExitCode": "0:0"},
+        {"JobState": "PENDING", "Reason": "Priority", "ExitCode": "0:0"},
+        {"rawDetailsData": "N/A"},
+    ],
+)
+def test_details_that_tell_of_no_end(details: dict[str, Any]) -> None:
+    assert as_slurm_says(slurm_details(details), RUNNING) is RUNNING
+
+
+def test_what_unicore_knows_of_a_script_that_ended_by_itself_counts() -> None:
+    state = JobState(Phase.ENDED, Reason.EXIT_CODE, "exited with <137>", 137, "7")
+    killed = {"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}
+    assert as_slurm_says(killed, state) is state
+    assert as_slurm_says({"JobState": "TIMEOUT"}, state).reason is Reason.TIME_LIMIT
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
 from tests.support.benches import unicore_site
-from tests.support.unicorex import KEY_USER, PASSWORD, USER, OwnUnicoreX, UnicoreX
+from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, OwnUnicoreX, UnicoreX
 
 Scenario = Callable[[UnicoreSite, SiteFacts], Awaitable[None]]
 

@@ -1,16 +1,19 @@
 """The sites that whole workflows run at."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.sandbox import FAST
-from tests.support.unicorex import PASSWORD, SOFTWARE, USER, UnicoreX
+from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
+from tests.support.unicorex import SOFTWARE
 from tests.support.workflows import Place, Project, place_in
 
 UNICOREX_CONFIG = """\
@@ -47,13 +50,20 @@ def firecrest_place(sandbox: Sandbox) -> Place:
 
 
 def unicorex_place(server: UnicoreX) -> Place:
-    """A site of the real server."""
+    """A site of a real server."""
+
+    def end(ids: Sequence[str]) -> None:
+        with suppress(httpx.TransportError):  # the server of a test that stops it may be gone
+            for job in ids:
+                server.ask(f"jobs/{job}", method="DELETE")
+
     return Place(
         "uni",
         UNICOREX_CONFIG.format(url=server.url, ca_file=json.dumps(str(server.ca_file))),
         {"MANTIK_UNICORE_USERNAME": USER, "MANTIK_UNICORE_PASSWORD": PASSWORD},
-        server.directory / "scratch",
+        server.scratch,
         server.directory,
+        end,
     )
 
 

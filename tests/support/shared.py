@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-STOP_S = 30.0
-"""How long a server may take to end before it is killed, seconds."""
+STOP_S = 60.0
+"""How long a server may take to end before it is killed, seconds: a centre ends its jobs first."""
 
 _keepers: "list[subprocess.Popen[bytes]]" = []
 """Of the servers that this process has started; they outlive it if others use them."""

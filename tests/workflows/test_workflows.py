@@ -21,7 +21,7 @@ import pytest
 from tests.real import apptainer
 from tests.support.needs import require
 from tests.support.places import unicorex_place
-from tests.support.unicorex import UnicoreX
+from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import UNTRACKED, Place, Project, tree, with_snakemake
 
 HERE = Path(__file__).parent

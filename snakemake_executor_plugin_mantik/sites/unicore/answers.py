@@ -5,11 +5,13 @@ texts have to be told apart: they stand in one table, and a test holds answers o
 against it.
 """
 
+import re
+from typing import Final
+
 import httpx
 
 from snakemake_executor_plugin_mantik.errors import SiteError
 from snakemake_executor_plugin_mantik.sites.answers import (
-    LONGEST_TEXT,
     STRANGE,
     Meaning,
     Pattern,
@@ -40,7 +42,7 @@ ERROR_TEXTS = (
     Pattern(r"Limit of <?\d+>? instances", Meaning.LATER),
     Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.LATER),
     Pattern(r"No space left|Disk quota exceeded", Meaning.NO, "Make room at the site"),
-    Pattern(r"file exists!|Is a directory|is not a directory|Not a directory", Meaning.NO),
+    Pattern(r"file exists|Is a directory|is not a directory|Not a directory", Meaning.NO),
     Pattern(
         r"Permission denied|Operation not permitted|Read-only file system|Access denied",
         Meaning.NO,
@@ -51,6 +53,10 @@ ERROR_TEXTS = (
 )
 """Texts of `errorMessage`; the first that fits counts."""
 
+_ECHO: Final = re.compile(r"Command '.*' failed with code (?P<code>\d+): ", re.DOTALL)
+"""What a TSI puts before the output of a command that failed: the whole script that it ran, with
+colons for ends of lines."""
+_REPORTED: Final = re.compile(r"[:\s]*\(Command execution on TSI reported an error\)\s*$")
 _BY_STATUS = {
     401: Meaning.CREDENTIALS,
     403: Meaning.CREDENTIALS,
@@ -113,8 +119,17 @@ def _is_json(response: httpx.Response) -> bool:
     return "json" in response.headers.get("Content-Type", "")
 
 
+def cause(text: str) -> str:
+    """A text of the server's on one line, without the script that a TSI repeats in it.
+
+    The script may be as long as a job's; what went wrong stands behind it.
+    """
+    text = _ECHO.sub(r"command failed with code \g<code>: ", text)
+    return " ".join(_REPORTED.sub("", text).split())
+
+
 def _text_of(response: httpx.Response) -> str:
-    """The server's own words on one line, shortened."""
+    """The server's own words, as long as they are."""
     text = response.text
     if _is_json(response):
         try:
@@ -123,5 +138,4 @@ def _text_of(response: httpx.Response) -> str:
             answer = None
         if isinstance(answer, dict):
             text = str(answer.get("errorMessage", text))
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+    return cause(text)

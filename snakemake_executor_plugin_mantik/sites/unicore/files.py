@@ -151,15 +151,24 @@ class Files:
     async def make_directory(self, path: str) -> None:
         """See `Site.make_directory`.
 
-        With a blank or the like in the name a server makes the directory and then fails to tell
-        its URL (500, URISyntaxException): what counts is what is there.
+        What counts is what is there after a failure, not the server's words for it: it says "file
+        exists!" or repeats what the command `mkdir` said, in its language. With a blank or the
+        like in the name it makes the directory and fails to tell its URL (500, URISyntaxException).
         """
+        await self._connection.repeat(lambda: self._make_directory(path))
+
+    async def _make_directory(self, path: str) -> None:
         try:
-            await self._connection.ask("mkdir", "POST", self._paths.url(path), json={})
-        except SiteRejected:
-            entry = await self.stat(path)
-            if entry is None or not entry.directory:
+            await self._connection.once("mkdir", "POST", self._paths.url(path), json={})
+        except (SiteRejected, SiteUnreachable) as error:
+            if error.status is None or (entry := await self.stat(path)) is None:
                 raise
+            if not entry.directory:
+                raise SiteRejected(
+                    f"{path} is a file, so no directory can be made there",
+                    where=f"site {self._site}",
+                    status=error.status,
+                ) from error
 
     async def remove(self, path: str) -> None:
         """See `Site.remove`; servers differ in whether a missing entry is an error (500) or not."""

@@ -31,6 +31,9 @@ STDERR_BYTES: Final = 16_384
 MOST_FOUND: Final = 10_000
 """Jobs with one tag that are asked for at most, page by page; a try has three or so."""
 
+_BEYOND_DOUBT: Final = (Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.PREEMPTED)
+"""Ends that have nothing to do with memory, whatever a job's standard error holds."""
+
 _ID: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9-]+")
 _T = TypeVar("_T")
@@ -101,7 +104,9 @@ class Jobs:
         except SiteNotFound:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
         state = states.state_of(answer)
-        if state.phase is not Phase.ENDED or state.reason is Reason.SUCCESS:
+        if state.phase is not Phase.ENDED:
+            return await self._as_scheduler_says(job_id, state) if state.scheduler_id else state
+        if state.reason is Reason.SUCCESS:
             return state
         log = answer.get("log")
         said = states.rejection(log if isinstance(log, list) else [])
@@ -113,13 +118,15 @@ class Jobs:
         return await self._as_scheduler_says(job_id, state)
 
     async def _as_scheduler_says(self, job_id: str, state: JobState) -> JobState:
-        """The state, with the reason that the job's standard error or the details give."""
-        if words := memory_words(await self._stderr(job_id)):
-            return replace(state, reason=Reason.OUT_OF_MEMORY, detail=words)
-        details = await self._details(job_id)
-        if (reason := states.reason_of_details(details)) is None:
-            return state
-        return replace(state, reason=reason, detail=states.detail_of(details) or state.detail)
+        """The state, with the end that the scheduler's details and the job's standard error tell.
+
+        Slurm does not say of each job that it ended for want of memory; its standard error does.
+        """
+        told = states.as_slurm_says(await self._details(job_id), state)
+        if told.phase is not Phase.ENDED or told.reason in _BEYOND_DOUBT:
+            return told
+        words = memory_words(await self._stderr(job_id))
+        return replace(told, reason=Reason.OUT_OF_MEMORY, detail=words) if words else told
 
     async def _details(self, job_id: str) -> dict[str, str]:
         try:

@@ -23,6 +23,9 @@ MOST_STORAGES: Final = 200
 _PREFERRED: Final = ("scratch", "work", "project", "home")
 _TIME: Final = "%Y-%m-%dT%H:%M:%S%z"
 _MIB: Final = 1 << 20
+_NO_PROJECTS: Final = ("", "__CURRENT_PROJECT__")
+"""What stands for a project where the site has no script that tells budgets (UNICORE 11.0.0)."""
+_UNKNOWN_BUDGET: Final = "-1"
 _IN_ORDER: Final = ("OK", "N/A", "UNKNOWN")
 
 
@@ -124,11 +127,15 @@ async def read_budgets(connection: Connection) -> dict[str, str]:
         answer = await connection.get("factories", f"/factories/{_last(url)}", fields)
         budgets = answer.get("remainingComputeTime")
         for project, left in (budgets if isinstance(budgets, dict) else {}).items():
-            if isinstance(left, dict) and project:
-                found[str(project)] = (
-                    f"{left.get('remaining', '?')} {left.get('units', '')}".strip()
-                )
+            if isinstance(left, dict) and project not in _NO_PROJECTS:
+                found[str(project)] = _budget(left)
     return found
+
+
+def _budget(left: Mapping[str, Any]) -> str:
+    """What is left of a budget, with its unit; empty where the server says that it is not known."""
+    remaining = str(left.get("remaining", _UNKNOWN_BUDGET))
+    return "" if remaining == _UNKNOWN_BUDGET else f"{remaining} {left.get('units', '')}".strip()
 
 
 async def read_condition(connection: Connection) -> list[str]:

@@ -8,13 +8,14 @@ job's standard error, tell them apart; each text here was seen on a real server.
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from pyunicore.aio.client import JobStatus
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import LAUNCH_SIGNAL, SLURM_STATES
+from snakemake_executor_plugin_mantik.sites.slurm import reason_of_end, words_of_end
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
@@ -85,18 +86,22 @@ def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def reason_of_details(details: Mapping[str, str]) -> Reason | None:
-    """Why Slurm ended a job that gave no exit code; None if it does not say."""
-    if reason := SLURM_STATES.get(details.get("JobState", "")):
-        return reason
-    if details.get("ExitCode", "").endswith(f":{LAUNCH_SIGNAL}"):
-        return Reason.LAUNCH_FAILURE
-    return None
+def as_slurm_says(details: Mapping[str, str], state: JobState) -> JobState:
+    """`state` with the end that Slurm's details tell, where they know more than UNICORE.
 
-
-def detail_of(details: Mapping[str, str]) -> str:
-    """Slurm's details on one line."""
-    return ", ".join(f"{name}={value}" for name, value in details.items())
+    UNICORE calls a job that left no exit code running for two minutes more, and does not say why it
+    ended. Of one whose script ended by itself it knows the exit code, and Slurm does not: the batch
+    file of a RAW job may end with another one.
+    """
+    word = details.get("JobState", "")
+    code, _, signal = details.get("ExitCode", "").partition(":")
+    end = word, _number(code), _number(signal)
+    reason = reason_of_end(*end)
+    by_itself = reason in (Reason.EXIT_CODE, Reason.UNKNOWN) and state.reason is Reason.EXIT_CODE
+    if reason in (None, Reason.SUCCESS) or by_itself:
+        return state
+    words = words_of_end(word, details.get("Reason", ""), *end[1:])
+    return replace(state, phase=Phase.ENDED, reason=reason, detail=words)
 
 
 def _reason(status: str, message: str, code: int | None) -> Reason:

@@ -1,6 +1,7 @@
 """Run a centre until it is ended: `python -m tests.real.centre DIRECTORY`.
 
-`DIRECTORY/told.json` appears when all servers answer, with what clients must know of them.
+`DIRECTORY/told.json` appears when all servers answer, with what clients must know of them. The
+directory is removed at the end.
 """
 
 import json
@@ -10,10 +11,13 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from tests.real.centre import USER, Centre, firecrest
+from tests.real.centre.tsi import unicore
 from tests.real.slurm import Slurm
+from tests.support.shared import Told
 
 
 def main(directory: Path) -> None:
@@ -24,16 +28,18 @@ def main(directory: Path) -> None:
     centre.scratch.mkdir(parents=True)
     shutil.chown(centre.scratch, USER, USER)
     with ExitStack() as servers:
+        servers.callback(partial(shutil.rmtree, directory, ignore_errors=True))
         (directory / "slurm").mkdir()
         servers.enter_context(Slurm(directory / "slurm", nodes=("n1", "n2"), users=(USER,)))
         os.environ.update(centre.environment)
-        told: dict[str, object] = {"directory": str(directory)}
+        told: Told = {"directory": str(directory)}
+        pair = servers.enter_context(unicore(centre, directory / "unicore", centre.scratch))
+        told["unicorex"] = pair.server.to_json()
         told["firecrest"] = servers.enter_context(firecrest.serve(centre)).told()
-        file = directory / "told.json"
-        file.with_suffix(".new").write_text(json.dumps(told))
-        file.with_suffix(".new").rename(file)
+        report = directory / "told.json"
+        report.with_suffix(".new").write_text(json.dumps(told))
+        report.with_suffix(".new").rename(report)
         over.wait()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A real firecREST v2 in front of the centre's Slurm, with all that it needs around it."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,11 +12,11 @@ from typing import Any
 import httpx
 
 from tests.real.centre import SERVERS, USER, Centre
-from tests.real.centre.daemons import Daemon
 from tests.real.centre.issuer import Issuer
 from tests.real.centre.objects import object_store
 from tests.real.centre.sshd import LoginNode, login_node
 from tests.real.centre.sshd import lacking as sshd_lacking
+from tests.support.daemons import Daemon
 from tests.support.ports import free_port
 from tests.support.workflows import Place
 
@@ -113,11 +114,15 @@ def own(directory: Path, token_url: str, name: str) -> tuple[Firecrest, Daemon]:
     server = Firecrest(directory, f"http://127.0.0.1:{port}", token_url)
     daemon = Daemon(
         [PYTHON, "-m", "uvicorn", "firecrest.main:app", "--host", "127.0.0.1", "--port", str(port)],
-        directory / "firecrest" / f"{name}.log",
-        lambda: _is_healthy(server),
         SERVERS / "firecrest-v2" / "src",
+        directory / "firecrest" / f"{name}.log",
         # The sources may belong to somebody else.
-        {"YAML_CONFIG_FILE": str(_config_path(directory)), "PYTHONDONTWRITEBYTECODE": "1"},
+        {
+            **os.environ,
+            "YAML_CONFIG_FILE": str(_config_path(directory)),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        answers=lambda: _is_healthy(server),
     )
     return server, daemon
 

@@ -1,7 +1,8 @@
-"""The fixtures of the centre's servers: all workers of a session share one centre."""
+"""The centre that all workers of a test session share, and its servers."""
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -10,28 +11,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.centre import firecrest, lacking
-from tests.real.centre.daemons import START_S, Daemon
+from tests.real.centre import USER, Centre, firecrest, lacking
 from tests.real.centre.firecrest import Firecrest
+from tests.real.centre.tsi import Unicore, unicore
+from tests.support import unicoreserver
+from tests.support.daemons import Daemon
 from tests.support.needs import require
+from tests.support.places import unicorex_place
 from tests.support.shared import Told, keep, session_directory, shared
+from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import Place, Project
 
-SOURCES = Path(__file__).parents[3]
+START_S = 600.0
+"""How long all servers of a centre may take to start, seconds."""
+CHECKOUT = Path(__file__).parents[3]
 
 
-def _start(_: Path, users: Path) -> Told:
-    """Start a centre in a directory that the user may enter; pytest's own belong to us alone."""
-    directory = Path(tempfile.mkdtemp(prefix="mantik-centre-"))
-    directory.chmod(0o755)
-    told, console = directory / "told.json", directory / "console.log"
-    keeper = keep(
-        users, [sys.executable, "-m", "tests.real.centre", directory],
-        directory=SOURCES, console=console, env={**os.environ, "PYTHONPATH": str(SOURCES)},
-    )  # fmt: skip
-    deadline = time.monotonic() + 2 * START_S
+def _start(directory: Path, users: Path) -> Told:
+    # pytest's own directories are closed to the user whose jobs run here. The centre removes it.
+    place = Path(tempfile.mkdtemp(prefix="mantik-centre-"))
+    place.chmod(0o755)
+    console = directory / "console.log"
+    command = (sys.executable, "-m", "tests.real.centre", place)
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    keeper = keep(users, command, directory=directory, console=console, env=environment)
+    told = place / "told.json"
+    deadline = time.monotonic() + START_S
     while not told.exists():
-        if keeper.poll() is not None or time.monotonic() > deadline:
+        late = time.monotonic() > deadline
+        if late or keeper.poll() is not None:
             raise RuntimeError(f"the centre did not start; it said:\n{console.read_text()}")
         time.sleep(0.1)
     found: Told = json.loads(told.read_text())
@@ -39,17 +47,47 @@ def _start(_: Path, users: Path) -> Told:
 
 
 @pytest.fixture(scope="session")
-def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """What the session's centre tells of its servers."""
-    require([*lacking(), *firecrest.lacking()], "the centre")
+def _told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """What the centre tells of itself."""
+    require([*lacking(), *firecrest.lacking(), *unicoreserver.lacking()], "the centre")
     with shared(session_directory(tmp_path_factory) / "centre", _start) as told:
         yield told
 
 
 @pytest.fixture(scope="session")
-def real_firecrest(centre: Told) -> Firecrest:
+def centre(_told: Told) -> Centre:
+    """The session's centre."""
+    return Centre(Path(_told["directory"]))
+
+
+@pytest.fixture(scope="session")
+def tsi_unicorex(_told: Told) -> UnicoreX:
+    """The centre's UNICORE/X, whose jobs its TSI submits to Slurm."""
+    return UnicoreX.from_json(_told["unicorex"])
+
+
+@pytest.fixture
+def unicore_centre_place(tsi_unicorex: UnicoreX) -> Place:
+    """The site of the centre's UNICORE/X."""
+    return unicorex_place(tsi_unicorex)
+
+
+@pytest.fixture
+def own_unicore(centre: Centre) -> Iterator[Unicore]:
+    """A TSI and a UNICORE/X for one test that stops them, in front of the centre's Slurm."""
+    directory = Path(tempfile.mkdtemp(prefix="unicore-", dir=centre.directory))
+    directory.chmod(0o755)
+    scratch = directory / "scratch"
+    scratch.mkdir()
+    shutil.chown(scratch, USER, USER)
+    with unicore(centre, directory / "servers", scratch) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def real_firecrest(_told: Told) -> Firecrest:
     """The session's firecREST server; tests keep apart by workspaces of their own."""
-    told = centre["firecrest"]
+    told = _told["firecrest"]
     return Firecrest(Path(told["directory"]), told["url"], told["token_url"])
 
 

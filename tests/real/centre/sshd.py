@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.real.centre import USER, Centre
-from tests.real.centre.daemons import Daemon
+from tests.support.daemons import Daemon
 from tests.support.ports import free_port
 
 PROGRAM = Path("/usr/sbin/sshd")
@@ -67,7 +67,7 @@ def login_node(centre: Centre) -> Iterator[LoginNode]:
         )
     )  # fmt: skip
     command: list[str | Path] = [PROGRAM, "-D", "-e", "-f", directory / "sshd_config"]
-    with Daemon(command, directory / "sshd.log", lambda: _listens(port), directory):
+    with Daemon(command, directory, directory / "sshd.log", answers=lambda: _listens(port)):
         yield LoginNode(port, directory / "id")
 
 

@@ -98,6 +98,8 @@ class FirecrestSettings:
         command_time: seconds that every command on the login node takes; real: 0.01 to 0.03.
         command_timeout: seconds after which a command is given up (408, or 500 where it has
             input); real: 5.
+        record_time: seconds that a list of jobs takes longer for each job in it, given up after
+            `command_timeout`; real: 0.0007.
         accounting_lag: seconds that the accounting is behind the scheduler, with half records
             and jobs that are missing in lists by name; real: 0.3 to 4.
         job_memory: seconds that the local scheduler remembers a job that has ended, for its
@@ -116,6 +118,7 @@ class FirecrestSettings:
     token_margin: float = 30.0
     command_time: float = 0.01
     command_timeout: float = 5.0
+    record_time: float = 0.0007
     accounting_lag: float = 0.5
     job_memory: float = 300.0
     max_sessions: int = 10

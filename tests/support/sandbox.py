@@ -22,8 +22,8 @@ FAST = Settings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
                   memory_interval=0.1),
     slots=2,
-    firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, accounting_lag=0.2,
-                                store_interval=0.1),
+    firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, record_time=0.0,
+                                accounting_lag=0.2, store_interval=0.1),
 )  # fmt: skip
 """A sandbox that loses no time."""
 

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
     json_body,
     text,
 )
-from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import NO_CHANNEL, Shell, too_slow
+from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import Shell, too_slow
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmError
@@ -179,12 +179,15 @@ class Compute:
 
     # --- what is known ------------------------------------------------------------------------
 
-    async def _ask_both(self) -> None:
-        """Run sacct and squeue at the same time; one of them failing is the end of the answer."""
+    async def _ask_both(self, records: int = 0) -> None:
+        """Run sacct and squeue at the same time; one of them failing is the end of the answer.
+
+        The more records they tell, the longer it takes.
+        """
         try:
-            await self._shell.occupy(2)
+            await self._shell.occupy(2, records * self._settings.record_time)
         except Failure as error:
-            raise no_answer(NO_CHANNEL) from error
+            raise no_answer(error.message) from error
 
     async def _list(self, request: Request) -> Response:
         query = request.query_params
@@ -196,7 +199,6 @@ class Compute:
         if window not in WINDOWS:
             allowed = ", ".join(repr(text) for text in WINDOWS)
             raise invalid("query", "time_window", f"Input should be {allowed}")
-        await self._ask_both()
         jobs = await self._told(
             self._accounting.listed(
                 names=[one for one in name.split(",") if one],
@@ -204,6 +206,7 @@ class Compute:
                 window=WINDOWS[window],
             )
         )
+        await self._ask_both(len(jobs))
         return JSONResponse({"jobs": jobs})
 
     async def _one(self, number: str) -> Response:

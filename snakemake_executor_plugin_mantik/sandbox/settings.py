@@ -111,7 +111,6 @@ class FirecrestSettings:
         transfer_method: how large files travel, None: not at all.
         accounts: the accounts that jobs may be charged to, the first is the default.
         account_needed: whether transfers must name an account.
-        max_submit_jobs: jobs that a user may have waiting and running, None for no limit.
     """
 
     token_lifetime: float = 300.0
@@ -128,7 +127,6 @@ class FirecrestSettings:
     transfer_method: Literal["s3"] | None = "s3"
     accounts: tuple[str, ...] = ("sandbox",)
     account_needed: bool = False
-    max_submit_jobs: int | None = None
 
 
 def machine_slots() -> int:
@@ -147,6 +145,10 @@ class Settings:
         slots: CPUs that the jobs of one site share.
         partitions: the queues of the local scheduler, the first is the default.
         scheduler: what runs the jobs, one of SCHEDULERS.
+        max_submit_jobs: jobs of one site that may wait and run before the local scheduler refuses
+            more, as a MaxSubmitJobs of Slurm does; None for no limit.
+        memory_state: of a job that the local scheduler ends for its memory: OUT_OF_MEMORY, as where
+            cgroups do it, or FAILED by signal 9, as Slurm's OverMemoryKill has it.
         environment: variables that every job finds, over the minimal ones.
         firecrest: what is particular to sites that speak firecREST.
     """
@@ -155,6 +157,8 @@ class Settings:
     slots: int = field(default_factory=machine_slots)
     partitions: tuple[Partition, ...] = PARTITIONS
     scheduler: str = "local"
+    max_submit_jobs: int | None = None
+    memory_state: Literal["OUT_OF_MEMORY", "FAILED"] = "OUT_OF_MEMORY"
     environment: Mapping[str, str] = field(default_factory=dict)
     firecrest: FirecrestSettings = FirecrestSettings()
 

@@ -45,11 +45,9 @@ _OPTIONS = (
 )
 """sbatch's options and the fields of a request that become one."""
 
-_TOO_MANY = (
-    "sbatch: error: AssocMaxSubmitJobLimit\n"
-    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
-    "(job submit limit, user's size and/or time limits)"
-)
+_OVER_QUOTA = "Job submission rejected: accounting/QOS policy limit exceeded."
+_QUOTA = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min)\w*Limit\b", re.IGNORECASE)
+"""What of sbatch's words the server takes for a limit of the account."""
 
 
 def slurm_failure(stderr: str, status: int = 1) -> Failure:
@@ -150,11 +148,6 @@ class Compute:
             if (value := text(job, *names, needed=False))
         }
         environment = exported({name: str(value) for name, value in variables.items()})
-        limit = self._settings.max_submit_jobs
-        if limit is not None and self._unfinished() >= limit:
-            raise Failure(
-                403, f"Job submission rejected: accounting/QOS policy limit exceeded. {_TOO_MANY}"
-            )
         options["chdir"] = directory
         number = 0
         try:
@@ -162,6 +155,8 @@ class Compute:
                 made = await self._scheduler.submit(script, self._home, options, environment)
                 number = made.id
         except SbatchError as error:
+            if _QUOTA.search(str(error)):
+                raise Failure(403, f"{_OVER_QUOTA} {error}") from error
             raise slurm_failure(str(error)) from error
         return number
 
@@ -173,9 +168,6 @@ class Compute:
             except OSError as error:
                 raise slurm_failure(f"sbatch: error: Unable to open file {path}") from error
         return text(job, "script", needed=False) or None
-
-    def _unfinished(self) -> int:
-        return sum(not job.state.final for job in self._scheduler.jobs.values())
 
     # --- what is known ------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.real.centre import firecrest, tsi
+from tests.real.centre import firecrest
 from tests.real.centre.firecrest import Firecrest
 from tests.support.ports import free_port
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
@@ -33,7 +33,6 @@ from tests.support.unicorex import SOFTWARE
 
 BENCHES = [
     pytest.param("unicorex_bench", marks=pytest.mark.software(SOFTWARE)),
-    pytest.param("tsi_bench", marks=pytest.mark.software(tsi.SOFTWARE)),
     "sandbox_bench",
     "sandbox_firecrest_bench",
     pytest.param("firecrest_bench", marks=pytest.mark.software(firecrest.SOFTWARE)),
@@ -102,15 +101,6 @@ def unicore_site(
 
 @pytest.fixture
 def unicorex_bench(unicorex: UnicoreX) -> Bench:
-    return _unicorex_bench(unicorex)
-
-
-@pytest.fixture
-def tsi_bench(tsi_unicorex: UnicoreX) -> Bench:
-    return _unicorex_bench(tsi_unicorex)
-
-
-def _unicorex_bench(unicorex: UnicoreX) -> Bench:
     workspace = f"ws-{uuid.uuid4()}"
     nobody = f"https://localhost:{free_port()}/rest/core"
     return Bench(

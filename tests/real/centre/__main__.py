@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from tests.real.centre import USER, Centre, firecrest
+from tests.real.centre import USER, Centre
+from tests.real.centre.firecrest import firecrest
 from tests.real.centre.tsi import unicore
 from tests.real.slurm import Slurm
 from tests.support.shared import Told
@@ -35,7 +36,7 @@ def main(directory: Path) -> None:
         told: Told = {"directory": str(directory)}
         pair = servers.enter_context(unicore(centre, directory / "unicore", centre.scratch))
         told["unicorex"] = pair.server.to_json()
-        told["firecrest"] = servers.enter_context(firecrest.serve(centre)).told()
+        told["firecrest"] = servers.enter_context(firecrest(centre)).to_json()
         report = directory / "told.json"
         report.with_suffix(".new").write_text(json.dumps(told))
         report.with_suffix(".new").rename(report)

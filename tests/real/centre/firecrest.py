@@ -3,14 +3,17 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
+from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from tests.real.centre import SERVERS, USER, Centre
 from tests.real.centre.issuer import Issuer
 from tests.real.centre.objects import object_store
@@ -18,6 +21,7 @@ from tests.real.centre.sshd import LoginNode, login_node
 from tests.real.centre.sshd import lacking as sshd_lacking
 from tests.support.daemons import Daemon
 from tests.support.ports import free_port
+from tests.support.shared import Told
 from tests.support.workflows import Place
 
 SOFTWARE = "firecREST"
@@ -29,6 +33,8 @@ SYSTEM = "centre"
 CLIENT, SECRET = "a-client", "a-secret-that-stays-here"
 """What the user's client calls itself at the issuer."""
 PROBE, PROBE_SECRET = "a-health-check", "its-secret"
+START_S = 180.0
+"""How long the server may take until it answers, seconds."""
 
 CONFIG = """\
 Firecrest:
@@ -48,7 +54,7 @@ class Firecrest:
     """A firecREST server, as its clients must know it.
 
     Attributes:
-        directory: the centre's.
+        directory: of the centre whose login node it commands.
         url: base of its API.
         token_url: where its issuer gives tokens to the client `CLIENT`.
     """
@@ -66,65 +72,92 @@ class Firecrest:
             trust_env=False,
         )  # fmt: skip
 
-    @property
-    def config(self) -> str:
-        """A backend config for it."""
-        return CONFIG.format(url=self.url, token_url=self.token_url, system=SYSTEM)
-
     def place(self) -> Place:
         """The site of whole workflows."""
         return Place(
             "fire",
-            self.config,
+            CONFIG.format(url=self.url, token_url=self.token_url, system=SYSTEM),
             {"MANTIK_FIRECREST_CLIENT_ID": CLIENT, "MANTIK_FIRECREST_CLIENT_SECRET": SECRET},
             Centre(self.directory).scratch / USER,
             self.directory,
         )
 
-    def told(self) -> dict[str, str]:
-        """This as JSON has it."""
+    @contextmanager
+    def twin(self) -> Iterator["OwnFirecrest"]:
+        """Run another server in front of the same login node."""
+        server = OwnFirecrest(self.directory, f"http://127.0.0.1:{free_port()}", self.token_url)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+    def to_json(self) -> Told:
+        """What another process needs to know of it."""
         return {name: str(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, told: Told) -> Self:
+        """The server of another process."""
+        return cls(Path(told["directory"]), told["url"], told["token_url"])
+
+
+@dataclass(frozen=True)
+class OwnFirecrest(Firecrest):
+    """A server of this process, which may stop, kill and start it."""
+
+    @cached_property
+    def _daemon(self) -> Daemon:
+        port = self.url.rpartition(":")[2]
+        return Daemon(
+            [str(PYTHON), "-m", "uvicorn", "firecrest.main:app", "--port", port],
+            SERVERS / "firecrest-v2" / "src",
+            self.directory / "firecrest" / f"{port}.log",
+            # The sources may belong to somebody else.
+            {**os.environ, "YAML_CONFIG_FILE": str(_config_path(self.directory)),
+             "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start it, again or for the first time, and wait until it finds all services healthy."""
+        self._daemon.start()
+        deadline = time.monotonic() + START_S
+        while self._daemon.runs and time.monotonic() < deadline:
+            if self._is_healthy():
+                return
+            time.sleep(0.1)
+        raise RuntimeError(
+            f"firecREST does not answer:\n{self._daemon.console.read_text()[-4000:]}"
+        )
+
+    def stop(self) -> None:
+        """End it."""
+        self._daemon.stop()
+
+    def kill(self) -> None:
+        """Kill it with -9; the commands that it has started go on."""
+        self._daemon.kill()
+
+    def _is_healthy(self) -> bool:
+        with suppress(httpx.TransportError, *STRANGE), self.client(5) as client:
+            (system,) = client.get("/status/systems").json()["systems"]
+            return all(service["healthy"] for service in system["servicesHealth"])
+        return False
 
 
 @contextmanager
-def serve(centre: Centre) -> Iterator[Firecrest]:
+def firecrest(centre: Centre) -> Iterator[Firecrest]:
     """Run a server with a login node, an issuer and an object store."""
     home = centre.scratch / USER
     home.mkdir()
     shutil.chown(home, USER, USER)
     issuer = Issuer({(CLIENT, SECRET): USER, (PROBE, PROBE_SECRET): USER})
-    (centre.directory / "firecrest").mkdir()
+    config = _config_path(centre.directory)
+    config.parent.mkdir()
     with issuer.running(), object_store() as store, login_node(centre) as node:
-        settings = _settings(centre, issuer, store, node)
-        _config_path(centre.directory).write_text(json.dumps(settings))
-        server, daemon = own(centre.directory, issuer.token_url, "shared")
-        with daemon:
+        config.write_text(json.dumps(_settings(centre, issuer, store, node)))
+        with Firecrest(centre.directory, "", issuer.token_url).twin() as server:
             yield server
-
-
-def own(directory: Path, token_url: str, name: str) -> tuple[Firecrest, Daemon]:
-    """Another server in front of the same login node, which has not been started.
-
-    Args:
-        directory: of a centre whose servers run.
-        token_url: of its issuer.
-        name: of the server's log.
-    """
-    port = free_port()
-    server = Firecrest(directory, f"http://127.0.0.1:{port}", token_url)
-    daemon = Daemon(
-        [PYTHON, "-m", "uvicorn", "firecrest.main:app", "--host", "127.0.0.1", "--port", str(port)],
-        SERVERS / "firecrest-v2" / "src",
-        directory / "firecrest" / f"{name}.log",
-        # The sources may belong to somebody else.
-        {
-            **os.environ,
-            "YAML_CONFIG_FILE": str(_config_path(directory)),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-        answers=lambda: _is_healthy(server),
-    )
-    return server, daemon
 
 
 def lacking() -> list[str]:
@@ -139,17 +172,6 @@ def version() -> str:
 
 def _config_path(directory: Path) -> Path:
     return directory / "firecrest" / "config.yaml"
-
-
-def _is_healthy(server: Firecrest) -> bool:
-    """Whether the server has found all that it depends on in order."""
-    with (
-        suppress(httpx.TransportError, KeyError, ValueError, TypeError),
-        server.client(5) as client,
-    ):
-        (system,) = client.get("/status/systems").json()["systems"]
-        return all(service["healthy"] for service in system["servicesHealth"])
-    return False
 
 
 def _settings(centre: Centre, issuer: Issuer, store: str, node: LoginNode) -> Mapping[str, Any]:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.real.centre import USER, Centre, firecrest, lacking
-from tests.real.centre.firecrest import Firecrest
-from tests.real.centre.tsi import Unicore, unicore
+from tests.real.centre.firecrest import Firecrest, OwnFirecrest
+from tests.real.centre.tsi import SOFTWARE, Unicore, unicore
 from tests.support import unicoreserver
-from tests.support.daemons import Daemon
 from tests.support.needs import require
 from tests.support.places import unicorex_place
 from tests.support.shared import Told, keep, session_directory, shared
@@ -49,7 +48,7 @@ def _start(directory: Path, users: Path) -> Told:
 @pytest.fixture(scope="session")
 def _told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """What the centre tells of itself."""
-    require([*lacking(), *firecrest.lacking(), *unicoreserver.lacking()], "the centre")
+    require(lacking(), "the centre")
     with shared(session_directory(tmp_path_factory) / "centre", _start) as told:
         yield told
 
@@ -63,6 +62,7 @@ def centre(_told: Told) -> Centre:
 @pytest.fixture(scope="session")
 def tsi_unicorex(_told: Told) -> UnicoreX:
     """The centre's UNICORE/X, whose jobs its TSI submits to Slurm."""
+    require(unicoreserver.lacking(), SOFTWARE)
     return UnicoreX.from_json(_told["unicorex"])
 
 
@@ -75,6 +75,7 @@ def unicore_centre_place(tsi_unicorex: UnicoreX) -> Place:
 @pytest.fixture
 def own_unicore(centre: Centre) -> Iterator[Unicore]:
     """A TSI and a UNICORE/X for one test that stops them, in front of the centre's Slurm."""
+    require(unicoreserver.lacking(), SOFTWARE)
     directory = Path(tempfile.mkdtemp(prefix="unicore-", dir=centre.directory))
     directory.chmod(0o755)
     scratch = directory / "scratch"
@@ -86,31 +87,27 @@ def own_unicore(centre: Centre) -> Iterator[Unicore]:
 
 @pytest.fixture(scope="session")
 def real_firecrest(_told: Told) -> Firecrest:
-    """The session's firecREST server; tests keep apart by workspaces of their own."""
-    told = _told["firecrest"]
-    return Firecrest(Path(told["directory"]), told["url"], told["token_url"])
+    """The centre's firecREST; tests keep apart by workspaces of their own."""
+    require(firecrest.lacking(), firecrest.SOFTWARE)
+    return Firecrest.from_json(_told["firecrest"])
 
 
 @pytest.fixture
-def firecrest_to_stop(
-    real_firecrest: Firecrest, tmp_path: Path
-) -> Iterator[tuple[Firecrest, Daemon]]:
-    """A server for one test that stops it, in front of the same login node and Slurm."""
-    shared = real_firecrest
-    server, daemon = firecrest.own(shared.directory, shared.token_url, tmp_path.name)
-    with daemon:
-        yield server, daemon
+def own_firecrest(real_firecrest: Firecrest) -> Iterator[OwnFirecrest]:
+    """A firecREST for one test that stops it, in front of the centre's login node and Slurm."""
+    with real_firecrest.twin() as server:
+        yield server
 
 
 @pytest.fixture
 def firecrest_centre_place(real_firecrest: Firecrest) -> Place:
-    """The real firecREST as a site of whole workflows."""
+    """The site of the centre's firecREST."""
     return real_firecrest.place()
 
 
 @pytest.fixture
 def at_firecrest(firecrest_centre_place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at the real firecREST."""
+    """A project at the centre's firecREST."""
     made = Project(tmp_path / "project", firecrest_centre_place)
     yield made
     made.close()

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ AllowUsers {user}
 SetEnv {environment}
 """
 
+START_S = 60.0
+"""How long the server may take until it listens, seconds."""
 MAX_SESSIONS = 10
 """Channels of one connection; OpenSSH's own default, which firecREST's users share."""
 
@@ -66,9 +69,18 @@ def login_node(centre: Centre) -> Iterator[LoginNode]:
             environment=" ".join(f"{name}={value}" for name, value in variables.items()),
         )
     )  # fmt: skip
-    command: list[str | Path] = [PROGRAM, "-D", "-e", "-f", directory / "sshd_config"]
-    with Daemon(command, directory, directory / "sshd.log", answers=lambda: _listens(port)):
+    command = [str(PROGRAM), "-D", "-e", "-f", str(directory / "sshd_config")]
+    daemon = Daemon(command, directory, directory / "sshd.log")
+    daemon.start()
+    try:
+        deadline = time.monotonic() + START_S
+        while not _listens(port):
+            if not daemon.runs or time.monotonic() > deadline:
+                raise RuntimeError(f"sshd does not listen; it said:\n{daemon.console.read_text()}")
+            time.sleep(0.05)
         yield LoginNode(port, directory / "id")
+    finally:
+        daemon.stop()
 
 
 def lacking() -> list[str]:

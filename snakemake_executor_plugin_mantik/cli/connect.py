@@ -274,7 +274,7 @@ async def _workspace(site: Site, workspace: str) -> list[Finding]:
         await site.put(path, content)
         entry = await site.stat(path)
         middle = (before + time.time()) / 2
-        back = b"".join([chunk async for chunk in site.get(path)])
+        back = b"".join([chunk async for chunk in site.get(path, size=len(content))])
     finally:
         await site.remove(path)
     if back != content:

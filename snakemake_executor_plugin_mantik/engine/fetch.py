@@ -109,7 +109,7 @@ class Fetcher:
         path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
         while True:
             try:
-                content = await self._patience.found(lambda: read(self._site, path))
+                content = await self._patience.found(lambda: read(self._site, path, size=end.size))
                 return await asyncio.to_thread(
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )

@@ -136,7 +136,7 @@ class LiveCopies:
         """The first bytes of a piece; `most` of them are told to be whole."""
         content = bytearray()
         # Both sites' are generators: one that is not read to its end has to be closed.
-        chunks = cast(AsyncGenerator[bytes, None], self._site.get(path))
+        chunks = cast(AsyncGenerator[bytes, None], self._site.get(path, size=most))
         async with aclosing(chunks):
             async for chunk in chunks:
                 content += chunk

@@ -58,7 +58,7 @@ async def _fetch(site: Site, directory: str, target: Path) -> None:
                 folders.append(below)
                 continue
             with (target / below).open("wb") as file, suppress(SiteError):
-                async for part in site.get(str(directory / below)):
+                async for part in site.get(str(directory / below), size=entry.size):
                     size += len(part)
                     if size > MOST_BYTES:
                         return

@@ -193,7 +193,7 @@ class Watcher:
         ends = {}
         for entry in entries.values():
             if not entry.directory and (marker := marker_name(entry.name)) is not None:
-                ends[marker[0]] = marker[1]
+                ends[marker[0]] = End(EndKind.MARKER, marker[1], entry.size, claimed=True)
         now = self._clock()
         for watched in list(self._in_bucket[bucket].values()):
             # What lies between two looks that are further apart was an outage.
@@ -201,8 +201,8 @@ class Watcher:
             watched.seen, watched.waited = now, watched.waited + passed
             watched.looked, watched.silent = True, watched.silent + passed
             claim = entries.get(watched.record.id)
-            if watched.record.id in ends:
-                self.end(watched, End(EndKind.MARKER, ends[watched.record.id], claimed=True))
+            if (end := ends.get(watched.record.id)) is not None:
+                self.end(watched, end)
             elif claim is None:
                 continue
             elif claim.directory:

@@ -32,6 +32,7 @@ class End:
             try may be submitted again. REVOKED: it never started and never will, because an earlier
             run, or somebody else, gave it up.
         exit_code: from the marker's name.
+        size: of the marker, bytes.
         state: the scheduler's word.
         claimed: whether the job is known to have started.
         ids: the site's ids of it that are known by now.
@@ -39,6 +40,7 @@ class End:
 
     kind: EndKind
     exit_code: int | None = None
+    size: int | None = None
     state: JobState | None = None
     claimed: bool = False
     ids: tuple[str, ...] = ()

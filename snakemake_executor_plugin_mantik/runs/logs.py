@@ -109,7 +109,7 @@ async def _there(site: Site, path: str, shown: int, *, patient: bool) -> AsyncIt
     try:
         entry = await site.stat(path)
         if entry is not None and entry.size > shown:
-            async for piece in site.get(path, offset=shown):
+            async for piece in site.get(path, offset=shown, size=entry.size):
                 yield piece
     except SiteNotFound:
         return

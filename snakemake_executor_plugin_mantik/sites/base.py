@@ -220,11 +220,12 @@ class Site(Protocol):
         """
         ...
 
-    def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+    def get(self, path: str, *, offset: int = 0, size: int | None = None) -> AsyncIterator[bytes]:
         """The file's bytes from `offset` on, in chunks.
 
         A connection that breaks raises `SiteUnreachable` in the middle; go on with a new `offset`.
-        `offset` must not be beyond the file's end.
+        `offset` must not be beyond the file's end. `size` is how many bytes the whole file has, as
+        far as the caller knows: it saves a request where a site has several ways to download.
         """
         ...
 

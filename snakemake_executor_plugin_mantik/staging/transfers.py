@@ -28,17 +28,17 @@ ATTEMPTS = 3
 """How often a file is fetched whose checksum is wrong before that is told."""
 
 
-async def read(site: Site, path: str, limit: int = 64 << 20) -> bytes:
-    """A small file's content, `limit` bytes at most.
+async def read(site: Site, path: str, limit: int = 64 << 20, *, size: int | None = None) -> bytes:
+    """A small file's content, `limit` bytes at most; `size` as for `Site.get`.
 
     Raises:
         SiteUnreachable: the connection broke.
     """
-    parts, size = [], 0
-    async for part in site.get(path):
+    parts, came = [], 0
+    async for part in site.get(path, size=size):
         parts.append(part)
-        size += len(part)
-        if size > limit:
+        came += len(part)
+        if came > limit:
             break
     return b"".join(parts)[:limit]
 
@@ -71,7 +71,7 @@ async def _append(site: Site, path: str, target: Path, size: int) -> None:
     with open_private(target, "ab") as file:
         offset = here = file.tell()
         if offset < size:
-            async for part in site.get(path, offset=offset):
+            async for part in site.get(path, offset=offset, size=size):
                 await asyncio.to_thread(file.write, part)
                 here += len(part)
                 if here > size:

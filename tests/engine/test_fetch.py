@@ -102,9 +102,9 @@ def test_broken_transfer_does_not_begin_anew(bench: Bench) -> None:
     get = bench.site.get
     faults: list[Fault] = ["unreachable"] * 5
 
-    def counted(path: str, *, offset: int = 0) -> object:
+    def counted(path: str, *, offset: int = 0, size: int | None = None) -> object:
         asked.append(offset)
-        return get(path, offset=offset)
+        return get(path, offset=offset, size=size)
 
     bench.site.get = counted  # type: ignore[assignment, method-assign]
     bench.site.fault = lambda m, p: faults.pop() if p == "alone" and m == "get" and faults else ""

@@ -92,10 +92,10 @@ class Endless:
 
     async def list(self, path: str) -> dict[str, Entry]:
         self.listed += 1
-        file = SimpleNamespace(directory=False)
+        file = SimpleNamespace(directory=False, size=0)
         return {"d": cast(Entry, SimpleNamespace(directory=True)), "zero": cast(Entry, file)}
 
-    async def get(self, path: str) -> AsyncIterator[bytes]:
+    async def get(self, path: str, *, size: int | None = None) -> AsyncIterator[bytes]:
         while True:
             yield bytes(1 << 10)
 

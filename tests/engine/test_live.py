@@ -43,7 +43,9 @@ class Pieces:
         self.requests: list[str] = []
         self.trouble: list[Exception] = []
 
-    async def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+    async def get(
+        self, path: str, *, offset: int = 0, size: int | None = None
+    ) -> AsyncIterator[bytes]:
         assert offset == 0
         self.requests.append(path.rpartition(".")[2])
         if self.trouble:
@@ -233,8 +235,10 @@ def test_a_copy_takes_no_more_room_than_it_may(
 
 def test_a_file_that_does_not_end_is_read_as_far_as_was_told(workdir: Path) -> None:
     class Endless(Pieces):
-        async def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-            async for chunk in super().get(path, offset=offset):
+        async def get(
+            self, path: str, *, offset: int = 0, size: int | None = None
+        ) -> AsyncIterator[bytes]:
+            async for chunk in super().get(path, offset=offset, size=size):
                 yield chunk
             while True:
                 await asyncio.sleep(0)
@@ -256,7 +260,9 @@ def test_few_are_asked_for_at_the_same_time(workdir: Path) -> None:
     class Slow(Pieces):
         now = most = 0
 
-        async def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        async def get(
+            self, path: str, *, offset: int = 0, size: int | None = None
+        ) -> AsyncIterator[bytes]:
             self.now += 1
             self.most = max(self.most, self.now)
             for _ in range(50):

@@ -39,6 +39,7 @@ BENCHES = [
 ]
 """Fixtures that the contract suite runs with."""
 
+_S = TypeVar("_S", bound=Site)
 _T = TypeVar("_T")
 
 
@@ -67,14 +68,20 @@ class Bench:
     def run_opened(self, scenario: Callable[[Site, SiteFacts], Awaitable[_T]]) -> _T:
         """Like `run`, for scenarios that want the facts too."""
 
-        async def with_site() -> _T:
-            site = self.site()
-            try:
-                return await scenario(site, await site.open())
-            finally:
-                await site.close()
+        return opened(self.site, scenario)
 
-        return asyncio.run(with_site())
+
+def opened(site: Callable[[], _S], scenario: Callable[[_S, SiteFacts], Awaitable[_T]]) -> _T:
+    """The result of `scenario` with a new site, which is open."""
+
+    async def with_site() -> _T:
+        made = site()
+        try:
+            return await scenario(made, await made.open())
+        finally:
+            await made.close()
+
+    return asyncio.run(with_site())
 
 
 def unicore_site(

@@ -210,7 +210,9 @@ class SimulatedSite:
             self.world.write(path, data[: len(data) // 2])
             raise
 
-    async def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+    async def get(
+        self, path: str, *, offset: int = 0, size: int | None = None
+    ) -> AsyncIterator[bytes]:
         def act() -> bytes:
             content = self.world.seen(path)
             if content is None:

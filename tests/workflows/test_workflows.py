@@ -5,8 +5,8 @@ the `snakemake` command, one a line, where an empty line begins another run; `en
 NAME=VALUE for variables; and `needs`, programs that it calls, one a line; `snakemake` among them
 stands for the Python environment of the tests, here and at the sites. It runs with Snakemake's
 local executor and through a site; exit code and all files are compared after each run. Where no
-job needs Snakemake, the site is one behind firecREST, and in another test a real UNICORE/X; else it
-is one behind UNICORE.
+job needs Snakemake, the site is one behind firecREST, and in another test the sites are those of the
+real servers of both APIs; else it is one behind UNICORE.
 """
 
 import os
@@ -20,8 +20,6 @@ import pytest
 
 from tests.real import apptainer
 from tests.support.needs import require
-from tests.support.places import unicorex_place
-from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import UNTRACKED, Place, Project, tree, with_snakemake
 
 HERE = Path(__file__).parent
@@ -52,6 +50,8 @@ BROUGHT = {"apptainer", "mksquashfs", "rsync"}
 """Programs that tests/real/install brings."""
 THIN = [name for name in WORKFLOWS if BROUGHT.issuperset(lines(name, "needs"))]
 """Those whose jobs need no Snakemake at a site, and nothing that a machine may lack."""
+CONTAINERS = [name for name in THIN if "apptainer" in lines(name, "needs")]
+"""Those of them that run in containers: Apptainer is ours alone, not the users' of a centre."""
 HEAVY = ("many-files", "script-python", "train-evaluate")
 """Those of them that take so long that they run at a real server alone."""
 
@@ -64,7 +64,7 @@ FULL = pytest.mark.software("Snakemake at a site")
     [
         pytest.param(n, marks=FULL if SNAKEMAKE in lines(n, "needs") else ())
         for n in WORKFLOWS
-        if n not in HEAVY
+        if n not in HEAVY and n not in CONTAINERS
     ],
 )
 def test_same_as_locally(
@@ -73,13 +73,22 @@ def test_same_as_locally(
     compare(name, [firecrest_place if name in THIN else sandbox_place], tmp_path)
 
 
-@pytest.mark.parametrize("name", THIN)
-def test_same_at_a_real_server(
-    name: str, unicorex: UnicoreX, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [n for n in THIN if n not in CONTAINERS])
+def test_same_at_real_servers(
+    name: str, unicore_centre_place: Place, firecrest_centre_place: Place, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", apptainer.search_path())
     require([program for program in lines(name, "needs") if shutil.which(program) is None], name)
-    compare(name, [unicorex_place(unicorex)], tmp_path)
+    compare(name, [unicore_centre_place, firecrest_centre_place], tmp_path)
+
+
+@pytest.mark.software("Apptainer")
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_same_in_containers(
+    name: str, firecrest_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(apptainer.lacking(), "Apptainer")
+    monkeypatch.setenv("PATH", apptainer.search_path())
+    compare(name, [firecrest_place], tmp_path)
 
 
 def compare(name: str, places: list[Place], directory: Path) -> None:

@@ -36,10 +36,11 @@ from snakemake_executor_plugin_mantik.sites.answers import (
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 
-TOO_LARGE: Final = 413
-"""A file or an output is larger than the server's `max_ops_file_size`."""
 TIMED_OUT: Final = 408
 """A command at the site took longer than the server waits for it (5 s by default)."""
+TOO_LARGE: Final = frozenset((413, TIMED_OUT, 500))
+"""How a server answers a download that is larger than its `max_ops_file_size`: it stops to read at
+its limit and waits for the command, which waits for the rest to be read."""
 
 ERROR_TEXTS: Final = (
     # A command with input (submission, upload) that took longer than 5 s: it may go on.

@@ -125,33 +125,53 @@ class Files:
         target = self._paths.absolute(path)
         await self._connection.ask("chmod", lambda c: c.chmod(self._system.name, target, mode))
 
-    async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
+    async def get(self, path: str, offset: int, size: int | None = None) -> AsyncIterator[bytes]:
         """See `Site.get`; what the server does not give directly comes by a transfer.
 
-        A small file is one request; the server has no way to give bytes from the middle (its
-        `view` makes text of them, and replaces what is none).
+        The way is chosen before anything is asked for: beyond its limit a server may refuse at once
+        (413), or only after it has waited in vain for a process that waits for it (408 and 500). A
+        small file of known size is one request; the server has no way to give bytes from the middle
+        (its `view` makes text of them, and replaces what is none).
         """
+        entry = None
+        if offset or size is None or size > self._down_bytes:
+            entry = await self._reachable(path, offset)
+            size = entry.size
+            if size == offset:
+                return
+        if size <= self._down_bytes:
+            content = await self._direct(path)
+            if content is not None:
+                if len(content) > offset:
+                    yield content[offset:]
+                return
+            entry = None  # it has grown
+        entry = entry or await self._reachable(path, offset)
+        async for chunk in self._transfers.download(path, entry, offset, self):
+            yield chunk
+
+    async def _direct(self, path: str) -> bytes | None:
+        """The bytes of a file that is small, as far as we know; None if it has become too large."""
         target = self._paths.absolute(path)
-        entry = await self._reachable(path, offset) if offset else None
-        if entry and entry.size == offset:
-            return
-        if entry is None or entry.size <= self._down_bytes:
+
+        async def act() -> bytes | None:
             try:
-                content = await self._connection.ask(
+                return await self._connection.once(
                     "download",
                     lambda c: c.load(self._system.name, target),
                     size=self._down_bytes,
                 )
-            except SiteRejected as error:
-                if error.status != TOO_LARGE:
+            except (SiteRejected, SiteUnreachable) as error:
+                if error.status not in TOO_LARGE or not await self._is_large(path):
                     raise
-            else:
-                if len(content) > offset:
-                    yield content[offset:]
-                return
-        entry = entry or await self._reachable(path, offset)
-        async for chunk in self._transfers.download(path, entry, offset, self):
-            yield chunk
+                return None
+
+        return await repeat(act)
+
+    async def _is_large(self, path: str) -> bool:
+        """Whether a file has to come by a transfer."""
+        entry = await self.stat(path)
+        return entry is not None and entry.size > self._down_bytes
 
     async def _reachable(self, path: str, offset: int) -> Entry:
         entry = await self.stat(path)

@@ -214,9 +214,9 @@ class FirecrestSite:
         """See `Site.put`."""
         await self._files.put(path, content, private=private)
 
-    def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+    def get(self, path: str, *, offset: int = 0, size: int | None = None) -> AsyncIterator[bytes]:
         """See `Site.get`."""
-        return self._files.get(path, offset)
+        return self._files.get(path, offset, size)
 
     async def list(self, path: str) -> dict[str, Entry]:
         """See `Site.list`."""

@@ -199,7 +199,13 @@ class UnicoreSite:
         """See `Site.put`."""
         await self._files.put(path, content, private=private)
 
-    def get(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+    def get(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        size: int | None = None,  # noqa: ARG002 - one way
+    ) -> AsyncIterator[bytes]:
         """See `Site.get`."""
         return self._files.get(path, offset)
 

@@ -116,7 +116,7 @@ _m_growing='^a/[^/]+/'
 _m_live_s=10
 _m_live_file_bytes=1048576
 _m_live_bytes=67108864
-_m_pack_bytes=16777216
+_m_pack_bytes=2097152
 _m_piece_bytes=65536
 
 _m_list_live() {

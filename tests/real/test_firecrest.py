@@ -1,0 +1,130 @@
+"""The real firecREST: what the sandbox does not do, and whole workflows."""
+
+import hashlib
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sites.base import SiteFacts
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from tests.real.centre import firecrest
+from tests.real.centre.firecrest import Firecrest
+from tests.support.benches import opened, real_firecrest_site
+from tests.support.workflows import UNTRACKED, Project, tells
+
+pytestmark = [pytest.mark.software(firecrest.SOFTWARE), pytest.mark.timeout(600)]
+
+DIRECT = 3_932_157
+"""Bytes of the largest file that the server gives directly: three quarters of 5 MiB, as base64."""
+SIZES = (0, 1, DIRECT, DIRECT + 3, 4_200_000, 5_300_000, 5_600_000, 8_000_000, 30_000_000)
+"""What a server answers to a direct download changes at 3.93 and 5.5 MB: 413, then 500 and 408."""
+
+
+AtSite = Callable[[Callable[[FirecrestSite, SiteFacts], Awaitable[None]]], None]
+
+
+@pytest.fixture
+def at_site(real_firecrest: Firecrest) -> AtSite:
+    """Runs a scenario with a new workspace."""
+    return lambda scenario: opened(
+        lambda: real_firecrest_site(real_firecrest, f"ws-{uuid.uuid4()}"), scenario
+    )
+
+
+def write(facts: SiteFacts, size: int) -> str:
+    """Write a file of `size` bytes to the workspace, behind the server's back; its checksum."""
+    pattern = bytes(range(251)) * 4177
+    content = (pattern * (size // len(pattern) + 1))[:size]
+    (Path(facts.workspace) / "file").write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+async def checksum(site: FirecrestSite, size: int | None) -> str:
+    digest = hashlib.sha256()
+    async for chunk in site.get("file", size=size):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+class TestDownloads:
+    @pytest.mark.parametrize("size", [*SIZES, 300_000_000])
+    def test_of_any_size(self, at_site: AtSite, size: int) -> None:
+        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
+            made = write(facts, size)
+            before = site.requests["download"]
+            assert await checksum(site, size) == made
+            assert site.requests["download"] - before == 1  # nothing is tried in vain
+
+        at_site(scenario)
+
+    def test_without_knowing_the_size(self, at_site: AtSite) -> None:
+        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
+            for size in (10, DIRECT + 3, 5_600_000):
+                made = write(facts, size)
+                before = site.requests["download"]
+                assert await checksum(site, None) == made
+                assert site.requests["download"] - before == 1
+
+        at_site(scenario)
+
+    @pytest.mark.parametrize("size", [DIRECT + 3, 5_600_000, 30_000_000])
+    def test_of_a_file_that_has_grown_since(self, at_site: AtSite, size: int) -> None:
+        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
+            made = write(facts, size)
+            assert await checksum(site, 10) == made
+
+        at_site(scenario)
+
+
+class TestWorkflows:
+    def test_outputs_of_any_size_come_back(self, at_firecrest: Project) -> None:
+        at_firecrest.extra.update(UNTRACKED)
+        at_firecrest.write(
+            "Snakefile",
+            f"""
+            SIZES = {list(SIZES)}
+
+            rule all:
+                input: expand("{{size}}.out", size=SIZES), "together"
+
+            rule one:
+                output: "{{size}}.out"
+                shell: "head -c {{wildcards.size}} /dev/urandom > {{output}}"
+
+            rule together:
+                output: directory("together")
+                shell:
+                    "mkdir {{output}}; cd {{output}}; "
+                    "for n in 1 2 3 4; do head -c 2000000 /dev/urandom > $n; done; "
+                    "sha256sum ? > sums"
+            """,
+        )
+        at_firecrest.run().ok()
+        for size in SIZES:
+            name = f"{size}.out"
+            there = (at_firecrest.workspace / name).read_bytes()
+            assert len(there) == size
+            assert (at_firecrest.directory / name).read_bytes() == there
+        for line in at_firecrest.read("together/sums").splitlines():
+            digest, name = line.split()
+            content = (at_firecrest.directory / "together" / name).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == digest
+
+    def test_a_long_log_of_a_failed_job_comes_back(self, at_firecrest: Project) -> None:
+        at_firecrest.extra.update(UNTRACKED)
+        at_firecrest.write(
+            "Snakefile",
+            """
+            rule loud:
+                output: "never"
+                shell: "echo it begins; head -c 6000000 /dev/zero | tr '\\\\0' x; echo; exit 3"
+            """,
+        )
+        said = at_firecrest.run().failed()
+        tells(said, "exit code 3")
+        (record,) = at_firecrest.tries
+        log = (at_firecrest.directory / record.log).read_bytes()
+        assert b"it begins" in log
+        assert len(log) > 6_000_000

@@ -282,6 +282,8 @@ def _checked(request: BatchRequest, partitions: Sequence[Partition], rules: Rule
             )
         if request.reservation:
             raise SbatchError(f"{_REFUSED}Requested reservation is invalid")
+    if not partition.up:
+        request = replace(request, blocked="PartitionDown")
     if request.time_s > partition.max_time:
         if rules.part_limits:
             raise SbatchError(

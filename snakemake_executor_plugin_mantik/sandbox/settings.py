@@ -30,6 +30,7 @@ class Partition:
         cpus: CPUs of each node.
         memory_mib: memory of each node in MiB.
         gpus: GPUs of each node.
+        up: whether its jobs are started; they wait otherwise.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Partition:
     cpus: int = 128
     memory_mib: int = 512 * 1024
     gpus: int = 4
+    up: bool = True
 
 
 PARTITIONS = (Partition("batch"), Partition("devel", max_time=2 * 3600, nodes=2))

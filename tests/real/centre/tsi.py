@@ -7,6 +7,7 @@ server, as its own installer does; a UNICORE/X of the same release speaks to it.
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ SOFTWARE = "UNICORE/X with TSI"
 DATA = Path(__file__).parent / "unicore"
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 """Where the TSI finds Slurm's commands, and jobs their programs."""
+START_S = 60.0
+"""How long the TSI may take until it answers, seconds."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class Tsi:
     def start(self) -> None:
         """Start it, again or for the first time, and wait until it listens."""
         self.daemon.start()
+        deadline = time.monotonic() + START_S
+        while self.daemon.runs and time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise RuntimeError(f"the TSI does not listen; it said:\n{self.daemon.console.read_text()}")
 
     def kill(self) -> None:
         """Kill it with -9, and the workers that UNICORE/X speaks to."""
@@ -104,13 +114,5 @@ def _install(directory: Path, centre: Centre, port: int, reply_port: int) -> Tsi
     python = shutil.which("python3", path=PATH)
     assert python is not None, "the user can run no Python of a developer's home"
     command = (python, str(library / "TSI.py"), "tsi.properties")
-    daemon = Daemon(
-        command, directory, directory / "tsi.log", environment,
-        answers=lambda: _listens(port), forks=True,
-    )  # fmt: skip
+    daemon = Daemon(command, directory, directory / "tsi.log", environment, forks=True)
     return Tsi(directory, port, daemon)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,11 +1,14 @@
 """Failures on demand: what to do to which requests, and the middleware that does it."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 import socket
 import struct
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 from typing import Protocol as Interface
@@ -18,7 +21,7 @@ _LAST_WORDS = 0.3
 
 Action = Literal[
     "refuse", "delay", "drop_before", "drop_after", "cut", "expire_sessions", "forget_job",
-    "repeat_job", "ignore_abort", "timeout_before", "timeout_after",
+    "repeat_job", "ignore_abort", "timeout_before", "timeout_after", "fail_command",
 ]  # fmt: skip
 """What is done to a request:
 
@@ -32,6 +35,8 @@ Action = Literal[
 - `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch;
 - `ignore_abort` (UNICORE only): the job is said to be aborted and goes on, as where the server runs
   jobs itself;
+- `fail_command`: the command on files that the request stands for fails at the site with `message`,
+  the system's own words for an error (`Disk quota exceeded`);
 - `timeout_before`, `timeout_after` (firecREST only): the command takes longer than the server
   waits; it does nothing, or does all of it (`seconds` after the answer).
 """
@@ -49,7 +54,8 @@ class Fault:
         skip: how many matching requests pass untouched first.
         status: for `refuse`.
         retry_after: seconds for the header of that name, for `refuse`; None for no header.
-        message: of the refusal, in the form of the site's API; empty: an empty body.
+        message: of the refusal, in the form of the site's API; empty: an empty body. For
+            `fail_command` what went wrong, as the system says it.
         seconds: for `delay` and `timeout_after`.
         bytes: for `cut`.
         happened: how often it has happened.
@@ -78,6 +84,20 @@ class Fault:
             return False
         self.happened += 1
         return True
+
+
+_FAILING: ContextVar[str] = ContextVar("failing", default="")
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
+
+
+def spoil() -> None:
+    """Fail as the system would, where a fault wants that of the request that is answered.
+
+    Raises:
+        OSError: with the text that the fault names.
+    """
+    if text := _FAILING.get():
+        raise OSError(_NUMBERS.get(text, errno.EIO), text)
 
 
 @dataclass
@@ -195,6 +215,12 @@ class FaultMiddleware:
                 await break_connection(scope)
             case "cut":
                 await self._cut(fault, scope, receive, send)
+            case "fail_command":
+                before = _FAILING.set(fault.message)
+                try:
+                    await self._app(scope, receive, send)
+                finally:
+                    _FAILING.reset(before)
             case "timeout_before" | "timeout_after":
                 scope["sandbox.timeout"] = fault
                 await self._app(scope, receive, send)

@@ -1,31 +1,39 @@
 """Files of a storage, as UNICORE's REST resource `storages/X/files` shows and changes them.
 
 Emulated is a server with the TSI on a Slurm login node (unix permissions, `rm -rf` that never
-complains, trouble with single quotes and `$HOME`), not the embedded one.
+complains, trouble with single quotes and `$HOME`), not the embedded one. The number of exchanges
+with the TSI that a request takes was measured.
 """
 
 import asyncio
 import grp
 import os
 import pwd
-import shutil
 import stat
 from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from snakemake_executor_plugin_mantik.private import change_mode
 from snakemake_executor_plugin_mantik.sandbox.answers import date, empty, failure
+from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi, TsiError, TsiUnavailableError
 
 MAX_ENTRIES = 10_000
 """Most entries of one listing."""
 
 _CHUNK = 1 << 18
+_DOWNLOAD_EXCHANGES = 3
+_NO_URI = frozenset(' "<>[]\\^`{|}')
+"""Characters that the server's own answer to a new directory cannot hold (java.net.URI)."""
+_URL_CHARACTERS = "/:#?%;=+&@,~!*()'$"
+_XML_FAULT = (
+    '<ns1:XMLFault xmlns:ns1="http://cxf.apache.org/bindings/xformat"><ns1:faultstring '
+    'xmlns:ns1="http://cxf.apache.org/bindings/xformat">{}</ns1:faultstring></ns1:XMLFault>'
+)
 _FORBIDDEN = ("%25", "%5c", "%2f", "//", "%7f", *(f"%{code:02x}" for code in range(32)))
 
 
@@ -91,21 +99,18 @@ def _properties(status: os.stat_result) -> dict[str, Any]:
 class Files:
     """The files below one directory, under one storage URL."""
 
-    def __init__(self, root: Path, url: str) -> None:
-        """Serve what is below `root`; `url` is the storage's."""
+    def __init__(self, root: Path, url: str, tsi: Tsi) -> None:
+        """Serve what is below `root`, through `tsi`; `url` is the storage's."""
         self._root = root
         self._url = url
+        self._tsi = tsi
 
-    async def handle(  # noqa: PLR0911 - one return per kind of request
-        self, request: Request, raw_path: str
-    ) -> Response:
+    async def handle(self, request: Request, raw_path: str) -> Response:
         """Answer a request for `raw_path`, the still encoded path below `files`."""
         try:
             path = decode_path(raw_path)
         except BadPath:
             return empty(400)
-        if "$HOME" in path:
-            return failure(500, f"Error listing '{path}': TSI <ls> failed")
         local = self._root / path.lstrip("/")
         match request.method:
             case "GET" | "HEAD":
@@ -113,31 +118,39 @@ class Files:
             case "PUT":
                 return await self._put(request, path, local)
             case "POST":
-                return self._make_directory(path, local)
+                return await self._make_directory(path, local)
             case "DELETE":
-                return await asyncio.to_thread(self._remove, path, local)
+                return await self._remove(path, local)
         return empty(405)
 
     async def _get(self, request: Request, path: str, local: Path) -> Response:
-        if "'" in path or not local.exists():
-            return empty(404)
-        accept = request.headers.get("accept", "")
-        if "application/json" in accept:
-            return await asyncio.to_thread(self._show, request, path, local)
-        if local.is_dir():
-            return empty(406)
-        return self._download(request, path, local)
+        download = "application/json" not in request.headers.get("accept", "")
+        try:
+            await self._tsi.exchange()
+            if "'" in path or "$HOME" in path or not _is_there(local):
+                return empty(404)
+            if not download:
+                return await self._show(request, path, local)
+            if local.is_dir():
+                return empty(406)
+            await self._tsi.exchange(_DOWNLOAD_EXCHANGES - 1)
+        except TsiUnavailableError as error:
+            doing = "downloading from" if download else "listing"
+            return failure(500, f"Error {doing} '{path}': {error}")
+        return self._download(request, local)
 
-    def _show(self, request: Request, path: str, local: Path) -> Response:
+    async def _show(self, request: Request, path: str, local: Path) -> Response:
         status = local.stat()
         links = {"parentStorage": {"href": self._url, "description": "Parent Storage"}}
         shown = _properties(status) | {"metadata": {}, "_links": links}
         if not shown["isDirectory"]:
             return JSONResponse(shown, headers={"Accept-Ranges": "bytes"})
+        await self._tsi.exchange()
         # The root of a storage is always listed from the start.
         offset = 0 if path == "/" else int(request.query_params.get("offset", "0"))
         number = MAX_ENTRIES if path == "/" else int(request.query_params.get("num", MAX_ENTRIES))
-        content = self._list(path, local, offset, min(number, MAX_ENTRIES))
+        number = min(number, MAX_ENTRIES)
+        content = await asyncio.to_thread(self._list, path, local, offset, number)
         number = len(content)
         base = f"{self._url}/files"
         links["self"] = {"href": f"{base}?offset={offset}&num={number}"}
@@ -148,6 +161,8 @@ class Files:
     def _list(path: str, local: Path, offset: int, number: int) -> dict[str, Any]:
         content: dict[str, Any] = {}
         base = "" if path == "/" else path
+        if not os.access(local, os.R_OK):  # the TSI tells nothing of it
+            return content
         with os.scandir(local) as entries:
             for index, entry in enumerate(entries):
                 if index < offset:
@@ -163,15 +178,17 @@ class Files:
                 content[f"{base}/{name}{'/' if properties['isDirectory'] else ''}"] = properties
         return content
 
-    def _download(self, request: Request, path: str, local: Path) -> Response:
+    def _download(self, request: Request, local: Path) -> Response:
+        wanted = request.headers.get("range")
         try:
             size = local.stat().st_size
-            wanted = request.headers.get("range")
+            local.open("rb").close()
             start, length = _range(wanted, size) if wanted else (0, size)
         except ValueError as error:
             return failure(416, f"Range header '{wanted}' cannot be parsed: {error}")
-        except OSError as error:
-            return failure(500, f"Error downloading from '{path}': {error}")
+        except OSError:
+            fault = _XML_FAULT.format("java.io.IOException: Error reading from TSI")
+            return Response(fault, 500, media_type="application/octet-stream")
         return StreamingResponse(
             _content(local, start, length),
             status_code=206 if wanted else 200,
@@ -186,30 +203,32 @@ class Files:
         if kind.startswith("application/json"):
             return await self._change(request, local)
         try:
-            for parent in local.parents:
-                if parent.exists():
-                    if not parent.is_dir():
-                        return failure(
-                            500,
-                            f"Error uploading to '{path}': eu.unicore.xnjs.ems.ExecutionException: "
-                            f"Parent <{parent}> is not a directory (XNJS error)",
-                        )
-                    break
-            local.parent.mkdir(parents=True, exist_ok=True)
-            # In place and not atomic: a broken upload leaves what came.
-            with local.open("wb") as file:
+            await self._tsi.exchange()
+            above = next(parent for parent in local.parents if _is_there(parent))
+            if not above.is_dir():
+                shown = f"/{local.parent.relative_to(self._root)}"
+                return failure(
+                    500,
+                    f"Error uploading to '{path}': eu.unicore.xnjs.ems.ExecutionException: "
+                    f"Parent <{shown}> is not a directory (XNJS error)",
+                )
+            if above != local.parent:
+                await self._tsi.exchange()
+                self._tsi.make_directory(local.parent)
+            with self._tsi.writing(local) as file:
                 async for chunk in request.stream():
+                    self._tsi.check()
                     file.write(chunk)
-        except OSError as error:
-            return failure(
-                500,
-                f"Error uploading to '{path}': java.io.FileNotFoundException: "
-                f"{local} ({error.strerror})",
-            )
+        except TsiError as error:
+            return failure(500, f"Error uploading to '{path}': {error}")
         return empty(204)
 
     async def _change(self, request: Request, local: Path) -> Response:
-        if not local.exists():
+        try:
+            await self._tsi.exchange()
+        except TsiUnavailableError as error:
+            return failure(500, f": {error}")
+        if not _is_there(local):
             return empty(404)
         try:
             asked = await request.json()
@@ -218,57 +237,62 @@ class Files:
         reply = {}
         permissions = asked.get("permissions", asked.get("unixPermissions"))
         if permissions is not None:
-            if len(permissions) == 9 and not set(permissions) - set("rwx-"):
-                bits = "".join("0" if letter == "-" else "1" for letter in permissions)
-                change_mode(local, int(bits, 2))
-                reply["permissions"] = "OK"
-            else:
-                reply["permissions"] = (
-                    "FAILED: java.lang.IllegalArgumentException: "
-                    f"Illegal permissions string <{permissions}>"
-                )
+            reply["permissions"] = self._permit(local, str(permissions))
         if "metadata" in asked:
             reply["metadata"] = "Metadata is not supported for this storage."
         return JSONResponse(reply)
 
-    def _make_directory(self, path: str, local: Path) -> Response:
-        shown = path.lstrip("/")
+    def _permit(self, local: Path, letters: str) -> str:
+        """What the server says of a change of permissions; missing letters are taken as `-`."""
+        if len(letters) % 3 or not letters or set(letters) - set("rwx-"):
+            text = f"Illegal permissions string <{letters}>"
+            return f"FAILED: java.lang.IllegalArgumentException: {text}"
         try:
-            local.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            return failure(
-                500,
-                f"Cannot create directory <{shown}>: java.io.IOException: "
-                f"Cannot create directory <{path}>, file exists!",
-            )
-        except OSError as error:
-            return failure(500, f"Cannot create directory <{shown}>: java.io.IOException: {error}")
-        return empty(201, {"Location": f"{self._url}/files/{shown}"})
+            self._tsi.change_mode(local, letters.ljust(9, "-"))
+        except TsiError as error:
+            return f"FAILED: {error}"
+        return "OK"
 
-    def _remove(self, path: str, local: Path) -> Response:
+    async def _make_directory(self, path: str, local: Path) -> Response:
+        shown = path.lstrip("/")
+        url = f"{self._url}/files/{shown}"
         try:
-            if local.is_dir() and not local.is_symlink():
-                shutil.rmtree(local)
-            else:
-                local.unlink(missing_ok=True)
-        except OSError as error:
-            return failure(500, f"Cannot delete <{path}>: {error}")
+            await self._tsi.exchange()
+            self._tsi.make_directory(local)
+        except TsiError as error:
+            return failure(500, f"Cannot create directory <{shown}>: {error}")
+        at = next((index for index, character in enumerate(url) if character in _NO_URI), None)
+        if at is not None:  # it is there all the same
+            text = f"java.net.URISyntaxException: Illegal character in path at index {at}: {url}"
+            return failure(500, f"Cannot create directory <{shown}>: {text}")
+        return empty(201, {"Location": quote(url, safe=_URL_CHARACTERS)})
+
+    async def _remove(self, path: str, local: Path) -> Response:
+        try:
+            await self._tsi.exchange()
+            await asyncio.to_thread(self._tsi.remove, local)
+        except TsiError as error:
+            return failure(500, f"Cannot delete <{path.lstrip('/') or '/'}>: {error}")
         return empty(204)
 
-    def move(self, source: str, target: str, *, copy: bool) -> Response:
+    async def move(self, source: str, target: str, *, copy: bool) -> Response:
         """Rename or copy a file of this storage."""
-        name = "copy" if copy else "rename"
+        start, end = (self._root / text.lstrip("/") for text in (source, target))
         try:
-            start, end = (self._root / text.lstrip("/") for text in (source, target))
-            if not copy:
-                start.rename(end)
-            elif start.is_dir():
-                shutil.copytree(start, end, dirs_exist_ok=True)
-            else:
-                shutil.copyfile(start, end)
-        except OSError as error:
+            await self._tsi.exchange()
+            await asyncio.to_thread(self._tsi.move, start, end, copy=copy)
+        except TsiError as error:
+            name = "copy" if copy else "rename"
             return failure(500, f"Error handling action: '{name}': {error}")
         return empty(204)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path is there and may be looked at."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
 
 
 def _range(header: str, size: int) -> tuple[int, int]:
@@ -297,7 +321,7 @@ async def _content(local: Path, start: int, length: int) -> AsyncIterator[bytes]
             yield chunk
 
 
-def free_space(path: Path) -> tuple[int, int]:
-    """Free and usable bytes of the file system of `path`."""
+def free_space(path: Path) -> int:
+    """Bytes of the file system of `path` that the user may still write."""
     space = os.statvfs(path)
-    return space.f_bfree * space.f_frsize, space.f_bavail * space.f_frsize
+    return space.f_bavail * space.f_frsize

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
 )
 from snakemake_executor_plugin_mantik.sandbox.description import tags_of
 from snakemake_executor_plugin_mantik.sandbox.jobs import Surroundings, UnicoreJob
+from snakemake_executor_plugin_mantik.sandbox.tsi import TsiUnavailableError
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -104,7 +105,7 @@ class JobResources:
             case "GET", []:
                 return shown(request, self._job_shown(job))
             case "GET", ["details"]:
-                return shown(request, await job.details(self._site))
+                return await self._details(request, job)
             case "GET", ["submitted"]:
                 hidden = [item | {"Data": "n/a"} if "Data" in item else item
                           for item in job.json.get("Imports") or []]  # fmt: skip
@@ -124,6 +125,12 @@ class JobResources:
             case _:
                 return empty(404)
         return empty(204)
+
+    async def _details(self, request: Request, job: UnicoreJob) -> Response:
+        try:
+            return shown(request, await job.details(self._site))
+        except TsiUnavailableError as error:
+            return failure(500, f"Could not get job details: {error}")
 
     def _job_shown(self, job: UnicoreJob) -> dict[str, Any]:
         url = f"{self._site.url}/jobs/{job.id}"

@@ -1,6 +1,7 @@
 """The life of a UNICORE job, from READY to SUCCESSFUL or FAILED, and what REST shows of it."""
 
 import asyncio
+import secrets
 import shutil
 import time
 from contextlib import suppress
@@ -21,13 +22,33 @@ from snakemake_executor_plugin_mantik.sandbox.login import run_on_login_node
 from snakemake_executor_plugin_mantik.sandbox.resources import check_resources
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
-from snakemake_executor_plugin_mantik.sandbox.staging import StagingError, stage_in, stage_out
+from snakemake_executor_plugin_mantik.sandbox.staging import (
+    StagingError,
+    refused,
+    stage_in,
+    stage_out,
+)
+from snakemake_executor_plugin_mantik.sandbox.tsi import (
+    Tsi,
+    TsiError,
+    TsiUnavailableError,
+    submission_failed,
+)
 
 _SUBMISSIONS = 4
 """How often a submission that the scheduler refuses is tried; as in the real server."""
 
+_DIRECTORY_ATTEMPTS = 3
+"""How often a job's directory is tried to be made where the TSI does not answer."""
+_SUBMIT_EXCHANGES = 8
+"""What submitting a job takes of the TSI: so two or three a second come to the scheduler."""
+_IMPORT_EXCHANGES = 3
+
 _PROCESSING_FAILED = "Processing failed: eu.unicore.xnjs.ems.ExecutionException: "
-_NOT_NORMAL = "Job did not complete normally on BSS, check job log and stdout / stderr."
+_NOT_NORMAL = (
+    "Failed: Job did not complete normally on BSS, please check standard error file and job log "
+    "for more information."
+)
 
 
 class Surroundings(Protocol):
@@ -36,6 +57,9 @@ class Surroundings(Protocol):
     settings: Settings
     scheduler: Scheduler
     user_variables: dict[str, str]
+    tsi: Tsi
+    workers: asyncio.Semaphore
+    submitting: asyncio.Lock
 
     def local_path(self, url: str) -> Path | None:
         """The file behind a URL of one of the site's storages."""
@@ -108,7 +132,8 @@ class UnicoreJob:
         self.note(f"Client: Name: {self.owner}")
         if not waits_for_client(self.json):
             self._started.set()
-        self.directory.mkdir(parents=True, mode=0o700)
+        if site.tsi.up:
+            self.directory.mkdir(parents=True, mode=0o700)
         self._task = asyncio.create_task(self._live(site))
 
     def start(self) -> None:
@@ -155,14 +180,31 @@ class UnicoreJob:
     async def _live(self, site: Surroundings) -> None:
         try:
             await asyncio.sleep(site.settings.timing.processing)
+            await self._make_directory(site)
             await self._process(site)
         except _Failed as failed:
             self.note(f"ERROR: {failed}")
             self._end("FAILED", str(failed))
+        except TsiError as error:
+            self.note("ERROR: Error communicating to the TSI")
+            self._end("FAILED", f"Processing failed: {error}")
         except OSError as error:
             self._end("FAILED", f"{_PROCESSING_FAILED}{error}")
         else:
             self._end("SUCCESSFUL")
+
+    async def _make_directory(self, site: Surroundings) -> None:
+        for left in reversed(range(_DIRECTORY_ATTEMPTS)):
+            try:
+                await site.tsi.exchange()
+                self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+                return
+            except TsiError as error:
+                then = "Re-trying." if left else "Giving up."
+                self.note(f"Problem creating working directory: {error}. {then}")
+                if not left:
+                    raise
+            await asyncio.sleep(site.settings.timing.tsi_retry)
 
     async def _process(self, site: Surroundings) -> None:
         try:
@@ -198,12 +240,20 @@ class UnicoreJob:
         if not description.imports:
             return
         self.status = "STAGINGIN"
-        for item in description.imports:
-            self.note(f"Started filetransfer [{item.source} -> {item.target}]")
-            try:
-                await asyncio.to_thread(stage_in, item, self.directory, site.local_path)
-            except StagingError as error:
-                raise _Failed(f"Staging in failed. Reason: {error}") from error
+        # Whoever waits for a worker comes first come first served: the next job's files come
+        # before this one's submission.
+        async with site.workers:
+            for item in description.imports:
+                self.note(f"Started filetransfer [{item.source} -> {item.target}]")
+                try:
+                    await site.tsi.exchange(_IMPORT_EXCHANGES)
+                    await asyncio.to_thread(stage_in, item, self.directory, site.local_path)
+                except TsiError as error:
+                    target = f"{self.directory}//{item.target}"
+                    text = f"Inline import to '{target}' failed: {error}"
+                    raise _Failed(f"Staging in failed. Reason: {refused(item, text)}") from error
+                except StagingError as error:
+                    raise _Failed(f"Staging in failed. Reason: {error}") from error
         self.status = "READY"
 
     async def _command(
@@ -213,10 +263,13 @@ class UnicoreJob:
         if command is None or not command.on_login_node:
             return
         self.note(f"Launched {which.lower().replace('-', ' ')} <{command.text}>")
-        script = scripts.command_script(command, description, self.directory, site.user_variables)
-        code = await self._login_node(site, script)
-        # A newline at the end of the command resets the code that the script writes.
-        if code and not command.ignore_failure and not command.text.endswith("\n"):
+        name = f"{which.partition('-')[0].upper()}_0"
+        (self.directory / f".UNICORE_{name}").mkdir(exist_ok=True)
+        script = scripts.command_script(command, description, self.directory, name)
+        async with site.workers:
+            await site.tsi.exchange()
+        code = await self._login_node(site, script, scripts.command_exit_code(name))
+        if code and not command.ignore_failure:
             raise _Failed(
                 f"{which}(s) failed: [Command exited with non-zero exit code: <{code}>. More "
                 f"information might be available in the job's working directory "
@@ -227,11 +280,15 @@ class UnicoreJob:
         self._on_login_node = True
         self.status = "RUNNING"
         script = scripts.unicore_script(description, self.directory, site.user_variables)
-        code = await self._login_node(site, script, description)
+        code = await self._login_node(site, script, scripts.EXIT_CODE_FILE, description)
         self._judge(code, description)
 
     async def _login_node(
-        self, site: Surroundings, script: str, description: Description | None = None
+        self,
+        site: Surroundings,
+        script: str,
+        exit_code_file: str,
+        description: Description | None = None,
     ) -> int:
         code = await run_on_login_node(
             script,
@@ -239,7 +296,7 @@ class UnicoreJob:
             site.user_variables,
             stdout=description.stdout if description else None,
             stderr=description.stderr if description else None,
-            exit_code_file=scripts.EXIT_CODE_FILE if description else None,
+            exit_code_file=exit_code_file,
         )
         if code is None:
             await asyncio.sleep(site.settings.timing.death_lag)
@@ -249,19 +306,27 @@ class UnicoreJob:
     async def _run_in_batch(self, site: Surroundings, description: Description, queue: str) -> None:
         script = self._batch_script(site, description, queue)
         self.note(f"Command is:\n{script}")
-        for attempt in range(_SUBMISSIONS):
-            if attempt:
-                await asyncio.sleep(site.settings.timing.resubmit_delay)
+        variables = {"PYTHONPATH": str(site.tsi.module_path)}
+        for attempt in range(1, _SUBMISSIONS + 1):
             try:
-                for _ in range(self.submissions):
-                    self.batch = await site.scheduler.submit(script, self.directory)
-                    self.batch_ids.append(self.batch.id)
+                async with site.submitting:
+                    await site.tsi.exchange(_SUBMIT_EXCHANGES)
+                    for _ in range(self.submissions):
+                        self.batch = await site.scheduler.submit(
+                            script, self.directory, environment=variables
+                        )
+                        self.batch_ids.append(self.batch.id)
                 break
             except SbatchError as error:
-                self.note(f"Submit attempt {attempt + 1} failed: {error}")
-                reason = str(error)
-        else:
-            raise _Failed(f"{_PROCESSING_FAILED}Could not submit job: {reason}")
+                reason = submission_failed(str(error), secrets.token_hex(3).upper())
+                problem = TsiError(f"eu.unicore.xnjs.tsi.TSIProblem: {reason}")
+            except TsiUnavailableError as error:
+                reason, problem = "Error communicating to the TSI", error
+            if attempt == _SUBMISSIONS:
+                self.note(f"Could not submit job: {reason}")
+                raise problem
+            self.note(f"Submit attempt {attempt} (of {_SUBMISSIONS - 1}) failed: {reason}")
+            await asyncio.sleep(site.settings.timing.resubmit_delay)
         self.note(f"Submitted executable: {description.executable}")
         assert self.batch is not None
         self._judge(await self._follow(site, self.batch), description)
@@ -316,7 +381,13 @@ class UnicoreJob:
             )
 
     async def details(self, site: Surroundings) -> dict[str, str]:
-        """The scheduler's own view, as `scontrol show job` tells it, at once."""
+        """The scheduler's own view, as `scontrol show job` tells it, at once.
+
+        Raises:
+            TsiUnavailableError: if the TSI cannot be asked.
+        """
+        if self.batch:
+            await site.tsi.exchange()
         found = await site.scheduler.details(self.batch.id) if self.batch else None
         return found or {"rawDetailsData": "N/A"}
 

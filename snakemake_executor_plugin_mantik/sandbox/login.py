@@ -18,20 +18,19 @@ async def run_on_login_node(
     *,
     stdout: str | None,
     stderr: str | None,
-    exit_code_file: str | None,
+    exit_code_file: str,
 ) -> int | None:
     """Run a script in `directory` and return the exit code that it wrote; None if it wrote none.
 
     `stdout` and `stderr` are files in `directory`, None: thrown away. The script writes its exit
-    code into `exit_code_file` in `directory`, or, without one, into the file that is its argument.
-    Cancelled, it ends all processes of the script.
+    code into `exit_code_file` in `directory`. Cancelled, it ends all processes of the script.
     """
     mark = uuid.uuid4().hex
     environment = shims.environment({**user, processes.MARK: mark})
     with tempfile.TemporaryDirectory(prefix="mantik-sandbox-") as scratch:
         file = Path(scratch) / "command"
         file.write_text(script)
-        code_file = directory / exit_code_file if exit_code_file else Path(scratch) / "code"
+        code_file = directory / exit_code_file
         with (
             (directory / stdout if stdout else Path(os.devnull)).open("wb") as out,
             (directory / stderr if stderr else Path(os.devnull)).open("wb") as err,
@@ -39,7 +38,6 @@ async def run_on_login_node(
             process = await asyncio.create_subprocess_exec(
                 "/bin/bash",
                 str(file),
-                str(code_file),
                 cwd=directory,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -40,6 +40,13 @@ _PER_MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024 * 1024}
 _REFUSED = "sbatch: error: Batch job submission failed: "
 
 
+TOO_MANY = (
+    "sbatch: error: AssocMaxSubmitJobLimit\n"
+    f"{_REFUSED}Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)
+"""What sbatch says to a user who has as many jobs as allowed."""
+
 MAX_SCRIPT = 4 << 20
 """Bytes that a batch script may have; Slurm's limit (measured)."""
 
@@ -275,6 +282,8 @@ def _checked(request: BatchRequest, partitions: Sequence[Partition], rules: Rule
             )
         if request.reservation:
             raise SbatchError(f"{_REFUSED}Requested reservation is invalid")
+    if not partition.up:
+        request = replace(request, blocked="PartitionDown")
     if request.time_s > partition.max_time:
         if rules.part_limits:
             raise SbatchError(

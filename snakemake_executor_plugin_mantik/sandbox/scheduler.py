@@ -2,25 +2,23 @@
 
 import asyncio
 import itertools
-import os
 import shutil
 import signal
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.sandbox import processes, shims
+from snakemake_executor_plugin_mantik.sandbox import processes, shims, slurmstepd
 from snakemake_executor_plugin_mantik.sandbox.batch import (
-    BatchJob,
     CancelError,
     Scheduler,
     State,
     cancel_error,
 )
+from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob, environment, scontrol
 from snakemake_executor_plugin_mantik.sandbox.sbatch import (
+    TOO_MANY,
     BatchRequest,
     Rules,
     SbatchError,
@@ -41,35 +39,13 @@ _REASONS = {
 }
 
 
-@dataclass
-class LocalJob(BatchJob):
-    """A job of the local scheduler.
-
-    Attributes:
-        request: what it asked for.
-        copy: the copy of the batch script that is run.
-        directory: working directory.
-        slots: slots of this machine that it is charged.
-        pid: of the batch script while it runs.
-        environment: variables that the submission brought.
-        mark: what its processes carry in their environment.
-        verdict: the state that it will end in, None as long as its exit code decides.
-    """
-
-    request: BatchRequest = field(kw_only=True)
-    copy: Path = field(kw_only=True)
-    directory: Path = field(kw_only=True)
-    slots: int = 0
-    pid: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    verdict: State | None = None
-
-
 class LocalScheduler(Scheduler):
     """A FIFO queue with first fit: a job starts when its slots are free, in the order of arrival.
 
     `fail_node` kills all processes of the one job at once.
+
+    Attributes:
+        max_submit_jobs: jobs that may wait and run before more are refused, None for no limit.
     """
 
     jobs: dict[int, LocalJob]
@@ -86,6 +62,7 @@ class LocalScheduler(Scheduler):
         """Keep batch scripts in `directory`; jobs run with `home` and `user` in the environment."""
         self.jobs = {}
         self.partitions = settings.partitions
+        self.max_submit_jobs = settings.max_submit_jobs
         self._directory = directory
         self._settings = settings
         self._home = home
@@ -112,6 +89,9 @@ class LocalScheduler(Scheduler):
         environment: Mapping[str, str] | None = None,
     ) -> LocalJob:
         """Queue a batch script; see `Scheduler.submit`."""
+        unfinished = sum(not job.state.final for job in self.jobs.values())
+        if self.max_submit_jobs is not None and unfinished >= self.max_submit_jobs:
+            raise SbatchError(TOO_MANY)
         try:
             request = parse_script(script, self._settings.partitions, options, self._rules)
         except SbatchError as error:
@@ -190,35 +170,7 @@ class LocalScheduler(Scheduler):
         job = self.jobs[number]
         if job.ended is not None and job.ended < time.time() - self._rules.job_memory:
             return None
-        request = job.request
-        output = str(self.output_path(job))
-        return {
-            "JobId": str(job.id),
-            "JobName": request.name,
-            "JobState": job.state.value,
-            "Reason": job.reason,
-            "ExitCode": job.exit_text,
-            "Partition": request.partition,
-            "Account": request.account or "(null)",
-            "QOS": request.qos or "normal",
-            "Comment": request.comment,
-            "TimeLimit": _clock(request.time_s),
-            "RunTime": _clock((job.ended or time.time()) - (job.started or time.time())),
-            "SubmitTime": _date(job.submitted),
-            "StartTime": _date(job.started),
-            "EndTime": _date(job.ended),
-            "NumNodes": str(request.nodes),
-            "NumCPUs": str(request.cpus),
-            "NumTasks": str(request.tasks),
-            "CPUs/Task": str(request.cpus_per_task),
-            "MinMemoryNode": f"{request.memory_mib}M" if request.memory_mib else "0",
-            "TresPerNode": f"gres:gpu:{request.gpus}" if request.gpus else "(null)",
-            "Restarts": str(max(0, job.starts - 1)),
-            "WorkDir": str(job.directory),
-            "StdErr": str(self.error_path(job) or output),
-            "StdIn": "/dev/null",
-            "StdOut": output,
-        }
+        return scontrol(job)
 
     def _end(self, number: int, verdict: State) -> None:
         job = self.jobs.get(number)
@@ -228,6 +180,8 @@ class LocalScheduler(Scheduler):
         if job.state is State.PENDING:
             self._set(job, job.verdict)
         elif job.pid is not None:
+            text = slurmstepd.cancelled(number, time_limit=verdict is State.TIMEOUT)
+            slurmstepd.tell(job.stderr, text)
             loop, timing = asyncio.get_running_loop(), self._settings.timing
             if timing.signal_gap:
                 told = (job.pid, signal.SIGTERM, timing.signal_gap)
@@ -292,14 +246,14 @@ class LocalScheduler(Scheduler):
             self._dispatch()
 
     async def _execute(self, job: LocalJob) -> None:
-        output, error = self.output_path(job), self.error_path(job)
+        output, error = job.output, job.error
         with output.open("wb") as out:
             err = error.open("wb") if error else None
             try:
                 process = await asyncio.create_subprocess_exec(
                     str(job.copy),
                     cwd=job.directory,
-                    env=self._environment(job),
+                    env=environment(job, self._settings.environment, self._home, self._user),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=err or out,
@@ -332,73 +286,19 @@ class LocalScheduler(Scheduler):
                 continue
             await asyncio.sleep(min(left, self._settings.timing.memory_interval))
             seen = await asyncio.to_thread(processes.processes)
-            if sum(p.memory for p in processes.members(job.pid, seen)) > limit * 2**20:
-                job.verdict = job.verdict or State.OUT_OF_MEMORY
-                processes.signal_job(job.pid, signal.SIGKILL)
+            used = sum(p.memory for p in processes.members(job.pid, seen))
+            if used > limit * 2**20:
+                self._end_for_memory(job, used)
                 return
         self._end(job.id, State.TIMEOUT)
 
-    def output_path(self, job: LocalJob) -> Path:
-        """Where a job's output goes."""
-        return job.directory / self._expand(job.request.output, job)
-
-    def error_path(self, job: LocalJob) -> Path | None:
-        """Where a job's error output goes, None for the file of its output."""
-        error = job.request.error
-        return job.directory / self._expand(error, job) if error else None
-
-    @staticmethod
-    def _expand(name: str, job: LocalJob) -> str:
-        return name.replace("%j", str(job.id)).replace("%x", job.request.name)
-
-    def _environment(self, job: LocalJob) -> dict[str, str]:
-        """A job's environment: nothing of ours but the search path and the language.
-
-        The sandbox often runs with the user's credentials in its environment; they must not be
-        seen by jobs, as they are not at a real site.
-        """
-        request = job.request
-        node = os.uname().nodename
-        environment = {
-            name: os.environ[name] for name in ("LANG", "LC_ALL", "TZ") if name in os.environ
-        }
-        environment |= {
-            "HOME": str(self._home),
-            "USER": self._user,
-            "LOGNAME": self._user,
-            "SHELL": "/bin/bash",
-            "SLURM_JOB_ID": str(job.id),
-            "SLURM_JOBID": str(job.id),
-            "SLURM_JOB_NAME": request.name,
-            "SLURM_JOB_PARTITION": request.partition,
-            "SLURM_JOB_ACCOUNT": request.account,
-            "SLURM_JOB_NODELIST": node,
-            "SLURM_NODELIST": node,
-            "SLURMD_NODENAME": node,
-            "SLURM_NNODES": str(request.nodes),
-            "SLURM_JOB_NUM_NODES": str(request.nodes),
-            "SLURM_NTASKS": str(request.tasks),
-            "SLURM_NPROCS": str(request.tasks),
-            "SLURM_NTASKS_PER_NODE": str(request.tasks_per_node),
-            "SLURM_CPUS_PER_TASK": str(request.cpus_per_task),
-            "SLURM_CPUS_ON_NODE": str(request.tasks_per_node * request.cpus_per_task),
-            "SLURM_GPUS_ON_NODE": str(request.gpus),
-            "SLURM_SUBMIT_DIR": str(job.directory),
-            "SLURM_CLUSTER_NAME": "sandbox",
-            processes.MARK: job.mark,
-        }
-        if request.memory_mib is not None:
-            environment["SLURM_MEM_PER_NODE"] = str(request.memory_mib)
-        given = dict(self._settings.environment) | dict(job.environment)
-        return shims.environment(environment) | given
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return (f"{days}-" if days else "") + f"{hour:02}:{minute:02}:{second:02}"
-
-
-def _date(when: float | None) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when)) if when else "Unknown"
+    def _end_for_memory(self, job: LocalJob, used: int) -> None:
+        assert job.pid is not None
+        job.over_memory = True
+        job.verdict = job.verdict or State(self._settings.memory_state)
+        if job.verdict is State.OUT_OF_MEMORY:
+            slurmstepd.tell(job.stderr, slurmstepd.oom_killed(job.id))
+        else:
+            limit = (job.request.memory_mib or 0) * 2**20
+            slurmstepd.tell(job.stderr, *slurmstepd.over_memory(job.id, used, limit))
+        processes.signal_job(job.pid, signal.SIGKILL)

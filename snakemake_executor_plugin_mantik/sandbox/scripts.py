@@ -39,26 +39,42 @@ def unicore_script(description: Description, directory: Path, user: Mapping[str,
     return _replaced("\n".join(lines) + "\n", user)
 
 
-def command_script(
-    command: Command, description: Description, directory: Path, user: Mapping[str, str]
-) -> str:
-    """The script of a pre- or postcommand on the login node.
+def command_exit_code(name: str) -> str:
+    """The file in the job's directory that the exit code of the pre- or postcommand ends up in."""
+    return f".UNICORE_{name}/{name}_{EXIT_CODE_FILE}"
 
-    As the real one, it ends without an exit code when the command itself says `exit`.
+
+def command_script(command: Command, description: Description, directory: Path, name: str) -> str:
+    """The script of a pre- or postcommand on the login node, as the real server was seen to write.
+
+    The command's text is not escaped: between `"` it runs once more where it ends a quoted part,
+    and the redirections are those of its last command only. It ends without an exit code when the
+    command itself says `exit`.
     """
+    exit_code = f"${{UC_OUTPUT_DIRECTORY}}/{name}_{EXIT_CODE_FILE}"
     lines = [
-        "#!/bin/bash",
-        f"umask {description.umask}",
-        *_exports(description, directory),
-        command.text,
-        'echo $? > "$1"',
+        f"UC_WORKING_DIRECTORY={directory}/; export UC_WORKING_DIRECTORY",
+        f"UC_OUTPUT_DIRECTORY={directory}/.UNICORE_{name}/; export UC_OUTPUT_DIRECTORY",
+        "cd ${UC_WORKING_DIRECTORY}",
+        *_variables(description),
+        f'{{ UC_EXECUTABLE="{command.text.rstrip()}"; export UC_EXECUTABLE',
+        f'chmod u+x "{command.text.split(" ", 1)[0]}" 2> /dev/null ',
+        f"rm -f {exit_code}",
+        f"{command.text} >> ${{UC_OUTPUT_DIRECTORY}}/stdout 2>> ${{UC_OUTPUT_DIRECTORY}}/stderr",
+        "",
+        f"echo $? > {exit_code}",
+        "}",
     ]
-    return _replaced("\n".join(lines) + "\n", user)
+    return "\n".join(lines) + "\n"
+
+
+def _variables(description: Description) -> list[str]:
+    return [f'{name}="{value}"; export {name}' for name, value in description.environment.items()]
 
 
 def _exports(description: Description, directory: Path) -> list[str]:
     return [
-        *(f'{name}="{value}"; export {name}' for name, value in description.environment.items()),
+        *_variables(description),
         "PATH=$PATH:. ; export PATH",
         f'UC_WORKING_DIRECTORY="{directory}/"; export UC_WORKING_DIRECTORY',
         f'UC_OUTPUT_DIRECTORY="{directory}/"; export UC_OUTPUT_DIRECTORY',

@@ -5,8 +5,8 @@ import fcntl
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -29,6 +29,7 @@ from snakemake_executor_plugin_mantik.sandbox.faults import (
     reset_if_doomed,
 )
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption
 from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 
@@ -135,6 +136,23 @@ class Sandbox:
     def fail_node(self, name: str, scheduler_id: int) -> None:
         """Let the node that a job runs on die."""
         self._wait(self.site(name).scheduler.fail_node(scheduler_id))
+
+    def limit_jobs(self, name: str, most: int | None) -> None:
+        """Let the local scheduler of a site refuse more waiting and running jobs than `most`."""
+        scheduler = self.site(name).scheduler
+        assert isinstance(scheduler, LocalScheduler)
+        scheduler.max_submit_jobs = most
+
+    @contextmanager
+    def tsi_down(self, name: str) -> Iterator[None]:
+        """Let the TSI of a UNICORE site not answer."""
+        site = self.site(name)
+        assert isinstance(site, UnicoreSite)
+        site.tsi.up = False
+        try:
+            yield
+        finally:
+            site.tsi.up = True
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None

@@ -30,6 +30,7 @@ class Partition:
         cpus: CPUs of each node.
         memory_mib: memory of each node in MiB.
         gpus: GPUs of each node.
+        up: whether its jobs are started; they wait otherwise.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Partition:
     cpus: int = 128
     memory_mib: int = 512 * 1024
     gpus: int = 4
+    up: bool = True
 
 
 PARTITIONS = (Partition("batch"), Partition("devel", max_time=2 * 3600, nodes=2))
@@ -50,6 +52,11 @@ class Timing:
     """How slow the sandbox is; the real values are those measured at a real UNICORE with Slurm.
 
     Attributes:
+        round_trip: of one exchange of UNICORE/X with its TSI on the login node; real: 0.044. A look
+            at a file takes one, an upload one or two, a download three; submitting a job takes
+            eight, one job after the other, when the files of all waiting jobs have been brought.
+        tsi_retry: between two attempts to make a job's directory while the TSI does not answer,
+            after three of which the job fails; real: 5.
         processing: between accepting a job and looking at its description; real: 0.1 to 1.
         status_interval: how often the job status follows the scheduler; real: 10 to 60.
         death_lag: how long a job without an exit-code file keeps its old status; real: 134.
@@ -62,6 +69,8 @@ class Timing:
         session_lifetime: of a security session; real: 8 hours.
     """
 
+    round_trip: float = 0.0
+    tsi_retry: float = 0.2
     processing: float = 0.02
     status_interval: float = 0.5
     death_lag: float = 3.0
@@ -71,6 +80,13 @@ class Timing:
     memory_interval: float = 0.5
     lifetime: float = 30 * 24 * 3600.0
     session_lifetime: float = 8 * 3600.0
+
+
+REAL_TIMING = Timing(
+    round_trip=0.044, tsi_retry=5.0, processing=0.5, status_interval=10.0, death_lag=134.0,
+    resubmit_delay=10.0, kill_wait=30.0, memory_interval=30.0,
+)  # fmt: skip
+"""As slow as the real ones that were measured."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,8 @@ class FirecrestSettings:
         command_time: seconds that every command on the login node takes; real: 0.01 to 0.03.
         command_timeout: seconds after which a command is given up (408, or 500 where it has
             input); real: 5.
+        record_time: seconds that a list of jobs takes longer for each job in it, given up after
+            `command_timeout`; real: 0.0007.
         accounting_lag: seconds that the accounting is behind the scheduler, with half records
             and jobs that are missing in lists by name; real: 0.3 to 4.
         job_memory: seconds that the local scheduler remembers a job that has ended, for its
@@ -95,13 +113,13 @@ class FirecrestSettings:
         transfer_method: how large files travel, None: not at all.
         accounts: the accounts that jobs may be charged to, the first is the default.
         account_needed: whether transfers must name an account.
-        max_submit_jobs: jobs that a user may have waiting and running, None for no limit.
     """
 
     token_lifetime: float = 300.0
     token_margin: float = 30.0
     command_time: float = 0.01
     command_timeout: float = 5.0
+    record_time: float = 0.0007
     accounting_lag: float = 0.5
     job_memory: float = 300.0
     max_sessions: int = 10
@@ -111,7 +129,6 @@ class FirecrestSettings:
     transfer_method: Literal["s3"] | None = "s3"
     accounts: tuple[str, ...] = ("sandbox",)
     account_needed: bool = False
-    max_submit_jobs: int | None = None
 
 
 def machine_slots() -> int:
@@ -130,6 +147,10 @@ class Settings:
         slots: CPUs that the jobs of one site share.
         partitions: the queues of the local scheduler, the first is the default.
         scheduler: what runs the jobs, one of SCHEDULERS.
+        max_submit_jobs: jobs of one site that may wait and run before the local scheduler refuses
+            more, as a MaxSubmitJobs of Slurm does; None for no limit.
+        memory_state: of a job that the local scheduler ends for its memory: OUT_OF_MEMORY, as where
+            cgroups do it, or FAILED by signal 9, as Slurm's OverMemoryKill has it.
         environment: variables that every job finds, over the minimal ones.
         firecrest: what is particular to sites that speak firecREST.
     """
@@ -138,6 +159,8 @@ class Settings:
     slots: int = field(default_factory=machine_slots)
     partitions: tuple[Partition, ...] = PARTITIONS
     scheduler: str = "local"
+    max_submit_jobs: int | None = None
+    memory_state: Literal["OUT_OF_MEMORY", "FAILED"] = "OUT_OF_MEMORY"
     environment: Mapping[str, str] = field(default_factory=dict)
     firecrest: FirecrestSettings = FirecrestSettings()
 

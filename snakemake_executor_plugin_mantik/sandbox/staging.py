@@ -35,9 +35,12 @@ def stage_in(item: Import, directory: Path, local_path: Callable[[str], Path | N
             target.chmod(owner << 6)
     except (OSError, StagingError) as error:
         if item.must_succeed:
-            raise StagingError(
-                f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {error}"
-            ) from error
+            raise StagingError(refused(item, str(error))) from error
+
+
+def refused(item: Import | Export, reason: str) -> str:
+    """How the server tells that a transfer failed."""
+    return f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {reason}"
 
 
 def stage_out(item: Export, directory: Path, local_path: Callable[[str], Path | None]) -> None:
@@ -51,9 +54,7 @@ def stage_out(item: Export, directory: Path, local_path: Callable[[str], Path | 
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(directory / item.source.lstrip("/"), target)
     except (OSError, StagingError) as error:
-        raise StagingError(
-            f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {error}"
-        ) from error
+        raise StagingError(refused(item, str(error))) from error
 
 
 def _path(url: str, local_path: Callable[[str], Path | None]) -> Path:

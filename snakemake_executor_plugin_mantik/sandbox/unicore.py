@@ -32,12 +32,15 @@ from snakemake_executor_plugin_mantik.sandbox.record import Record
 from snakemake_executor_plugin_mantik.sandbox.resources import ranges
 from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
 
 VERSION = "11.0.0"
 """The server version that the site claims: the one that it was compared with."""
 
 _FACTORY = "default_target_system_factory"
 _SHARED_STORAGES = ("HOME", "SCRATCH")
+_WORKERS = 4
+"""Jobs that the server brings files for at the same time."""
 
 
 class UnicoreSite:
@@ -47,6 +50,8 @@ class UnicoreSite:
         name: as in the URL.
         directory: where all of it lies: `home`, `scratch`, `jobs`.
         access: users and sessions.
+        tsi: its arm on the login node.
+        workers, submitting: what jobs wait for in turn.
         jobs: all jobs by id.
         tss: the id of its target system.
         forget_next, repeat_next: how many of the next submissions are forgotten after they were
@@ -74,6 +79,9 @@ class UnicoreSite:
             "USER": self.access.username,
             "LOGNAME": self.access.username,
         }
+        self.tsi = Tsi(self.directory / "tsi", self.user_variables, settings.timing.round_trip)
+        self.workers = asyncio.Semaphore(_WORKERS)
+        self.submitting = asyncio.Lock()
         self.scheduler = scheduler_of(
             settings, self.directory / "spool", home=home, user=self.access.username
         )
@@ -145,7 +153,8 @@ class UnicoreSite:
         while True:
             await asyncio.sleep(self.settings.timing.status_interval)
             for job in list(self.jobs.values()):
-                job.look()
+                if self.tsi.up:
+                    job.look()
                 if job.termination < time.time():
                     await self.destroy(job)
 
@@ -226,7 +235,7 @@ class UnicoreSite:
             "currentTime": date(time.time()),
             "upSince": date(self._since),
             "jobSubmission": {"enabled": True, "message": ""},
-            "externalConnections": {"TSI 1": "OK"},
+            "externalConnections": {"TSI 1": "OK" if self.tsi.up else "DOWN"},
             "trustedCAs": [],
             "trustedSAMLIssuers": [],
         }
@@ -255,7 +264,10 @@ class UnicoreSite:
             "supportsReservation": "false",
             "applications": [],
             "otherInfo": {},
-            "remainingComputeTime": {},
+            # So where the TSI has no script that asks for budgets.
+            "remainingComputeTime": {
+                "__CURRENT_PROJECT__": {"rel": "-1%", "units": "core-h", "remaining": "-1"}
+            },
             "resources": {
                 partition.name: {
                     name: f"{low}-{high}" for name, (low, high) in ranges(partition).items()
@@ -304,14 +316,13 @@ class UnicoreSite:
             return empty(404)
         url = f"{self.url}/storages/{name}"
         if sub == "files":
-            return await Files(root, url).handle(request, rest)
+            return await Files(root, url, self.tsi).handle(request, rest)
         if sub == "actions" and request.method == "POST" and rest in ("copy", "rename"):
             asked = await request.json()
             if not asked.get("from") or not asked.get("to"):
                 return empty(400)
-            return await asyncio.to_thread(
-                Files(root, url).move, asked["from"], asked["to"], copy=rest == "copy"
-            )
+            files = Files(root, url, self.tsi)
+            return await files.move(asked["from"], asked["to"], copy=rest == "copy")
         if sub:
             return empty(404)
         if request.method != "GET":
@@ -326,7 +337,7 @@ class UnicoreSite:
         }
         if name.endswith("-uspace"):
             urls["job"] = f"{self.url}/jobs/{name.removesuffix('-uspace')}"
-        free, usable = free_space(root)
+        free = free_space(root) if self.tsi.up else -1
         properties = {
             "mountPoint": str(root),
             "resourceStatus": "READY",
@@ -334,7 +345,7 @@ class UnicoreSite:
             "description": "Job workspace" if "job" in urls else "Filesystem",
             "filesystemDescription": "Remote TSI",
             "freeSpace": free,
-            "usableSpace": usable,
+            "usableSpace": -1,
             "umask": "027",
             "metadataSupported": False,
             "protocols": ["BFT"],

@@ -51,18 +51,24 @@ class Slurm:
     Attributes:
         directory: all of its files; its configuration is in `slurm.conf`.
         nodes: the names of its nodes, all on this machine; the queue `devel` has the first only.
+        fragile: the name of a node beside these, which only the queue `fragile` has; empty: none.
         users: the login names beside our own that may submit jobs.
     """
 
     directory: Path
     nodes: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
     users: tuple[str, ...] = ()
+    fragile: str = ""
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def environment(self) -> Mapping[str, str]:
         """What leads Slurm's commands here."""
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
+
+    @property
+    def _all_nodes(self) -> tuple[str, ...]:
+        return (*self.nodes, *([self.fragile] if self.fragile else []))
 
     def __enter__(self) -> Self:
         try:
@@ -108,7 +114,7 @@ class Slurm:
     # --- its daemons ---------------------------------------------------------------------------
 
     def _start(self) -> None:
-        for name in ("state", "munge", *(f"spool.{node}" for node in self.nodes)):
+        for name in ("state", "munge", *(f"spool.{node}" for node in self._all_nodes)):
             # Commands of other users need the socket of munge, their jobs the spool.
             (self.directory / name).mkdir(mode=0o755 if self.users else 0o700)
         ports = dict(zip(("CTLD", "DBD", "SQL"), free_ports(3), strict=True))
@@ -130,7 +136,7 @@ class Slurm:
             self.run("sacctmgr", "--immediate", *command.split())
         self._daemon("slurmctld", "-D")
         self._answers("scontrol", "ping")
-        for node in self.nodes:
+        for node in self._all_nodes:
             self._daemon("slurmd", "-D", "-N", node)
         _until(lambda: self.run(*_IDLE, check=False).count("idle") == len(self.nodes))
 
@@ -138,11 +144,13 @@ class Slurm:
         values = {
             "DIRECTORY": str(self.directory),
             "HOST": socket.gethostname(),
-            "NODES": "".join(map(_node_line, self.nodes, free_ports(len(self.nodes)))),
+            "NODES": "".join(map(_node_line, self._all_nodes, free_ports(len(self._all_nodes)))),
+            "OPEN": ",".join(self.nodes),
             "FIRST": self.nodes[0],
+            "LAST": self._all_nodes[-1],
             "DEVICES": "".join(
                 f"NodeName={node} Name=gpu File={self.directory}/gpu.{node}.[0-{GPUS - 1}]\n"
-                for node in self.nodes
+                for node in self._all_nodes
             ),
             "USER": _user(),
             "PASSWORD": password,
@@ -153,7 +161,7 @@ class Slurm:
             (self.directory / name).write_text(text)
             readable = self.users and name != "slurmdbd.conf"
             (self.directory / name).chmod(0o644 if readable else 0o600)
-        for node in self.nodes:
+        for node in self._all_nodes:
             for number in range(GPUS):
                 (self.directory / f"gpu.{node}.{number}").touch()
 

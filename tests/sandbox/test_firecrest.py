@@ -93,7 +93,9 @@ class TestAnswers:
 
 
 class TestSessions:
-    @pytest.mark.parametrize("own_site", [{"command_time": 3.0}], indirect=True)
+    @pytest.mark.parametrize(
+        "own_site", [{"command_time": 3.0, "command_timeout": 60.0}], indirect=True
+    )
     def test_too_many_commands_at_the_same_time(self, own_site: FirecrestClient) -> None:
         """Ten sessions: ten commands, or five questions for jobs, which take two each."""
         job = own_site.submit("true")

@@ -11,8 +11,9 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.batch import State
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import LocalAccounting
 from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import exported
+from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
 from snakemake_executor_plugin_mantik.sandbox.sbatch import MAX_SCRIPT, BatchRequest
-from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalJob, LocalScheduler
+from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from tests.support.sandbox import FAST, FirecrestClient, message, wait_for
 
 
@@ -212,8 +213,9 @@ def test_metadata_is_forgotten(own_site: FirecrestClient) -> None:
     wait_for(lambda: own_site.http.get(path).status_code == 404)
 
 
-@pytest.mark.parametrize("own_site", [{"max_submit_jobs": 1}], indirect=True)
+@pytest.mark.parametrize("own_site", [{}], indirect=True)
 def test_a_full_queue(own_site: FirecrestClient) -> None:
+    own_site.box.limit_jobs("hpc2", 1)
     own_site.submit("true", "--hold")
     text = message(own_site.post_job("#!/bin/bash\n"), 403)
     assert text.startswith("Job submission rejected: accounting/QOS policy limit exceeded.")

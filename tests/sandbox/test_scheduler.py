@@ -11,7 +11,8 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox import processes
 from snakemake_executor_plugin_mantik.sandbox.batch import State
-from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalJob, LocalScheduler
+from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
+from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
 
 SETTINGS = Settings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)

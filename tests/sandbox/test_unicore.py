@@ -201,7 +201,7 @@ def test_commands_on_the_login_node(rest: RestClient) -> None:
             Environment={"FOO": "bar"},
             **{
                 "User precommand": "echo $FOO > before; echo lost",
-                "User postcommand": "pwd > after",
+                "User postcommand": "pwd > after; true",
             },
         )
     )
@@ -221,7 +221,7 @@ def test_postcommands_are_skipped_when_the_job_fails(rest: RestClient) -> None:
 def test_a_killed_job_is_shown_without_an_exit_code(rest: RestClient) -> None:
     url = rest.submit(raw_job("sleep 300", "--time=0:01"))
     job = rest.ended(url)
-    assert job["statusMessage"].startswith("Job did not complete normally on BSS")
+    assert job["statusMessage"].startswith("Failed: Job did not complete normally")
     assert "exitCode" not in job
     assert "JobState=TIMEOUT" in "".join(job["log"])
     details = rest.http.get(f"{url}/details", params={"fields": "Reason,ExitCode"}).json()

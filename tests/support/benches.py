@@ -25,20 +25,20 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.real.centre import firecrest, tsi
+from tests.real.centre import USER as CENTRE_USER
+from tests.real.centre import Centre, firecrest, tsi
 from tests.real.centre.firecrest import Firecrest
+from tests.support.clusters import Cluster, SandboxCluster, SlurmCluster
 from tests.support.ports import free_port
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
-from tests.support.unicorex import SOFTWARE
 
 BENCHES = [
-    pytest.param("unicorex_bench", marks=pytest.mark.software(SOFTWARE)),
-    pytest.param("tsi_bench", marks=pytest.mark.software(tsi.SOFTWARE)),
     "sandbox_bench",
     "sandbox_firecrest_bench",
+    pytest.param("tsi_bench", marks=pytest.mark.software(tsi.SOFTWARE)),
     pytest.param("firecrest_bench", marks=pytest.mark.software(firecrest.SOFTWARE)),
 ]
-"""Fixtures that the contract suite runs with."""
+"""Fixtures that the contract suite runs with: a sandbox and a real server of each API."""
 
 _S = TypeVar("_S", bound=Site)
 _T = TypeVar("_T")
@@ -52,15 +52,13 @@ class Bench:
         site: a new object for the bench's server and workspace.
         stranger: one whose credentials the server does not take.
         away: one whose server is not there.
-        hooks: whether the site runs commands on a login node.
-        forgets: whether the site's records of a job go when it is told to forget it.
+        cluster: the scheduler behind the server.
     """
 
     site: Callable[[], Site]
     stranger: Callable[[], Site]
     away: Callable[[], Site]
-    hooks: bool = True
-    forgets: bool = True
+    cluster: Cluster
 
     def run(self, scenario: Callable[[Site], Awaitable[_T]]) -> _T:
         """The result of `scenario` with a site that is open."""
@@ -108,22 +106,14 @@ def unicore_site(
 
 
 @pytest.fixture
-def unicorex_bench(unicorex: UnicoreX) -> Bench:
-    return _unicorex_bench(unicorex)
-
-
-@pytest.fixture
-def tsi_bench(tsi_unicorex: UnicoreX) -> Bench:
-    return _unicorex_bench(tsi_unicorex)
-
-
-def _unicorex_bench(unicorex: UnicoreX) -> Bench:
+def tsi_bench(tsi_unicorex: UnicoreX, centre: Centre) -> Bench:
     workspace = f"ws-{uuid.uuid4()}"
     nobody = f"https://localhost:{free_port()}/rest/core"
     return Bench(
-        site=lambda: unicore_site(unicorex, workspace),
-        stranger=lambda: unicore_site(unicorex, workspace, credential=Password(USER, "wrong")),
-        away=lambda: unicore_site(unicorex, workspace, url=nobody),
+        site=lambda: unicore_site(tsi_unicorex, workspace),
+        stranger=lambda: unicore_site(tsi_unicorex, workspace, credential=Password(USER, "wrong")),
+        away=lambda: unicore_site(tsi_unicorex, workspace, url=nobody),
+        cluster=SlurmCluster(centre.directory, centre.environment, CENTRE_USER),
     )
 
 
@@ -145,6 +135,7 @@ def sandbox_bench(sandbox: Sandbox) -> Bench:
         site=site,
         stranger=lambda: site(password="wrong"),
         away=lambda: site(url=f"http://127.0.0.1:{free_port()}/rest/core"),
+        cluster=SandboxCluster(sandbox, "hpc1"),
     )
 
 
@@ -179,8 +170,7 @@ def sandbox_firecrest_bench(sandbox: Sandbox) -> Bench:
         site=lambda: firecrest_site(sandbox, workspace),
         stranger=lambda: firecrest_site(sandbox, workspace, credential=Bearer("wrong")),
         away=lambda: firecrest_site(sandbox, workspace, url=nobody),
-        hooks=False,
-        forgets=False,
+        cluster=SandboxCluster(sandbox, "hpc2"),
     )
 
 
@@ -204,13 +194,12 @@ def real_firecrest_site(
 
 
 @pytest.fixture
-def firecrest_bench(real_firecrest: Firecrest) -> Bench:
+def firecrest_bench(real_firecrest: Firecrest, centre: Centre) -> Bench:
     workspace = f"ws-{uuid.uuid4()}"
     nobody = f"http://127.0.0.1:{free_port()}"
     return Bench(
         site=lambda: real_firecrest_site(real_firecrest, workspace),
         stranger=lambda: real_firecrest_site(real_firecrest, workspace, credential=Bearer("wrong")),
         away=lambda: real_firecrest_site(real_firecrest, workspace, url=nobody),
-        hooks=False,
-        forgets=False,
+        cluster=SlurmCluster(centre.directory, centre.environment, CENTRE_USER),
     )

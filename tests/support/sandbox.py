@@ -12,18 +12,21 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import (
+    PARTITIONS,
     FirecrestSettings,
     Settings,
     SiteOption,
     Timing,
 )
+from tests.support import clusters
 
 FAST = Settings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
                   memory_interval=0.1),
     slots=2,
-    firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, accounting_lag=0.2,
-                                store_interval=0.1),
+    partitions=(*PARTITIONS, *clusters.PARTITIONS),
+    firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, record_time=0.0,
+                                accounting_lag=0.2, store_interval=0.1),
 )  # fmt: skip
 """A sandbox that loses no time."""
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from snakemake_executor_plugin_mantik.sandbox.batch import State
-from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalJob, LocalScheduler
+from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
+from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
 CLUSTER = "sandbox"
@@ -224,6 +225,8 @@ def _batch_step(job: LocalJob, times: Record) -> Record:
     state = _state_text(job.state).partition(" ")[0]
     if job.state is State.TIMEOUT:
         state, signal = "CANCELLED", _TERM
+    elif job.over_memory and job.state is State.FAILED:
+        state = "CANCELLED by 0"
     return {
         "id": f"{job.id}.batch",
         "name": "batch",

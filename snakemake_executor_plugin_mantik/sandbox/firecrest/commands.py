@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from snakemake_executor_plugin_mantik.private import change_mode
+from snakemake_executor_plugin_mantik.sandbox.faults import spoil
 from snakemake_executor_plugin_mantik.sandbox.files import group_name, owner_name
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import CommandError, as_quoted
 
@@ -30,6 +31,7 @@ _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "
 def _errors(tool: str, doing: str, status: int = 1) -> Iterator[None]:
     """Turn an OSError into the tool's words."""
     try:
+        spoil()
         yield
     except OSError as error:
         raise CommandError(status, f"{tool}: {doing}: {error.strerror}") from error

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
     json_body,
     text,
 )
-from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import NO_CHANNEL, Shell, too_slow
+from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import Shell, too_slow
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmError
@@ -45,11 +45,9 @@ _OPTIONS = (
 )
 """sbatch's options and the fields of a request that become one."""
 
-_TOO_MANY = (
-    "sbatch: error: AssocMaxSubmitJobLimit\n"
-    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
-    "(job submit limit, user's size and/or time limits)"
-)
+_OVER_QUOTA = "Job submission rejected: accounting/QOS policy limit exceeded."
+_QUOTA = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min)\w*Limit\b", re.IGNORECASE)
+"""What of sbatch's words the server takes for a limit of the account."""
 
 
 def slurm_failure(stderr: str, status: int = 1) -> Failure:
@@ -150,11 +148,6 @@ class Compute:
             if (value := text(job, *names, needed=False))
         }
         environment = exported({name: str(value) for name, value in variables.items()})
-        limit = self._settings.max_submit_jobs
-        if limit is not None and self._unfinished() >= limit:
-            raise Failure(
-                403, f"Job submission rejected: accounting/QOS policy limit exceeded. {_TOO_MANY}"
-            )
         options["chdir"] = directory
         number = 0
         try:
@@ -162,6 +155,8 @@ class Compute:
                 made = await self._scheduler.submit(script, self._home, options, environment)
                 number = made.id
         except SbatchError as error:
+            if _QUOTA.search(str(error)):
+                raise Failure(403, f"{_OVER_QUOTA} {error}") from error
             raise slurm_failure(str(error)) from error
         return number
 
@@ -174,17 +169,17 @@ class Compute:
                 raise slurm_failure(f"sbatch: error: Unable to open file {path}") from error
         return text(job, "script", needed=False) or None
 
-    def _unfinished(self) -> int:
-        return sum(not job.state.final for job in self._scheduler.jobs.values())
-
     # --- what is known ------------------------------------------------------------------------
 
-    async def _ask_both(self) -> None:
-        """Run sacct and squeue at the same time; one of them failing is the end of the answer."""
+    async def _ask_both(self, records: int = 0) -> None:
+        """Run sacct and squeue at the same time; one of them failing is the end of the answer.
+
+        The more records they tell, the longer it takes.
+        """
         try:
-            await self._shell.occupy(2)
+            await self._shell.occupy(2, records * self._settings.record_time)
         except Failure as error:
-            raise no_answer(NO_CHANNEL) from error
+            raise no_answer(error.message) from error
 
     async def _list(self, request: Request) -> Response:
         query = request.query_params
@@ -196,7 +191,6 @@ class Compute:
         if window not in WINDOWS:
             allowed = ", ".join(repr(text) for text in WINDOWS)
             raise invalid("query", "time_window", f"Input should be {allowed}")
-        await self._ask_both()
         jobs = await self._told(
             self._accounting.listed(
                 names=[one for one in name.split(",") if one],
@@ -204,6 +198,7 @@ class Compute:
                 window=WINDOWS[window],
             )
         )
+        await self._ask_both(len(jobs))
         return JSONResponse({"jobs": jobs})
 
     async def _one(self, number: str) -> Response:

@@ -1,6 +1,7 @@
 """Files over firecREST's REST API, at once: `/filesystem/SYSTEM/ops/...`."""
 
 import asyncio
+import itertools
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -20,10 +21,16 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
     number,
     text,
 )
-from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import Shell, too_slow
+from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import (
+    Shell,
+    channel_closed,
+    too_slow,
+)
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
 _SOURCE = ("path", "sourcePath", "source_path")
+_WINDOW = 2 << 20
+"""Bytes that an ssh channel takes of a command's output while nobody reads it."""
 
 
 def check_path(path: str, roots: Sequence[Path], system: str) -> None:
@@ -53,6 +60,7 @@ class Operations:
         self._settings = settings
         self._roots = roots
         self._system = system
+        self._given_up = itertools.cycle((channel_closed, too_slow))
         self._handlers = {
             ("GET", "ls"): self._ls,
             ("GET", "stat"): self._stat,
@@ -161,8 +169,14 @@ class Operations:
         return _output({"algorithm": "SHA256", "checksum": digest})
 
     async def _download(self, request: Request) -> Response:
+        """A file as base64: what the channel does not hold beyond the limit blocks the command."""
         data = await self._shell.run(partial(commands.read, self._path(request)))
-        self._limited(data, encoded=-(-len(data) // 3) * 4)
+        encoded = -(-len(data) // 3) * 4
+        if encoded > self._settings.max_file_size + _WINDOW:
+            await asyncio.sleep(self._settings.command_timeout)
+            # The channel may be closed already when the server tries to end the command.
+            raise next(self._given_up)()
+        self._limited(data, encoded)
         return Response(data, media_type="application/octet-stream")
 
     # --- changing ------------------------------------------------------------------------------

@@ -63,19 +63,22 @@ class Shell:
         except TimeoutError as error:
             raise too_slow() from error
 
-    async def occupy(self, sessions: int = 1) -> None:
-        """Take the time of a command on so many of the connection's sessions.
+    async def occupy(self, sessions: int = 1, more: float = 0.0) -> None:
+        """Take the time of a command, and `more` seconds, on so many of the connection's sessions.
 
         Raises:
-            Failure: 424 if there are not so many left.
+            Failure: 424 if there are not so many left, 408 if it takes longer than firecREST waits.
         """
         if self._busy + sessions > self._settings.max_sessions:
             raise Failure(424, NO_CHANNEL)
         self._busy += sessions
+        time = self._settings.command_time + more
         try:
-            await asyncio.sleep(self._settings.command_time)
+            await asyncio.sleep(min(time, self._settings.command_timeout))
         finally:
             self._busy -= sessions
+        if time > self._settings.command_timeout:
+            raise too_slow()
 
 
 def too_slow() -> Failure:

@@ -125,7 +125,7 @@ def partitions_shown(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
             "name": partition.name,
             "cpus": partition.cpus * partition.nodes,
             "totalNodes": partition.nodes,
-            "partition": "UP",
+            "partition": "UP" if partition.up else "DOWN",
         }
         for partition in partitions
     ]

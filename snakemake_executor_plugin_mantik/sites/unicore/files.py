@@ -39,11 +39,17 @@ class Files:
         self._site = site
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
-        """See `Site.put`; a private file is made empty, closed to others, and then filled."""
+        """See `Site.put`; a private file is made empty, closed to others, and then filled.
+
+        A TSI opens it to its group again with each upload (`IO.put_file_chunk`): it is closed once
+        more. Nobody else gets as far where the workspace's own directory is closed.
+        """
         if private:
             await self._upload(path, b"")
             await self._protect(path, _PRIVATE_FILE)
         await self._upload(path, content)
+        if private:
+            await self._protect(path, _PRIVATE_FILE)
 
     async def _upload(self, path: str, content: bytes | Path) -> None:
         url = self._paths.url(path)

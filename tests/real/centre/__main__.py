@@ -31,7 +31,8 @@ def main(directory: Path) -> None:
     with ExitStack() as servers:
         servers.callback(partial(shutil.rmtree, directory, ignore_errors=True))
         (directory / "slurm").mkdir()
-        servers.enter_context(Slurm(directory / "slurm", nodes=("n1", "n2"), users=(USER,)))
+        slurm = Slurm(directory / "slurm", nodes=("n1", "n2"), users=(USER,), fragile="n3")
+        servers.enter_context(slurm)
         os.environ.update(centre.environment)
         told: Told = {"directory": str(directory)}
         pair = servers.enter_context(unicore(centre, directory / "unicore", centre.scratch))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.real.centre import USER, Centre, firecrest, lacking
 from tests.real.centre.firecrest import Firecrest, OwnFirecrest
-from tests.real.centre.tsi import Unicore, unicore
+from tests.real.centre.tsi import SOFTWARE, Unicore, unicore
 from tests.support import unicoreserver
 from tests.support.needs import require
 from tests.support.places import unicorex_place
@@ -48,7 +48,7 @@ def _start(directory: Path, users: Path) -> Told:
 @pytest.fixture(scope="session")
 def _told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """What the centre tells of itself."""
-    require([*lacking(), *firecrest.lacking(), *unicoreserver.lacking()], "the centre")
+    require(lacking(), "the centre")
     with shared(session_directory(tmp_path_factory) / "centre", _start) as told:
         yield told
 
@@ -62,6 +62,7 @@ def centre(_told: Told) -> Centre:
 @pytest.fixture(scope="session")
 def tsi_unicorex(_told: Told) -> UnicoreX:
     """The centre's UNICORE/X, whose jobs its TSI submits to Slurm."""
+    require(unicoreserver.lacking(), SOFTWARE)
     return UnicoreX.from_json(_told["unicorex"])
 
 
@@ -74,6 +75,7 @@ def unicore_centre_place(tsi_unicorex: UnicoreX) -> Place:
 @pytest.fixture
 def own_unicore(centre: Centre) -> Iterator[Unicore]:
     """A TSI and a UNICORE/X for one test that stops them, in front of the centre's Slurm."""
+    require(unicoreserver.lacking(), SOFTWARE)
     directory = Path(tempfile.mkdtemp(prefix="unicore-", dir=centre.directory))
     directory.chmod(0o755)
     scratch = directory / "scratch"

@@ -1,0 +1,183 @@
+"""The TSI of a UNICORE site: the server's arm on the login node, which files and jobs go through.
+
+The errors are those of UNICORE/X 3.0.0 with the Slurm TSI 11.2.0, to the letter: most echo the
+whole command, and the cause stands at the end.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from snakemake_executor_plugin_mantik.private import change_mode
+from snakemake_executor_plugin_mantik.sandbox.faults import spoil
+
+FILE_MODE = 0o640
+"""Of each file after an upload, whatever it was before: the TSI sets it with each piece."""
+DIRECTORY_MODE = 0o750
+
+_REPORTED = "\n (Command execution on TSI reported an error)"
+_MODULES = ("ACL", "BSS", "IO", "Log", "Server", "Utils")
+
+
+class TsiError(Exception):
+    """A request to the TSI failed; the text is what UNICORE's own message ends with."""
+
+
+class TsiUnavailableError(TsiError):
+    """The TSI does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "eu.unicore.xnjs.tsi.TSIUnavailableException: Error communicating to the TSI"
+        )
+
+
+class Tsi:
+    """The TSI of one site.
+
+    Attributes:
+        up: whether it answers.
+        module_path: the directory of its own modules, which all jobs find in their PYTHONPATH.
+    """
+
+    def __init__(self, directory: Path, user: Mapping[str, str], round_trip: float) -> None:
+        """Make its modules in `directory`.
+
+        `user` holds USER and HOME, `round_trip` is seconds of one exchange with it.
+        """
+        self.up = True
+        self.module_path = directory
+        self._user, self._home = user["USER"], user["HOME"]
+        self._round_trip = round_trip
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in _MODULES:
+            text = f'raise ImportError("this is {name} of the TSI, not a module of yours")\n'
+            (directory / f"{name}.py").write_text(text)
+
+    async def exchange(self, count: int = 1) -> None:
+        """Take the time of so many exchanges.
+
+        Raises:
+            TsiUnavailableError: if it does not answer.
+        """
+        self.check()
+        if self._round_trip:
+            await asyncio.sleep(count * self._round_trip)
+            self.check()
+
+    def check(self) -> None:
+        """Raise `TsiUnavailableError` if the TSI does not answer."""
+        if not self.up:
+            raise TsiUnavailableError
+
+    # --- files: each method raises TsiError ----------------------------------------------------
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory with its parents; one that exists is no error."""
+        with self._running(
+            f"/bin/mkdir -p -m 750 {_quoted(path)}",
+            lambda e: f"/bin/mkdir: cannot create directory ‘{_culprit(path, e)}’: {e.strerror}",
+        ):
+            if not path.is_dir():
+                path.mkdir(DIRECTORY_MODE, parents=True)
+                change_mode(path, DIRECTORY_MODE)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or a directory with all that is in it; a missing one is no error."""
+        with self._running(
+            f"/bin/rm -rf {_quoted(path)}",
+            lambda e: f"/bin/rm: cannot remove {_quoted(Path(e.filename or path))}: {e.strerror}",
+        ):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                with suppress(NotADirectoryError):
+                    path.unlink(missing_ok=True)
+
+    def change_mode(self, path: Path, letters: str) -> None:
+        """Change the permissions, given as `rwxr-x---`."""
+        parts = zip("ugo", (letters[start : start + 3] for start in (0, 3, 6)), strict=True)
+        script = "\n".join(
+            f"/bin/chmod {who}={what.replace('-', '')} {_quoted(path)}" for who, what in parts
+        )
+        says = f"/bin/chmod: changing permissions of {_quoted(path)}: "
+        with self._running(script, lambda e: "\n".join([f"{says}{e.strerror}"] * 3)):
+            change_mode(path, int("".join("0" if c == "-" else "1" for c in letters), 2))
+
+    def move(self, source: Path, target: Path, *, copy: bool) -> None:
+        """Rename or copy a file."""
+        command = "cp" if copy else "mv"
+        with self._running(
+            f"umask 27\n/bin/{command} {_quoted(source)} {_quoted(target)}",
+            lambda e: f"/bin/{command}: cannot stat {_quoted(source)}: {e.strerror}",
+        ):
+            if not copy:
+                source.rename(target)
+            elif source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, target)
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[IO[bytes]]:
+        """A file to write to in place; what was written before an error stays."""
+        path = Path(str(path).replace("$HOME", self._home))
+        try:
+            opened = path.open("wb")
+        except OSError as error:
+            reply = f"[Errno {error.errno}] {error.strerror}: '{path}'\n"
+            raise TsiError(
+                f"java.io.IOException: Execution on TSI <localhost> failed. "
+                f"Reply was TSI_FAILED: {reply}"
+            ) from error
+        try:
+            with opened as file:
+                yield file
+                spoil()
+            with suppress(OSError):
+                change_mode(path, FILE_MODE)
+        except OSError as error:
+            text = f"[Errno {error.errno}] {error.strerror}"
+            raise TsiError(f"java.io.IOException: TSI_FAILED: {text}") from error
+
+    @contextmanager
+    def _running(self, script: str, words: Callable[[OSError], str]) -> Iterator[None]:
+        """Turn an OSError into the error of a script; `words` tells what the script wrote."""
+        try:
+            spoil()
+            yield
+        except OSError as error:
+            command = (
+                f"#!/bin/bash -l\n#TSI_EXECUTESCRIPT\n#TSI_SCRIPT\n{script}\n\n"
+                f"#TSI_IDENTITY {self._user} {self._user}:DEFAULT_GID\n\n"
+            )
+            raise TsiError(
+                "eu.unicore.xnjs.tsi.TSIProblem: TSI on <localhost>: Command failed: "
+                f"{_failed(command, words(error))}{_REPORTED}"
+            ) from error
+
+
+def submission_failed(stderr: str, submit_id: str) -> str:
+    """How UNICORE begins to tell that sbatch refused a job."""
+    command = f"sbatch ./bss_submit_{submit_id}"
+    return f"TSI on <localhost>: {_failed(command, stderr)}{_REPORTED}"
+
+
+def _failed(command: str, stderr: str) -> str:
+    """The TSI's reply, one line, to a command that failed."""
+    text = f"TSI_FAILED: Command '{command}' failed with code 1: {stderr.rstrip()}\n"
+    return text.replace("\n", ":")
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "'\\''") + "'"
+
+
+def _culprit(path: Path, error: OSError) -> str:
+    """The path that mkdir names: a file among the directories above, else where it failed."""
+    above = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+    return str(above if not above.is_dir() else error.filename or path)

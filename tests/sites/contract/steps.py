@@ -1,0 +1,110 @@
+"""What tests of the contract do with a site."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sites.base import (
+    JobState,
+    Phase,
+    Site,
+    SiteFacts,
+    Submission,
+)
+
+STARTS_S = 200.0
+"""How long a job may take to start, or to end after it was asked to, seconds."""
+LISTED_S = 100.0
+"""How long a list of jobs may lack one, seconds."""
+
+
+def a_job(script: str, resources: Resources | None = None) -> Submission:
+    tag = str(uuid.uuid4())
+    return Submission(tag, "rule: a=1,b", script, resources or Resources(runtime_s=600))
+
+
+async def content(site: Site, path: str, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in site.get(path, offset=offset)])
+
+
+async def until(site: Site, job: str, wanted: Callable[[JobState], bool]) -> JobState:
+    """The state of a job, as soon as it is the wanted one."""
+
+    async def ask() -> JobState:
+        return (await site.states([job]))[job]
+
+    return await _until(ask, wanted)
+
+
+async def until_explained(site: Site, job: str) -> JobState:
+    """What the site explains of a job, as soon as that is its end.
+
+    It may be long before `states` tells it: UNICORE says RUNNING for two minutes and more of a job
+    that was killed.
+    """
+    return await _until(lambda: site.explain(job), ended)
+
+
+async def _until(
+    ask: Callable[[], Awaitable[JobState]], wanted: Callable[[JobState], bool]
+) -> JobState:
+    deadline = time.monotonic() + STARTS_S
+    while not wanted(state := await ask()):
+        assert time.monotonic() < deadline, f"the job is still {state}"
+        await asyncio.sleep(0.1)
+    return state
+
+
+async def fate(site: Site, submission: Submission) -> JobState | SiteError:
+    """What becomes of a job that may be refused at once or after it was accepted."""
+    try:
+        job = await site.submit(submission)
+    except SiteError as error:
+        return error
+    return await until_explained(site, job)
+
+
+def held_job(facts: SiteFacts, code: int) -> Submission:
+    """A job that ends with this exit code once it may (`until_let_end`)."""
+    return a_job(f"until [ -e '{facts.workspace}/end-{code}' ]; do sleep 0.1; done; exit {code}")
+
+
+async def until_let_end(site: Site, job: str, code: int) -> JobState:
+    """The last state of a `held_job`."""
+    await until(site, job, running)
+    await site.put(f"end-{code}", b"")
+    return await until(site, job, ended)
+
+
+async def until_found(site: Site, tag: str, wanted: set[str]) -> None:
+    """The list of a scheduler may lack a job for some seconds; it never tells one that is not."""
+    deadline = time.monotonic() + LISTED_S
+    while (found := set(await site.find(tag))) != wanted:
+        assert found < wanted
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+async def refused(*acts: Awaitable[object]) -> None:
+    """Each act is one that the site refuses to do."""
+    for act in acts:
+        try:
+            await act
+        except SiteRejected:
+            continue
+        raise AssertionError(f"{act} was not refused")
+
+
+def ended(state: JobState) -> bool:
+    return state.phase is Phase.ENDED
+
+
+def running(state: JobState) -> bool:
+    return state.phase is Phase.RUNNING
+
+
+def waiting(state: JobState) -> bool:
+    return state.phase is Phase.WAITING and bool(state.scheduler_id)

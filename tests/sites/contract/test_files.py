@@ -1,0 +1,235 @@
+"""Files of the workspace."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, rest_safe
+from tests.sites.contract.steps import STARTS_S, a_job, content, ended, refused, until
+from tests.support.benches import Bench
+
+WEIRD = ["a b", "c#d", "e?f&g=h", "i+j;k", "l[1]*", "m:n,o", "~p", "-q", "r(s)", "@t!", ".u"]
+"""Names that every file API must carry (`rest_safe`)."""
+SIZES = [0, 1, 3_932_100, 3_932_160, 5_242_880, 5_242_881, 5_505_024, 5_505_030, 20 << 20]
+"""On both sides of what firecREST gives, answers 413 to, takes, and blocks on; and beyond all."""
+
+
+class TestFiles:
+    def test_come_back_as_they_went(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            for data in (b"", b"text", bytes(range(256)) * 7):
+                await site.put("deep/down/file", data)
+                assert await content(site, "deep/down/file") == data
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize("name", WEIRD)
+    def test_with_names_of_all_kinds(self, bench: Bench, name: str) -> None:
+        assert rest_safe(name)
+
+        async def scenario(site: Site) -> None:
+            await site.put(f"d/{name}", b"1")
+            await site.make_directory(f"d/{name}.dir")
+            entries = await site.list("d")
+            assert sorted(entries) == sorted([name, f"{name}.dir"])
+            assert await site.stat(f"d/{name}") == entries[name]
+            assert await content(site, f"d/{name}") == b"1"
+            await site.remove(f"d/{name}")
+            assert list(await site.list("d")) == [f"{name}.dir"]
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize("name", ["a%b", "a\nb", "a'b", "$HOME", "a\\b"])
+    def test_with_names_that_cannot_be_carried(self, bench: Bench, name: str) -> None:
+        assert not rest_safe(name)
+
+        async def scenario(site: Site) -> None:
+            await refused(
+                site.put(name, b"1"),
+                content(site, name),
+                site.list(name),
+                site.stat(name),
+                site.make_directory(name),
+                site.remove(name),
+            )
+            assert not [entry for entry in await site.list(".") if not entry.startswith(".")]
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize("name", ["ü", "日本", 'a"b', "a`b"])
+    def test_with_other_names_are_carried_or_refused(self, bench: Bench, name: str) -> None:
+        assert not rest_safe(name)
+
+        async def scenario(site: Site) -> None:
+            try:
+                await site.put(f"d/{name}", b"1")
+            except SiteRejected:
+                await refused(content(site, f"d/{name}"), site.stat(f"d/{name}"))
+                return
+            assert list(await site.list("d")) == [name]
+            assert await content(site, f"d/{name}") == b"1"
+            await site.remove(f"d/{name}")
+            assert await site.list("d") == {}
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "a//b", "./a"])
+    def test_stay_in_the_workspace(self, bench: Bench, path: str) -> None:
+        async def scenario(site: Site) -> None:
+            with pytest.raises(SiteRejected):
+                await site.stat(path)
+            with pytest.raises(SiteRejected):
+                await site.remove(path)
+
+        bench.run(scenario)
+
+    def test_is_replaced(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            await site.put("file", b"a longer one")
+            await site.put("file", b"short")
+            assert await content(site, "file") == b"short"
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_of_all_sizes(self, bench: Bench, size: int, tmp_path: Path) -> None:
+        data = os.urandom(size)
+        local = tmp_path / "file"
+        local.write_bytes(data)
+
+        async def scenario(site: Site) -> None:
+            for given in (data, local):
+                await site.put("file", given)
+                entry = await site.stat("file")
+                assert entry is not None
+                assert entry.size == size
+                assert await content(site, "file") == data
+                assert await content(site, "file", size // 2) == data[size // 2 :]
+                assert await content(site, "file", size) == b""
+
+        bench.run(scenario)
+
+    def test_made_by_a_job_of_a_size_that_nobody_knows(self, bench: Bench) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            path = Path(facts.workspace) / "large"
+            script = f"head -c 9000000 /dev/urandom > '{path}'"
+            await until(site, await site.submit(a_job(script)), ended)
+            assert await content(site, "large") == path.read_bytes()
+
+        bench.run_opened(scenario)
+
+    def test_large_one_is_replaced(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            for data in (os.urandom(6 << 20), b"short", os.urandom(7 << 20)):
+                await site.put("file", data)
+                assert await content(site, "file") == data
+
+        bench.run(scenario)
+
+    def test_in_parts(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            await site.put("file", b"0123456789")
+            assert await content(site, "file", 4) == b"456789"
+            assert await content(site, "file", 10) == b""
+
+        bench.run(scenario)
+
+    def test_private(self, bench: Bench) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            file = Path(facts.workspace) / "work" / "secrets"
+            for data in (b"export A=1", b"export B=2"):
+                await site.put("work/secrets", data, private=True)
+                assert await content(site, "work/secrets") == data
+                assert file.stat().st_mode & 0o777 == 0o600
+                assert file.read_bytes() == data
+            script = f"cd '{facts.workspace}' && cat work/secrets > seen && rm work/secrets"
+            await until(site, await site.submit(a_job(script)), ended)
+            assert await content(site, "seen") == b"export B=2"
+            assert await site.stat("work/secrets") is None
+
+        bench.run_opened(scenario)
+
+    def test_listing(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            before = time.time()
+            await site.put("d/file", b"12345")
+            await site.put("d/sub/inner", b"1")
+            entries = await site.list("d")
+            assert sorted(entries) == ["file", "sub"]
+            file, sub = entries["file"], entries["sub"]
+            assert (file.name, file.size, file.directory) == ("file", 5, False)
+            assert (sub.name, sub.size, sub.directory) == ("sub", 0, True)
+            assert abs(file.modified - before) < 60
+            assert await site.stat("d/sub") == sub
+
+        bench.run(scenario)
+
+    def test_listing_of_many(self, bench: Bench) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            await site.make_directory("many")
+            directory = Path(facts.workspace) / "many"
+            names = {str(number) for number in range(facts.max_entries + 50)}
+            for name in names:
+                (directory / name).touch()
+            assert set(await site.list("many")) == names
+
+        bench.run_opened(scenario)
+
+    def test_that_are_missing(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            assert await site.stat("nothing") is None
+            assert await site.stat("nothing/below") is None
+            with pytest.raises(SiteNotFound):
+                await site.list("nothing")
+            with pytest.raises(SiteNotFound):
+                await content(site, "nothing")
+            with pytest.raises(SiteNotFound):
+                await content(site, "nothing", 5)
+            await site.remove("nothing/below")
+            await site.put("file", b"1")
+            with pytest.raises(SiteNotFound):
+                await site.list("file")
+
+        bench.run(scenario)
+
+    def test_are_removed(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            await site.put("d/file", b"1")
+            await site.put("d/sub/file", b"1")
+            await site.remove("d/file")
+            assert list(await site.list("d")) == ["sub"]
+            await site.remove("d")
+            assert await site.stat("d") is None
+            await site.remove("d")
+
+        bench.run(scenario)
+
+
+class TestConcurrency:
+    def test_many_requests_at_the_same_time(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            names = [f"many/{number}" for number in range(60)]
+            await asyncio.gather(*(site.put(name, name.encode()) for name in names))
+            found = await asyncio.gather(*(content(site, name) for name in names))
+            assert found == [name.encode() for name in names]
+
+        bench.run(scenario)
+
+    def test_small_requests_pass_downloads_that_wait(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            await site.put("large", os.urandom(4 << 20))
+            places = SiteSettings().concurrent_requests  # no more downloads begin at once
+            streams = [site.get("large") for _ in range(places)]
+            for stream in streams:
+                await anext(stream)
+            assert await asyncio.wait_for(site.stat("large"), STARTS_S) is not None
+            for stream in streams:
+                async for _ in stream:
+                    pass
+
+        bench.run(scenario)

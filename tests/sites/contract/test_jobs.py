@@ -1,0 +1,177 @@
+"""Jobs: from their submission until the site may forget them."""
+
+import asyncio
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site, SiteFacts
+from tests.sites.contract.steps import (
+    a_job,
+    content,
+    ended,
+    fate,
+    held_job,
+    running,
+    until,
+    until_found,
+    until_let_end,
+)
+from tests.support.benches import Bench
+
+
+class TestJobs:
+    def test_runs_and_ends(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            job = await site.submit(a_job("exit 0"))
+            state = await until(site, job, ended)
+            assert state.reason is Reason.SUCCESS
+            explained = await site.explain(job)
+            assert (explained.phase, explained.reason) == (state.phase, state.reason)
+
+        bench.run(scenario)
+
+    def test_tells_the_exit_code(self, bench: Bench) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            job = await site.submit(held_job(facts, 3))
+            state = await until_let_end(site, job, 3)
+            assert (state.reason, state.exit_code) == (Reason.EXIT_CODE, 3)
+            assert (await site.explain(job)).exit_code == 3
+
+        bench.run_opened(scenario)
+
+    def test_script_arrives_byte_by_byte(self, bench: Bench) -> None:
+        text = "'$HOME' \"$USER\" `id` $(id) \\n % # ü € 🙂 \t ${X:-y} <&>;"
+
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            script = f"cat > '{facts.workspace}/text' <<'END OF TEXT'\n{text}\nEND OF TEXT\n"
+            await until(site, await site.submit(a_job(script)), ended)
+            assert (await content(site, "text")).decode() == f"{text}\n"
+
+        bench.run_opened(scenario)
+
+    @pytest.mark.parametrize("name", ["", "a\nb", "ü 'x' \"y\" $HOME #%", "x" * 300])
+    def test_name_is_any_text(self, bench: Bench, name: str) -> None:
+        async def scenario(site: Site) -> None:
+            job = await site.submit(replace(a_job("exit 0"), name=name))
+            assert (await until(site, job, ended)).reason is Reason.SUCCESS
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize("login_shell", [False, True])
+    def test_script_has_a_login_shell_where_it_asks(self, bench: Bench, login_shell: bool) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            script = f"shopt login_shell > '{facts.workspace}/shell'; exit 0"
+            job = await site.submit(replace(a_job(script), login_shell=login_shell))
+            assert (await until(site, job, ended)).reason is Reason.SUCCESS
+            told = (await content(site, "shell")).split()
+            assert told == [b"login_shell", b"on" if login_shell else b"off"]
+
+        bench.run_opened(scenario)
+
+    def test_unknown_ones_are_explained_as_such(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            assert (await site.explain("no-such-job")).phase is Phase.UNKNOWN
+
+        bench.run(scenario)
+
+    def test_is_found_by_its_tag(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            one, other = a_job("exit 0"), a_job("exit 0")
+            jobs = [await site.submit(one), await site.submit(other), await site.submit(one)]
+            await until_found(site, one.tag, {jobs[0], jobs[2]})
+            await until_found(site, other.tag, {jobs[1]})
+            assert await site.find(str(uuid.uuid4())) == []
+
+        bench.run(scenario)
+
+    def test_is_cancelled(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            job = await site.submit(a_job("exec sleep 300"))
+            assert (await until(site, job, running)).reason is None
+            await site.cancel([job, "no-such-job"])
+            assert (await until(site, job, ended)).reason is Reason.CANCELLED
+            assert (await site.explain(job)).reason is Reason.CANCELLED
+            await site.cancel([job])
+
+        bench.run(scenario)
+
+    def test_states_of_many(self, bench: Bench) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            jobs = await asyncio.gather(*(site.submit(held_job(facts, n)) for n in range(8)))
+            for n, job in enumerate(jobs):
+                await until_let_end(site, job, n)
+            found = await site.states([*jobs, "no-such-job"])
+            assert [found[job].exit_code for job in jobs] == list(range(8))
+            assert found["no-such-job"].phase is Phase.UNKNOWN
+            assert await site.states([]) == {}
+
+        bench.run_opened(scenario)
+
+    def test_is_forgotten(self, bench: Bench) -> None:
+        """A site whose records belong to its scheduler's accounting keeps them."""
+
+        async def scenario(site: Site) -> None:
+            submission = a_job("exit 0")
+            job = await site.submit(submission)
+            await until(site, job, ended)
+            await site.forget([job, "no-such-job"])
+            for state in ((await site.states([job]))[job], await site.explain(job)):
+                assert state.phase is Phase.UNKNOWN or state.reason is Reason.SUCCESS
+            assert await site.find(submission.tag) in ([], [job])
+            await site.forget([job])
+
+        bench.run(scenario)
+
+    def test_is_kept_longer(self, bench: Bench) -> None:
+        async def scenario(site: Site) -> None:
+            job = await site.submit(a_job("exit 0"))
+            await site.extend([job, "no-such-job"], 20 * 86_400)
+            await site.extend([job], 60)
+
+        bench.run(scenario)
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "echo before >> {log}",
+            "echo lost; echo before >> {log}",
+            """printf '%s' "b;e" 'f;o' "r;e" | tr -d ';' >> {log}; echo >> {log}""",
+            "echo before >> {log} # a note",
+            "if true; then\necho before >> {log}\nfi",
+        ],
+    )
+    def test_hooks_on_the_login_node(self, bench: Bench, command: str) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            log = f"'{facts.workspace}/order'"
+            hooked = replace(
+                a_job(f"echo job >> {log}"),
+                before_on_login=(command.format(log=log), f"echo 'and before' >> {log}"),
+                after_on_login=(f"echo after >> {log}",),
+            )
+            try:
+                job = await site.submit(hooked)
+            except SiteRejected:  # a site that runs nothing there says so beforehand
+                assert await site.find(hooked.tag) == []
+                assert await site.stat("order") is None
+                return
+            assert (await until(site, job, ended)).reason is Reason.SUCCESS
+            assert await content(site, "order") == b"before\nand before\njob\nafter\n"
+
+        bench.run_opened(scenario)
+
+    @pytest.mark.parametrize("hook", [("true", "exit 4"), ("false",), ("false; true", "false")])
+    def test_hook_that_fails_ends_the_job(self, bench: Bench, hook: tuple[str, ...]) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            ran = f"touch '{facts.workspace}/ran'"
+            result = await fate(site, replace(a_job(ran), before_on_login=hook))
+            if isinstance(result, JobState):
+                assert result.reason is Reason.LAUNCH_FAILURE
+            else:
+                assert isinstance(result, SiteRejected)
+            assert await site.stat("ran") is None
+
+        bench.run_opened(scenario)

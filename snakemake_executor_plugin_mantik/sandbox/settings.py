@@ -111,7 +111,6 @@ class FirecrestSettings:
         max_part_size: bytes of one part of a large upload; real: 2 GiB.
         store_interval: seconds between two looks of an upload's job for its object; real: 60.
         transfer_method: how large files travel, None: not at all.
-        accounts: the accounts that jobs may be charged to, the first is the default.
         account_needed: whether transfers must name an account.
     """
 
@@ -127,7 +126,6 @@ class FirecrestSettings:
     max_part_size: int = 2 << 30
     store_interval: float = 2.0
     transfer_method: Literal["s3"] | None = "s3"
-    accounts: tuple[str, ...] = ("sandbox",)
     account_needed: bool = False
 
 
@@ -147,6 +145,7 @@ class Settings:
         slots: CPUs that the jobs of one site share.
         partitions: the queues of the local scheduler, the first is the default.
         scheduler: what runs the jobs, one of SCHEDULERS.
+        accounts: those that the local scheduler's jobs may be charged to, the first is the default.
         max_submit_jobs: jobs of one site that may wait and run before the local scheduler refuses
             more, as a MaxSubmitJobs of Slurm does; None for no limit.
         memory_state: of a job that the local scheduler ends for its memory: OUT_OF_MEMORY, as where
@@ -159,6 +158,7 @@ class Settings:
     slots: int = field(default_factory=machine_slots)
     partitions: tuple[Partition, ...] = PARTITIONS
     scheduler: str = "local"
+    accounts: tuple[str, ...] = ("sandbox",)
     max_submit_jobs: int | None = None
     memory_state: Literal["OUT_OF_MEMORY", "FAILED"] = "OUT_OF_MEMORY"
     environment: Mapping[str, str] = field(default_factory=dict)

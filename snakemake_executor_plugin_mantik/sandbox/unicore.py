@@ -30,6 +30,7 @@ from snakemake_executor_plugin_mantik.sandbox.jobresources import JobResources, 
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
 from snakemake_executor_plugin_mantik.sandbox.record import Record
 from snakemake_executor_plugin_mantik.sandbox.resources import ranges
+from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules
 from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
@@ -83,7 +84,11 @@ class UnicoreSite:
         self.workers = asyncio.Semaphore(_WORKERS)
         self.submitting = asyncio.Lock()
         self.scheduler = scheduler_of(
-            settings, self.directory / "spool", home=home, user=self.access.username
+            settings,
+            self.directory / "spool",
+            home=home,
+            user=self.access.username,
+            rules=Rules(accounts=settings.accounts),
         )
         self._since = time.time()
         self._job_resources = JobResources(self)

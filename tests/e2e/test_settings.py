@@ -30,9 +30,10 @@ def asked(project: Project) -> str:
         ("MemoryPerNode: 700M", "", ["--default-resources", "runtime=10"], "3 700 batch sandbox"),
         (
             "MemoryPerNode: 700M",
-            "mem_mb=lambda w, attempt: attempt * 300, slurm_partition='devel', slurm_account='b1'",
+            "mem_mb=lambda w, attempt: attempt * 300, slurm_partition='devel', "
+            "slurm_account='other'",
             ["--default-resources"],
-            "3 300 devel b1",
+            "3 300 devel other",
         ),
         ("", "mem='2GB'", ["--set-resources", "show:queue=devel"], "3 2000 devel sandbox"),
     ],

@@ -69,7 +69,7 @@ def test_halves_of_records(tmp_path: Path) -> None:
     at = 0.0
     scheduler = LocalScheduler(tmp_path / "spool", FAST, home=tmp_path, user="mantik")
     settings = replace(FAST.firecrest, accounting_lag=10.0)
-    accounting = LocalAccounting(scheduler, settings, "mantik", clock=lambda: at)
+    accounting = LocalAccounting(scheduler, settings, "mantik", "sandbox", clock=lambda: at)
     job = scheduler.jobs[7] = LocalJob(
         7, "halves", State.RUNNING, submitted=50.0, started=100.0, directory=tmp_path,
         copy=tmp_path / "script", request=BatchRequest("batch", 3600, name="halves"),

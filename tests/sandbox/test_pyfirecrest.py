@@ -73,7 +73,7 @@ def test_the_system(client: Any) -> None:
     assert [p["name"] for p in client.partitions(SYSTEM)] == ["batch", "devel"]
     assert client.nodes(SYSTEM)[0]["partitions"] == ["batch", "devel"]
     assert client.reservations(SYSTEM) == []
-    assert client.userinfo(SYSTEM)["accounts"] == [{"name": "sandbox", "default": True}]
+    assert client.userinfo(SYSTEM)["accounts"][0] == {"name": "sandbox", "default": True}
 
 
 def test_kinds_of_authorization(sandbox: Sandbox) -> None:

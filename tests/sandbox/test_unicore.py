@@ -68,7 +68,7 @@ def test_raw_jobs_get_what_their_lines_say(rest: RestClient) -> None:
     description = raw_job(
         "echo $SLURM_CPUS_PER_TASK $SLURM_JOB_PARTITION; pwd; umask",
         "--job-name=my_job-1", "--cpus-per-task=4", "--mem=5000M", "--partition=devel",
-        "--gpus-per-node=2", "--account=acc", "--comment=hello",
+        "--gpus-per-node=2", "--account=other", "--comment=hello",
         Name="rest name", Tags=["abc"],
     )  # fmt: skip
     url = rest.submit(description)
@@ -78,7 +78,7 @@ def test_raw_jobs_get_what_their_lines_say(rest: RestClient) -> None:
     details = rest.http.get(f"{url}/details").json()
     assert details["JobName"] == "my_job-1"
     assert (details["CPUs/Task"], details["MinMemoryNode"]) == ("4", "5000M")
-    assert (details["Account"], details["Comment"]) == ("acc", "hello")
+    assert (details["Account"], details["Comment"]) == ("other", "hello")
     assert details["TresPerNode"] == "gres:gpu:2"
     assert rest.text(url, "stdout").startswith("4 devel\n")
     assert rest.text(url, "stdout").endswith("0027\n")

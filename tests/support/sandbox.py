@@ -24,6 +24,7 @@ FAST = Settings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
                   memory_interval=0.1),
     slots=2,
+    accounts=("sandbox", clusters.OTHER_ACCOUNT),
     partitions=(*PARTITIONS, *clusters.PARTITIONS),
     firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, record_time=0.0,
                                 accounting_lag=0.2, store_interval=0.1),

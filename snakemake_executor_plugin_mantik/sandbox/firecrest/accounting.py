@@ -68,6 +68,7 @@ class LocalAccounting(Accounting):
         scheduler: LocalScheduler,
         settings: FirecrestSettings,
         user: str,
+        account: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class LocalAccounting(Accounting):
         self._scheduler = scheduler
         self._lag = settings.accounting_lag
         self._user = user
-        self._default_account = settings.accounts[0]
+        self._default_account = account
 
     async def _of_job(self, number: str) -> list[Record]:
         job = self._scheduler.jobs.get(int(number)) if number.isdecimal() else None

@@ -74,13 +74,13 @@ class FirecrestSite:
             (root / _USER).mkdir(parents=True, exist_ok=True)
         self.tokens = Tokens(_USER, own)
         rules = Rules(
-            part_limits=False, accounts=own.accounts, records_refused=True,
+            part_limits=False, accounts=settings.accounts, records_refused=True,
             job_memory=own.job_memory,
         )  # fmt: skip
         self.scheduler = scheduler_of(
             settings, self.directory / "spool", home=self.home, user=_USER, rules=rules
         )
-        self.accounting = accounting_of(self.scheduler, own, _USER)
+        self.accounting = accounting_of(self.scheduler, own, _USER, settings.accounts[0])
         self._own = own
         self._roots = roots
         self._since = time.time()
@@ -229,7 +229,7 @@ class FirecrestSite:
             case "reservations":
                 found = {"reservations": []}
             case "userinfo":
-                found = status.user_info(_USER, self._own)
+                found = status.user_info(_USER, self.settings.accounts)
             case _:
                 raise Failure(404, "Not Found")
         await self._shell.occupy()

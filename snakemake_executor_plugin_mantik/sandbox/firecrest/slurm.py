@@ -34,12 +34,14 @@ _SQUEUE = {
 Row = dict[str, str]
 
 
-def accounting_of(scheduler: Scheduler, settings: FirecrestSettings, user: str) -> Accounting:
-    """The accounting that belongs to a scheduler."""
+def accounting_of(
+    scheduler: Scheduler, settings: FirecrestSettings, user: str, account: str
+) -> Accounting:
+    """The accounting that belongs to a scheduler; `account` is the user's default."""
     if isinstance(scheduler, SlurmScheduler):
         return SlurmAccounting(scheduler)
     assert isinstance(scheduler, LocalScheduler)
-    return LocalAccounting(scheduler, settings, user)
+    return LocalAccounting(scheduler, settings, user, account)
 
 
 class SlurmAccounting(Accounting):

@@ -131,7 +131,7 @@ def partitions_shown(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
     ]
 
 
-def user_info(name: str, settings: FirecrestSettings) -> dict[str, Any]:
+def user_info(name: str, accounts: Sequence[str]) -> dict[str, Any]:
     """The user, the groups and the Slurm accounts."""
     own = {"id": str(USER_ID), "name": name}
     return {
@@ -139,7 +139,6 @@ def user_info(name: str, settings: FirecrestSettings) -> dict[str, Any]:
         "group": own,
         "groups": [own],
         "accounts": [
-            {"name": account, "default": not index}
-            for index, account in enumerate(settings.accounts)
+            {"name": account, "default": not index} for index, account in enumerate(accounts)
         ],
     }

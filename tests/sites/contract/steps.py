@@ -92,6 +92,14 @@ async def until_found(site: Site, wanted: Mapping[str, set[str]]) -> None:
         await asyncio.sleep(0.1)
 
 
+async def until_there(site: Site, path: str) -> None:
+    """Wait for a file that a job makes."""
+    deadline = time.monotonic() + STARTS_S
+    while await site.stat(path) is None:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
 async def refused(*acts: Awaitable[object]) -> None:
     """Each act is one that the site refuses to do."""
     for act in acts:

@@ -15,6 +15,7 @@ from tests.sites.contract.steps import (
     running,
     until,
     until_explained,
+    until_there,
     waiting,
 )
 from tests.support.benches import Bench
@@ -45,7 +46,7 @@ class TestEnds:
         async def scenario(site: Site, facts: SiteFacts) -> None:
             script = f"echo $$ > '{facts.workspace}/new' && mv '{facts.workspace}'/{{new,pid}}\n"
             job = await site.submit(a_job(f"{script}sleep 300"))
-            await until(site, job, running)
+            await until_there(site, "pid")
             kill_all(int((Path(facts.workspace) / "pid").read_text()))
             state = await until_explained(site, job)
             assert state.reason is Reason.UNKNOWN

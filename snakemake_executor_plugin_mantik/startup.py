@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.atsites import (
     workspace_name,
 )
 from snakemake_executor_plugin_mantik.checks import Checked, check, check_jobs, products
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.describing import described
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.observe import Several
@@ -172,7 +172,10 @@ def sources_of(checked: Checked, made: frozenset[str], logger: Any, name: str) -
     chosen = sources.select(
         checked.workdir, Exclude(config.exclude), products=made,
         file_limit=config.site.source_file_limit_bytes, total_limit=config.site.sources_limit_bytes,
+        include=Include(config.site.include),
     )  # fmt: skip
+    if chosen.withheld:
+        logger.warning(f"Sources for {name}: {chosen.withheld}.")
     left_out = f", {len(chosen.too_large)} too large ones do not" if chosen.too_large else ""
     logger.info(
         f"Sources: {len(chosen.paths)} files ({max(1, chosen.size >> 10)} KiB) of the working"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from snakemake_executor_plugin_mantik.cli.check import WRONG, examine
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
@@ -75,6 +75,7 @@ def rendered(
     chosen = sources.select(
         project, Exclude(config.exclude), products=(),
         file_limit=config.site.source_file_limit_bytes, total_limit=_UNLIMITED,
+        include=Include(config.site.include),
     )  # fmt: skip
     image = planner.image
     told = [*warnings, *_sizes(loaded, chosen, image and image[1])]
@@ -86,8 +87,10 @@ def rendered(
 
 
 def _sizes(loaded: LoadedConfig, chosen: sources.Sources, image: str | None) -> list[str]:
-    """Warnings about files that are too large to go up as sources."""
+    """Warnings about files that are too large to go up as sources, or seem to hold secrets."""
     site, told = loaded.config.site, []
+    if chosen.withheld:
+        told.append(chosen.withheld)
     left = [path for path in chosen.too_large if path != image]
     if left:
         told.append(

@@ -162,3 +162,11 @@ class Exclude:
     def _says(self, path: str, *, is_dir: bool) -> bool:
         rules = (rule for rule in self._rules if rule.speaks_of(path, is_dir=is_dir))
         return next((rule.excludes for rule in rules), False)
+
+
+class Include(Exclude):
+    """Says which paths are included (`Site: Include`), by the same rules."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Take `patterns` that `read_patterns` let through."""
+        super().__init__(patterns, before=())

@@ -294,7 +294,11 @@ def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
 class BackendConfig(Part):
     """One Compute Backend Config: a site's API, the environment, the resources, what stays here."""
 
-    FOREIGN: ClassVar[Mapping[str, str]] = {"SSH": _SSH, "Ssh": _SSH}
+    FOREIGN: ClassVar[Mapping[str, str]] = {
+        "SSH": _SSH,
+        "Ssh": _SSH,
+        "Include": "Include belongs under Site: `Site: {Include: [...]}`",
+    }
 
     unicore_api_url: Address | None = Field(
         default=None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from snakemake_executor_plugin_mantik.config import units
+from snakemake_executor_plugin_mantik.config.exclude import read_patterns
 from snakemake_executor_plugin_mantik.config.part import Keys, Part
 from snakemake_executor_plugin_mantik.config.values import (
     Duration,
@@ -20,6 +21,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     Url,
     any_text,
     describe,
+    list_schema,
     words_schema,
 )
 
@@ -190,6 +192,12 @@ class SiteSettings(Part):
     )
     sources_limit_bytes: Size = _bytes(
         "SourcesLimit", "32M", "The project's sources together, at most."
+    )
+    include: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
+        default=(),
+        alias="Include",
+        description="Files of the project that go up as sources although they seem to hold a "
+        "secret: patterns as in Exclude. A credential's own file never goes.",
     )
 
     @classmethod

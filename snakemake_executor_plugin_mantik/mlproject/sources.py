@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.staging.secrecy import EVERYTHING, NOTHING
 from snakemake_executor_plugin_mantik.staging.sources import candidates
 
 FILE_LIMIT: Final = 16 << 20
@@ -42,7 +43,9 @@ def digest(
     """
     total, gathered = 0, hashlib.sha256()
     ours = file.name if file is not None else ""
-    for path, size in candidates(folder, _excluded(exclude), _Made(folder, workflow)):
+    # Whether a site includes what seems to hold a secret is not known: count it.
+    made = _Made(folder, workflow)
+    for path, size in candidates(folder, _excluded(exclude), made, include=EVERYTHING):
         name = os.path.basename(path)
         if size > FILE_LIMIT or path == ours or any(fnmatch.fnmatch(name, p) for p in _NO_SOURCES):
             continue
@@ -74,15 +77,9 @@ def _entry(folder: Path, path: str) -> bytes:
     return b"%d:%s:%d:%s" % (len(named), named, executable, content)
 
 
-class _Nothing:
-    def matches(self, path: str, *, is_dir: bool = False) -> bool:
-        del path, is_dir
-        return False
-
-
 def _excluded(patterns: Sequence[str]) -> Any:
     if not patterns:
-        return _Nothing()
+        return NOTHING
     from snakemake_executor_plugin_mantik.config.exclude import Exclude, read_patterns
 
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from snakemake.sourcecache import LocalSourceFile
 
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, local_path
@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.mirrored import BEFORE, BEHIND
 from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.scriptfile import ScriptFile
+from snakemake_executor_plugin_mantik.rules.withheld import report
 from snakemake_executor_plugin_mantik.staging import sources
 
 _BELOW = r"(?:/[^\s'\"`$;|&<>()*?\[{]*)?"
@@ -72,9 +73,11 @@ def _with_surroundings(path: Path, places: Places, config: BackendConfig) -> lis
         chosen = sources.select(
             path, Exclude(config.exclude), products={os.path.relpath(places.workdir, path)},
             file_limit=limits[0], total_limit=limits[1],
+            include=Include(config.site.include),
         )  # fmt: skip
+        report(str(path), chosen.withheld)
         return [path / name for name in chosen.paths]
     python = path.suffix == ".py"
     text = path.read_text(errors="replace") if python else ""
     script = ScriptFile(path.name, text, "python" if python else None, path.parent, None, None)
-    return [path, *(beside for _, beside in script.beside(*limits))]
+    return [path, *(beside for _, beside in script.beside(*limits, Include(config.site.include)))]

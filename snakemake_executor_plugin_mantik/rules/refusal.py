@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 from snakemake_executor_plugin_mantik.rules.storage import by_jobs, unstaged
 from snakemake_executor_plugin_mantik.rules.units import members_of
+from snakemake_executor_plugin_mantik.staging.secrecy import CredentialFiles
 
 
 def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
@@ -83,6 +84,18 @@ def _paths(job: Job) -> str | None:
     return None
 
 
+def _credential(job: Job, credentials: CredentialFiles) -> str | None:
+    """Which input of a job is a credential, or a directory with one in it."""
+    for path in job.input:
+        for file, variable in credentials.below(path).items():
+            where = "" if os.path.samefile(file, path) else f", in which {file} lies"
+            return (
+                f"reads {path}{where}: the credential that {variable} names is never sent to a site"
+                " (move it to where no job reads it)"
+            )
+    return None
+
+
 def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
     """See to it that all `jobs`, groups among them, can run at a site.
 
@@ -91,9 +104,14 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
     """
     deployment = tuple(deployment)
     found: dict[str, str] = {}
+    credentials = CredentialFiles.named_by(os.environ)
     for job in jobs:
         for member in members_of(job):
-            reason = obstacle(member, deployment) or group_obstacle(job, member)
+            reason = (
+                obstacle(member, deployment)
+                or group_obstacle(job, member)
+                or _credential(member, credentials)
+            )
             if reason is not None:
                 found[member.rule.name] = reason
     if found:

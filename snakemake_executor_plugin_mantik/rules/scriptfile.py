@@ -13,6 +13,8 @@ from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.imports import beside
+from snakemake_executor_plugin_mantik.rules.withheld import report
+from snakemake_executor_plugin_mantik.staging.secrecy import NOTHING, Matching, Withheld
 from snakemake_executor_plugin_mantik.staging.sources import MIB
 
 
@@ -47,14 +49,18 @@ class ScriptFile:
         identity = re.sub(r".*/snakemake-runtime-cache/[^/]+", "", identity)
         return file_path(identity.encode(errors="surrogateescape"), self.directory.name or "root")
 
-    def beside(self, file_limit: int, total_limit: int) -> Iterator[tuple[str, Path]]:
+    def beside(
+        self, file_limit: int, total_limit: int, include: Matching = NOTHING
+    ) -> Iterator[tuple[str, Path]]:
         """What is beside a script that is not in the working directory, with its place at the site.
 
-        That is the files of its own directory up to a size, and the packages that it imports.
+        That is the files of its own directory up to a size, and the packages that it imports,
+        without what seems to hold a secret.
 
         Args:
             file_limit: bytes above which a file is left out.
             total_limit: bytes that all may have together.
+            include: matches what goes along although it seems to hold a secret.
 
         Raises:
             UserError: they have more.
@@ -65,10 +71,14 @@ class ScriptFile:
         if self.language in ("python", "jupyter_python"):
             paths += beside(self.text, self.directory)
         total = 0
+        withheld = Withheld(self.directory, include)
         for path in dict.fromkeys(paths):
-            if path.name.startswith(".") or (size := path.stat().st_size) > file_limit:
+            status, name = path.stat(), path.relative_to(self.directory).as_posix()
+            if path.name.startswith(".") or status.st_size > file_limit:
                 continue
-            total += size
+            if name != self.name and withheld.withholds(name, status):
+                continue
+            total += status.st_size
             if total > total_limit:
                 raise UserError(
                     f"the files beside the script have more than {total_limit / MIB:.1f} MiB, and"
@@ -76,7 +86,8 @@ class ScriptFile:
                     where=str(self.directory),
                     do="Give the script a directory of its own, or move it into the workflow's",
                 )
-            yield f"{self.at_site}/{path.relative_to(self.directory).as_posix()}", path
+            yield f"{self.at_site}/{name}", path
+        report(str(self.directory), str(withheld))
 
 
 def script_file(job: Job) -> ScriptFile:

@@ -10,6 +10,7 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
 from snakemake.sourcecache import LocalSourceFile
 
+from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
@@ -85,7 +86,8 @@ def script(
     told = _told(job, places, tmpdir, iteration, config)
     file = told.file
     limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
-    beside = [*told.uploads, *(Upload(path, local) for path, local in file.beside(*limits))]
+    found = file.beside(*limits, Include(config.site.include))
+    beside = [*told.uploads, *(Upload(path, local) for path, local in found)]
     if file.language == "python":
         content = file.text.encode()
         source = Upload(script_path(content, file.name), content=content)

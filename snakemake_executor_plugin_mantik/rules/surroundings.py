@@ -21,11 +21,12 @@ from snakemake.sourcecache import (
     infer_source_file,
 )
 
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import FILES, file_path
+from snakemake_executor_plugin_mantik.rules.withheld import report
 from snakemake_executor_plugin_mantik.staging import sources
 
 ELSEWHERE = f"{FILES}/elsewhere"
@@ -106,7 +107,9 @@ class Surroundings:
             directory, Exclude(config.exclude), products={os.path.relpath(self.workdir, directory)},
             file_limit=config.site.source_file_limit_bytes,
             total_limit=config.site.sources_limit_bytes,
+            include=Include(config.site.include),
         )  # fmt: skip
+        report(str(directory), chosen.withheld)
         for path in chosen.paths:
             self.add(directory / path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.staging.secrecy import Matching
 from snakemake_executor_plugin_mantik.staging.sources import candidates
 
 _FICLONE: Final = 0x40049409
@@ -38,7 +39,9 @@ def _clone(source: Path, target: Path) -> bool:
     return True
 
 
-def copy_sources(source: Path, target: Path, exclude: Exclude, leave: Container[str] = ()) -> None:
+def copy_sources(
+    source: Path, target: Path, exclude: Exclude, leave: Container[str] = (), *, include: Matching
+) -> None:
     """Copy what of a project's folder a job may be sent, whatever its size.
 
     Args:
@@ -46,12 +49,13 @@ def copy_sources(source: Path, target: Path, exclude: Exclude, leave: Container[
         target: a directory.
         exclude: the backend config's.
         leave: further paths in the folder that are left out.
+        include: matches what is copied although it seems to hold a secret.
 
     Raises:
         OSError: something cannot be copied.
     """
     target.mkdir(parents=True, exist_ok=True)
-    for path, _ in candidates(source, exclude, leave):
+    for path, _ in candidates(source, exclude, leave, include):
         copy_file(source / path, target / path)
 
 

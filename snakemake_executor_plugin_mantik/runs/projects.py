@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.errors import Mistake, UserError
 from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+from snakemake_executor_plugin_mantik.staging.secrecy import EVERYTHING
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 
 INPUTS: Final = "mantik-inputs"
@@ -67,7 +68,8 @@ def take(uri: str, version: str, config: BackendConfig, directory: RunDirectory)
     origin = _inside(folder, sub, uri)
     target = directory.project(origin.resolve().name)
     with _telling(origin):
-        copy_sources(origin, target, Exclude(config.exclude), _leave(origin))
+        include = Include(config.site.include)
+        copy_sources(origin, target, Exclude(config.exclude), _leave(origin), include=include)
         for path in _named(origin, config):
             if not (target / path).exists():
                 copy_file(origin / path, target / path)
@@ -82,7 +84,7 @@ def retake(old: Path, directory: RunDirectory) -> Path:
     """
     target = directory.project(old.name)
     with _telling(old):
-        copy_sources(old, target, Exclude(()), {RESULTS})
+        copy_sources(old, target, Exclude(()), {RESULTS}, include=EVERYTHING)
     return target
 
 

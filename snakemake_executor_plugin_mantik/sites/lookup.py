@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -128,3 +129,30 @@ def system_keyring() -> Keyring | None:
     import keyring
 
     return keyring  # the module has the method that the protocol asks for
+
+
+def credential_files(environ: Mapping[str, str]) -> dict[str, Path]:
+    """The files that credentials are read from, by the variables that name them.
+
+    They need not be there. Whether a site of that name is used is not asked: the file of another
+    workflow's password is as secret.
+    """
+    found: dict[str, Path] = {}
+    for origin, value in environ.items():
+        if not origin.startswith("MANTIK_") or not value:
+            continue
+        if origin.endswith("_FILE"):
+            found[origin] = Path(value)
+            if origin.endswith("_SSH_KEY_FILE"):  # it holds the path of the key
+                with suppress(CredentialError):
+                    found[origin.removesuffix("_FILE")] = Path(_held_by(Path(value), origin))
+        elif origin.endswith("_SSH_KEY"):
+            found[origin] = Path(value)
+    return {origin: _expanded(path) for origin, path in found.items()}
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~ of nobody
+        return path

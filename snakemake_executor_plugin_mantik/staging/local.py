@@ -12,6 +12,7 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
+from snakemake_executor_plugin_mantik.staging.secrecy import CredentialFiles
 
 _CHUNK = 1 << 20
 
@@ -93,7 +94,7 @@ class LocalFiles:
             source: whether they go up as sources; one that is no longer there is none.
 
         Raises:
-            UserError: there is no such file, or it cannot be read.
+            UserError: there is no such file, it cannot be read, or a credential is read from it.
         """
         roots = [
             (local or local_path(path, self._workdir), path, self._ledger.links(path))
@@ -176,11 +177,13 @@ def _walk_all(
         UserError: there is no such file, or it cannot be sent.
     """
     found: list[_Found] = []
+    credentials = CredentialFiles.named_by(os.environ)
     for root, path, made in roots:
         try:
             here = _walk(root, path, made)
-            for at, _, _ in here:
+            for at, local, status in here:
                 at.encode()
+                credentials.refuse(local, status)
         except UnicodeEncodeError as error:
             raise UserError(
                 f"a file has the name {error.object!r}, which is not UTF-8",

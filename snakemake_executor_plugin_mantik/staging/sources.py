@@ -3,8 +3,8 @@
 A rule names its inputs, but not the scripts that its command calls, nor what those import. So all
 small files of the working directory go up as its sources, once per site and content, except: hidden
 files and directories, what the backend config's Exclude names, what rules make or read (that goes
-up as inputs), virtual environments and caches of Python, MLflow's own files, logs, and files above
-the size limit.
+up as inputs), virtual environments and caches of Python, MLflow's own files, logs, files
+above the size limit, and what seems to hold a secret (`staging.secrecy`).
 """
 
 import os
@@ -14,9 +14,9 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.staging.secrecy import NOTHING, Matching, Withheld
 
 _GENERATED = frozenset({"__pycache__", "node_modules", "mlruns", "mlartifacts"})
 _MLFLOW = "mlflow.db"
@@ -26,13 +26,6 @@ _MLFLOW = "mlflow.db"
 _LOG = (".log", "nohup.out")
 """How names of logs end. `snakemake > run.log` and its like grow while they would be sent, and are
 others in each run."""
-
-
-class Excluding(Protocol):
-    """Says what is excluded; `config.exclude.Exclude` does."""
-
-    def matches(self, path: str, *, is_dir: bool = False) -> bool:
-        """Whether `path`, relative to the directory, is excluded."""
 
 
 MIB = 1 << 20
@@ -46,20 +39,24 @@ class Sources:
         paths: relative to the working directory, in order.
         size: bytes of all of them together.
         too_large: paths left out because of the limit for one file.
+        withheld: what was left out as a secret and how to send it after all, in one line; empty
+            if nothing was.
     """
 
     paths: tuple[str, ...]
     size: int
     too_large: tuple[str, ...]
+    withheld: str = ""
 
 
 def select(
     workdir: Path,
-    exclude: Excluding,
+    exclude: Matching,
     *,
     products: Container[str],
     file_limit: int,
     total_limit: int,
+    include: Matching = NOTHING,
 ) -> Sources:
     """Choose the sources below `workdir`.
 
@@ -69,6 +66,8 @@ def select(
         products: files and directories that rules of the workflow make or read.
         file_limit: bytes above which a file is left out.
         total_limit: bytes that all sources may have together.
+        include: matches what goes up although it seems to hold a secret: the backend config's
+            `Site: Include`.
 
     Raises:
         UserError: they are larger than `total_limit`.
@@ -77,10 +76,12 @@ def select(
     too_large: list[str] = []
     total = 0
     sizes: Counter[str] = Counter()
-    for path, size in candidates(workdir, exclude, products):
+    withheld = Withheld(workdir, include)
+    for path, status in _walk(workdir, exclude, products):
+        size = status.st_size
         if size > file_limit:
             too_large.append(path)
-        else:
+        elif not withheld.withholds(path, status):
             paths.append(path)
             total += size
             sizes[path.partition("/")[0]] += size
@@ -93,16 +94,26 @@ def select(
                 do="Name what the jobs do not need under Exclude in the backend config, name data"
                 " as inputs of the rules, or raise Site: SourcesLimit",
             )
-    return Sources(tuple(paths), total, tuple(too_large))
+    return Sources(tuple(paths), total, tuple(too_large), str(withheld))
 
 
 def candidates(
-    workdir: Path, exclude: Excluding, products: Container[str]
+    workdir: Path, exclude: Matching, products: Container[str], include: Matching = NOTHING
 ) -> Iterator[tuple[str, int]]:
     """All files below `workdir` that are sources whatever their size, with their sizes in bytes.
 
     In a fixed order. Arguments as for `select`; `products` is asked about directories, too.
     """
+    withheld = Withheld(workdir, include)
+    for path, status in _walk(workdir, exclude, products):
+        if not withheld.withholds(path, status):
+            yield path, status.st_size
+
+
+def _walk(
+    workdir: Path, exclude: Matching, products: Container[str]
+) -> Iterator[tuple[str, os.stat_result]]:
+    """The candidates, secrets included, with the status of what links lead to."""
     own = _own_output()
     for at, directories, files in os.walk(workdir):
         below = Path(at).relative_to(workdir).as_posix()
@@ -124,7 +135,7 @@ def candidates(
             if exclude.matches(path) or (status := _status(local)) is None:
                 continue
             if (status.st_dev, status.st_ino) not in own:
-                yield path, status.st_size
+                yield path, status
 
 
 def _status(path: str) -> os.stat_result | None:

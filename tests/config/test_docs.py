@@ -44,7 +44,7 @@ def test_the_defaults_of_site_are_the_real_ones() -> None:
             assert parse_duration(told) == value
         elif name.endswith("_bytes"):
             assert parse_size(told) == value
-        elif value is not None:
+        elif value:
             assert told in (str(value), f"{value:g}" if isinstance(value, float) else "")
 
 

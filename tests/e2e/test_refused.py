@@ -1,6 +1,7 @@
 """What cannot work is refused at once, with what to do, before any job is sent."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -84,6 +85,43 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     ):
         assert said.count(words) == 1, words
     tells(said, "Correct these rules, or name them in localrules: to run them here.")
+
+
+def test_a_credential_is_no_input(project: Project) -> None:
+    """Neither the file, nor a directory with it, nor a hard link to it under another name."""
+    secret = project.write("keys/hpc1", "anything")
+    project.write("plain.txt").unlink()
+    os.link(secret, project.directory / "plain.txt")
+    project.extra["MANTIK_OTHER_TOKEN_FILE"] = "keys/hpc1"
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "file", "folder", "linked"
+
+        rule file:
+            input: "keys/hpc1"
+            output: "file"
+            shell: "touch {output}"
+
+        rule folder:
+            input: "keys"
+            output: "folder"
+            shell: "touch {output}"
+
+        rule linked:
+            input: "plain.txt"
+            output: "linked"
+            shell: "touch {output}"
+        """,
+    )
+
+    said = project.run().failed()
+
+    for words in ("rule file reads keys/hpc1", "rule folder reads keys, in which",
+                  "rule linked reads plain.txt"):  # fmt: skip
+        assert said.count(words) == 1, words
+    assert said.count("the credential that MANTIK_OTHER_TOKEN_FILE names is never sent") == 3
 
 
 def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: Project) -> None:

@@ -56,6 +56,51 @@ def shown_of_processes() -> bytes:
     return b"\n".join(lines)
 
 
+def test_secrets_beside_the_snakefile_go_to_no_site(both: Project) -> None:
+    """One line tells which stay here; what is included goes, and so does what a rule names."""
+    secret = both.write("site.txt", SECRET)
+    os.link(secret, both.directory / "again.txt")
+    both.extra["MANTIK_ELSEWHERE_PASSWORD_FILE"] = "site.txt"
+    both.write("closed.txt", SECRET).chmod(0o600)
+    both.write("keys/mine", f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}\n")
+    both.write("credentials.json", SECRET)
+    outside = both.directory.parent / "outside.txt"
+    outside.write_text(SECRET)
+    (both.directory / "link.txt").symlink_to(outside)
+    both.write("run.sh", "echo ran").chmod(0o700)
+    both.write("input.txt", "named").chmod(0o600)
+    both.config.write_text(
+        both.config.read_text().replace("Site:\n", "Site:\n  Include: [run.sh]\n")
+    )
+    both.write(
+        "Snakefile",
+        """
+        rule good:
+            input: "input.txt"
+            output: "good.txt"
+            shell: "./run.sh > {output}; cat {input} >> {output}; ls -A . keys >> {output} || true"
+        """,
+    )
+
+    said = both.run().ok().output
+
+    assert both.read("good.txt").startswith("ran\nnamed")
+    assert leaks(both.place.server, words=(SECRET,)) == []
+    (line,) = [line for line in said.splitlines() if "Site: Include" in line]
+    for name in (
+        "closed.txt",
+        "keys/mine",
+        "credentials.json",
+        "link.txt",
+        "site.txt",
+        "again.txt",
+    ):
+        assert name in line
+        assert f"{name}\n" not in both.read("good.txt")
+    assert "run.sh" not in line
+    assert "input.txt" not in line
+
+
 def test_secrets_leave_no_trace(both: Project, tmp_path: Path) -> None:
     both.write(
         "Snakefile",

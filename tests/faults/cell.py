@@ -291,16 +291,30 @@ def cell_at(
     ca_file: Path | None = None,
     disk: Disk | None = None,
     snakefile: str = SNAKEFILE,
+    outside: Path | None = None,
 ) -> Iterator[Cell]:
-    """A cell at a site whose API is at `url`; `ca_file` is what its TLS is trusted by."""
+    """A cell at a site whose API is at `url`.
+
+    Args:
+        api: what it speaks.
+        place: the site.
+        url: where it is.
+        directory: empty, for all of the cell.
+        alive: tells what still runs or waits there.
+        ca_file: what its TLS is trusted by.
+        disk: the small one, of whoever has it.
+        snakefile: the workflow.
+        outside: an empty directory that its jobs may write to; by default one is made.
+    """
     parts = urlsplit(url)
     server = f"{parts.scheme}://{parts.netloc}"
     with Proxy(server, partial(kind_of, api), ca_file=ca_file) as proxy:
         config = place.config.replace(server, proxy.url)
         config = config[: config.index("Site:\n")] + LIMITS
         project = Project(directory / "project", replace(place, config=config))
-        outside = directory / "outside"
-        outside.mkdir()
+        if outside is None:
+            outside = directory / "outside"
+            outside.mkdir()
         chance = random.Random(4)
         project.write("Snakefile", snakefile)
         project.write("data/a.txt", "seven\n")

@@ -1,14 +1,17 @@
-"""The fault matrix with a real UNICORE/X behind the proxy: the same tests, another server.
+"""The fault matrix with the centre's real servers behind the proxy: the same tests, other servers.
 
-Only faults that let the server act are tried: of the others no server knows.
-Not tried here: full disks and clocks that are off, which are the machine's that the tests run on.
-Cancelling is the sandbox's to show: this server only says that a job has ended and lets it run on,
-which `test_unicorex.py` tries.
+Only faults that let the server act are tried: of the others no server knows. Not tried here: full
+disks and clocks that are off, which are the machine's that the tests run on.
 """
 
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,73 +19,116 @@ from tests.faults import test_matrix
 from tests.faults.cell import Cell, cell_at
 from tests.faults.faults import FAULTS, Fault
 from tests.faults.test_matrix import KILLS, Prove, prove
-from tests.support.places import unicorex_place
+from tests.real.centre import Centre, firecrest, tsi
+from tests.real.centre.firecrest import Firecrest
 from tests.support.unicoreserver import UnicoreX
-from tests.support.unicorex import SOFTWARE
+from tests.support.workflows import Place
 
-pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(900)
 
-API = "unicore"
+SOFTWARE = {"unicore": tsi.SOFTWARE, "firecrest": firecrest.SOFTWARE}
+APIS = [pytest.param(api, marks=pytest.mark.software(SOFTWARE[str(api)])) for api in SOFTWARE]
 REACHING = [
     pytest.param(fault, id=fault.name)
     for fault in FAULTS
     if "after-acting" in fault.name or "json" in fault.name or "drip" in fault.name
     or fault.name == "cut"
 ]  # fmt: skip
-GOES_ON = {"READY", "STAGINGIN", "QUEUED", "RUNNING", "STAGINGOUT"}
+ONE_AT_A_TIME = "Queue: devel\n  CPUsPerNode: 16\n"
+"""Resources that let the centre run one of the jobs after the other."""
 
 __all__ = ["prove"]
 
 
-@pytest.fixture
-def narrow() -> bool:
-    """Whether the server has room for one job only."""
-    return False
-
-
 @pytest.fixture(autouse=True)
-def _server(request: pytest.FixtureRequest, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the real server where the matrix makes a sandbox for each cell."""
-    server = request.getfixturevalue("narrow_unicorex" if narrow else "unicorex")
+def _servers(
+    centre: Centre,
+    tsi_unicorex: UnicoreX,
+    real_firecrest: Firecrest,
+    unicore_centre_place: Place,
+    firecrest_centre_place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Put a real server where the matrix makes a sandbox for each cell."""
+    sites: dict[str, tuple[Place, str, Path | None]] = {
+        "unicore": (unicore_centre_place, tsi_unicorex.url, tsi_unicorex.ca_file),
+        "firecrest": (firecrest_centre_place, real_firecrest.url, None),
+    }
 
     @contextmanager
     def make_cell(api: str, directory: Path, *, slots: int = 2) -> Iterator[Cell]:
-        with real_cell(server, directory) as cell:
-            yield cell
+        place, url, ca_file = sites[api]
+        if slots == 1:
+            place = replace(place, config=place.config.replace("Queue: batch\n", ONE_AT_A_TIME))
+        cells: list[Cell] = []
+        with (
+            open_directory() as outside,
+            cell_at(
+                api, place, url, directory, lambda: queued(centre, cells[0]),
+                ca_file=ca_file, outside=outside,
+            ) as cell,
+        ):  # fmt: skip
+            cells.append(cell)
+            try:
+                yield cell
+            finally:
+                cell.open_gate()  # so that jobs of a test that has failed keep no places
 
     monkeypatch.setattr(test_matrix, "make_cell", make_cell)
 
 
 @contextmanager
-def real_cell(server: UnicoreX, directory: Path) -> Iterator[Cell]:
-    place = unicorex_place(server)
-
-    def alive() -> list[str]:
-        jobs = (job for each in cell.project.tries for job in each.site_jobs)
-        return [job for job in jobs if server.status(job) in GOES_ON]
-
-    cells = cell_at(API, place, server.url, directory, alive, ca_file=server.ca_file)
-    with cells as cell:
-        try:
-            yield cell
-        finally:
-            cell.open_gate()  # so that jobs of a test that has failed keep no places
+def open_directory() -> Iterator[Path]:
+    """A directory that the users of the centre may write to, which pytest's own ones are not."""
+    directory = Path(tempfile.mkdtemp(prefix="mantik-outside-"))
+    directory.chmod(0o777)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
+def queued(centre: Centre, cell: Cell) -> list[Any]:
+    """The jobs of a cell that wait or run, by the scheduler's own word.
+
+    UNICORE's jobs are known to it by their directories, firecREST's by their ids.
+    """
+    asked = subprocess.run(
+        ["squeue", "--noheader", "--format=%i %Z"], env={**centre.environment, "PATH": tsi.PATH},
+        capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    known = {job for each in cell.project.tries for job in each.site_jobs}
+    lines = [line.split(" ", 1) for line in asked.stdout.splitlines()]
+    return [job for job, directory in lines if known & {job, Path(directory).name}]
+
+
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("step", ["stage", "submit", "fetch"])
 @pytest.mark.parametrize("fault", REACHING)
-def test_fault(fault: Fault, step: str, tmp_path: Path, prove: Prove) -> None:
-    test_matrix.test_fault(fault, step, API, tmp_path, prove)
+def test_fault(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
+    test_matrix.test_fault(fault, step, api, tmp_path, prove)
 
 
-@pytest.mark.parametrize("narrow", [True])
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("fault", REACHING)
-def test_fault_while_watching(fault: Fault, tmp_path: Path, prove: Prove) -> None:
-    test_matrix.test_fault_while_watching(fault, API, tmp_path, prove)
+def test_fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
+    test_matrix.test_fault_while_watching(fault, api, tmp_path, prove)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("fault", REACHING)
+def test_fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
+    test_matrix.test_fault_while_cancelling(fault, api, tmp_path, prove)
 
 
 @pytest.mark.parametrize(
-    ("api", "when"), [k for k in KILLS if k.values[0] == API and "-cancel-" not in str(k.id)]
+    ("api", "when"),
+    [
+        pytest.param(*kill.values, id=str(kill.id), marks=pytest.mark.software(SOFTWARE[api]))
+        for api in SOFTWARE
+        for kill in KILLS
+        if kill.values[0] == api
+    ],
 )
 def test_controller_killed(
     api: str, when: tuple[str, str, bool], tmp_path: Path, prove: Prove

@@ -11,9 +11,10 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from tests.real.centre import tsi
+from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.sandbox import FAST
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
-from tests.support.unicorex import SOFTWARE
 from tests.support.workflows import Place, Project, place_in
 
 UNICOREX_CONFIG = """\
@@ -72,19 +73,22 @@ def _unicorex_place(unicorex: UnicoreX) -> Place:
     return unicorex_place(unicorex)
 
 
-REAL = pytest.param("unicorex", marks=pytest.mark.software(SOFTWARE))
+REAL = [
+    pytest.param("unicore_centre", marks=pytest.mark.software(tsi.SOFTWARE)),
+    pytest.param("firecrest_centre", marks=pytest.mark.software(FIRECREST)),
+]
 
 
-@pytest.fixture(params=["firecrest", REAL])
+@pytest.fixture(params=["firecrest", *REAL])
 def place(request: pytest.FixtureRequest) -> Place:
-    """A site of each API, one after the other."""
+    """The sandbox's firecREST site, and the centre's site of each API."""
     found: Place = request.getfixturevalue(f"{request.param}_place")
     return found
 
 
 @pytest.fixture
 def both(place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at the sandbox's firecREST site, and at a real server of the other API."""
+    """A project at each of these sites."""
     made = Project(tmp_path / "project", place)
     yield made
     made.close()

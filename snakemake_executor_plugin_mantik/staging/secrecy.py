@@ -1,0 +1,219 @@
+"""Recognise files that hold secrets, so that none is uploaded unasked.
+
+A site's administrators and every process of the user there can read what a job is sent. So a
+file from which a credential was read is never uploaded, and the working directory's sources leave
+out, unless `Site: Include` names it, what looks like a secret by its name, its mode or its content,
+and what lies behind a link that leads out of the directory.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Final, Protocol
+
+from snakemake_executor_plugin_mantik.errors import UserError, one_line
+from snakemake_executor_plugin_mantik.private import umask
+from snakemake_executor_plugin_mantik.sites.lookup import credential_files
+
+MOST_NAMED: Final = 20
+"""Files that a message names."""
+
+LOOKED_AT: Final = 1 << 20
+"""Bytes of a file that are searched for a private key."""
+
+_PLAIN: Final = r"(\.(txt|json|ya?ml|toml|ini|cfg|conf|csv|xml|properties|env|dat|bak|old|orig))*"
+_NAMES: Final = re.compile(
+    r"\.?("
+    r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
+    r"|(.*[_.-])?(credentials?|secrets?|passwords?|passwd|passphrase|token)" + _PLAIN + r""
+    r"|(.*[_.-])?(api|access|private|secret|ssh)[_.-]?key" + _PLAIN + r""
+    r"|(.*[_.-])?service[_.-]?account" + _PLAIN + r""
+    r"|client_secret_.*\.json"
+    r"|_?netrc|pgpass|htpasswd|kubeconfig|dockercfg|pypirc|npmrc|rclone\.conf|s3cfg|boto"
+    r"|git-credentials|vault[_.-]?pass|krb5cc_.*"
+    r"|(.*\.)?env(\.(local|prod|production|dev|development|test|staging))?"
+    r"|.*\.(key|ppk|p12|pfx|jks|keystore|kdbx?|keytab|token|secret|password|passwd|netrc)"
+    r")~?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Names of files in which programs keep secrets; not those of code (`token.py`)."""
+
+_DIRECTORIES: Final = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".docker", ".azure", ".gcloud"})
+"""Directories in which programs keep secrets, where a link leads into one."""
+
+_KEYS: Final = re.compile(
+    rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----[ \t]*(\r|\n|\\[nr])"  # PEM, OpenSSH, PGP
+    rb"|---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----"
+    rb"|^PuTTY-User-Key-File-\d"
+    rb"|^SSH PRIVATE KEY FILE FORMAT"
+    rb"|\bAGE-SECRET-KEY-1[0-9A-Z]{20}"
+    rb"|^untrusted comment: .*secret key",
+    re.MULTILINE,
+)
+"""How private keys look, also as a text in JSON or YAML."""
+
+Identity = tuple[int, int]
+"""A file, whatever links lead to it: device and inode."""
+
+
+@dataclass(frozen=True)
+class CredentialFiles:
+    """The files from which credentials are read, links and hard links to them included.
+
+    Attributes:
+        variables: the environment variable that names each.
+        paths: where each lies, links resolved.
+    """
+
+    variables: Mapping[Identity, str] = field(default_factory=dict)
+    paths: Mapping[Path, str] = field(default_factory=dict)
+
+    @classmethod
+    def named_by(cls, environ: Mapping[str, str]) -> "CredentialFiles":
+        """Those that an environment's variables name and that are there now."""
+        variables: dict[Identity, str] = {}
+        paths: dict[Path, str] = {}
+        for variable, path in credential_files(environ).items():
+            try:
+                variables[_identity(path.stat())] = variable
+                paths[path.resolve()] = variable
+            except OSError:
+                continue  # told where the credential is read
+        return cls(variables, paths)
+
+    def variable_of(self, status: os.stat_result) -> str:
+        """The variable that names a file as a credential's; empty if none does."""
+        return self.variables.get(_identity(status), "")
+
+    def refuse(self, path: object, status: os.stat_result) -> None:
+        """See to it that a file is no credential's.
+
+        Raises:
+            UserError: it is one.
+        """
+        if variable := self.variable_of(status):
+            raise refusal(path, variable)
+
+    def below(self, path: str) -> dict[Path, str]:
+        """The files, with their variables, that are `path` or lie below this directory."""
+        if not self.variables:
+            return {}
+        try:
+            if variable := self.variable_of(os.stat(path)):
+                return {Path(path): variable}
+            root = Path(path).resolve()
+        except (OSError, RuntimeError):
+            return {}
+        return {at: variable for at, variable in self.paths.items() if root in at.parents}
+
+
+def refusal(path: object, variable: str) -> UserError:
+    """The error for a credential's file that is to be uploaded."""
+    return UserError(
+        f"the file holds the credential that {variable} names, which is never sent to a site",
+        where=str(path),
+        do="Move it out of the directory that is an input, and name no credential as an input",
+    )
+
+
+class Matching(Protocol):
+    """Matches paths; `config.exclude.Exclude` does."""
+
+    def matches(self, path: str, *, is_dir: bool = False) -> bool:
+        """Whether `path`, relative to the directory, is meant."""
+
+
+@dataclass(frozen=True)
+class _Always:
+    says: bool
+
+    def matches(self, path: str, *, is_dir: bool = False) -> bool:
+        del path, is_dir
+        return self.says
+
+
+NOTHING: Final[Matching] = _Always(False)
+"""Matches no path."""
+
+EVERYTHING: Final[Matching] = _Always(True)
+"""Matches every path."""
+
+
+class Withheld:
+    """What is not sent of the files below one directory; as a text, one line that reports it."""
+
+    def __init__(self, directory: Path, include: Matching) -> None:
+        """Withhold secrets of `directory`, but for what `include` matches."""
+        self._directory = directory
+        self._root = os.path.realpath(directory)
+        self._include = include
+        self._credentials = CredentialFiles.named_by(os.environ)
+        self._secret: dict[str, str] = {}
+        self._never: dict[str, str] = {}
+
+    def withholds(self, path: str, status: os.stat_result) -> bool:
+        """Whether a file is not sent, which is noted then.
+
+        Args:
+            path: of the file, relative to the directory.
+            status: of what links lead to.
+        """
+        if variable := self._credentials.variable_of(status):
+            self._never[path] = variable
+            return True
+        if self._include.matches(path):
+            return False
+        why = _suspicion(path, os.path.join(self._directory, path), status, self._root)
+        if why:
+            self._secret[path] = why
+        return bool(why)
+
+    def __str__(self) -> str:
+        told = []
+        if self._secret:
+            told.append(
+                f"not sent, since they may hold secrets: {_named(self._secret)}; to send one after"
+                " all, name it under Site: Include in the backend config"
+            )
+        if self._never:
+            told.append(f"never sent, since a credential is read from it: {_named(self._never)}")
+        return "; ".join(told)
+
+
+def _named(files: Mapping[str, str]) -> str:
+    named = [one_line(f"{path} ({why})") for path, why in files.items()]
+    more = len(named) - MOST_NAMED
+    return ", ".join(named[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _suspicion(path: str, local: str, status: os.stat_result, root: str) -> str:
+    """Why a file seems to hold a secret, in a few words; empty if it does not."""
+    target = PurePath(os.path.realpath(local))
+    if not target.is_relative_to(root):
+        return "a link that leads out"
+    if _DIRECTORIES & set(target.relative_to(root).parts):
+        return "a link to where secrets are kept"
+    if any(_NAMES.fullmatch(name) for name in (PurePath(path).name, target.name)):
+        return "named like a secret"
+    # With a file mode mask that closes every new file, the mode says nothing.
+    if not status.st_mode & 0o077 and umask() & 0o077 != 0o077:
+        return f"closed to others, mode {stat.S_IMODE(status.st_mode):04o}"
+    return "a private key" if _holds_key(local) else ""
+
+
+def _holds_key(local: str) -> bool:
+    try:
+        with open(local, "rb") as file:
+            content = file.read(LOOKED_AT)
+    except OSError:
+        return False  # told where it is to be sent
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, as some editors write
+        content = content[2:].replace(b"\0", b"")
+    return _KEYS.search(content) is not None
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino

@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
+from snakemake_executor_plugin_mantik.sites.unicore.hooks import HOOK_FILES
 from snakemake_executor_plugin_mantik.staging import sources
 
 _UNLIMITED = 1 << 62
@@ -133,6 +134,8 @@ def for_people(made: Preview) -> str:
 def _without_scripts(value: Any) -> Any:
     """The submission without the long texts that are shown apart."""
     if isinstance(value, dict):
+        if value.get("To") in HOOK_FILES.values():
+            return value
         return {
             key: _INLINE if key in ("Data", "script") else _without_scripts(item)
             for key, item in value.items()

@@ -177,28 +177,27 @@ class Examiner:
     async def _current(
         self, tries: list[Watched], states: dict[str, JobState]
     ) -> dict[str, JobState]:
-        """What the scheduler itself says of some jobs that the site believes to be under way.
+        """What the scheduler itself says of some jobs of which the site tells no end.
 
         Those whose heartbeats are missing come first; the others take turns, after some time.
         """
-        going = {Phase.WAITING, Phase.RUNNING}
-        doubtful = [
-            w
-            for w in tries
-            if (w.claimed or w.waited >= CHECK_S)
-            and any(states.get(i, UNKNOWN).phase in going for i in w.ids)
-        ]
+
+        def open_ids(watched: Watched) -> list[str]:
+            told = ((i, states.get(i, UNKNOWN)) for i in watched.ids)
+            known = ((i, s) for i, s in told if s.phase is not Phase.UNKNOWN or s.scheduler_id)
+            return [i for i, s in known if s.phase is not Phase.ENDED]
+
+        doubtful = [w for w in tries if (w.claimed or w.waited >= CHECK_S) and open_ids(w)]
         doubtful.sort(key=lambda w: (not w.claimed, w.detailed))
         current: dict[str, JobState] = {}
 
         async def explain(watched: Watched) -> bool:
             watched.detailed = self._clock()
-            for job_id in watched.ids:
-                if states.get(job_id, UNKNOWN).phase in going:
-                    with suppress(SiteNotFound, SiteRejected):
-                        state = await self._site.explain(job_id)
-                        if state.phase is Phase.ENDED:
-                            current[job_id] = state
+            for job_id in open_ids(watched):
+                with suppress(SiteNotFound, SiteRejected):
+                    state = await self._site.explain(job_id)
+                    if state.phase is not Phase.UNKNOWN:
+                        current[job_id] = state
             return True
 
         await self.each(doubtful[:DETAILS_AT_ONCE], explain)

@@ -17,7 +17,8 @@ from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest.script import request_body
-from snakemake_executor_plugin_mantik.sites.unicore.description import directives, job_description
+from snakemake_executor_plugin_mantik.sites.unicore.batch import directives
+from snakemake_executor_plugin_mantik.sites.unicore.description import job_description
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
 """Stands for the UUID of a try."""
@@ -148,8 +149,8 @@ def _submission(
 ) -> tuple[dict[str, Any], str]:
     """What would be sent, and the script with the scheduler's directives behind its first line.
 
-    UNICORE is sent the two apart (`bss.sh` begins with the ones, `job.sh` is the other), firecREST
-    together.
+    UNICORE is sent a batch file that begins with the ones and writes the other, firecREST the two
+    in one.
     """
     scheduler = config.site.scheduler
     if config.api == "firecrest":

@@ -51,6 +51,9 @@ from snakemake_executor_plugin_mantik.staging.transfers import Landing
 
 FULL_FIRST_S = 30.0
 """Seconds until a job is submitted again that was one too many; doubled up to `LONGEST_BUSY_S`."""
+AWAY_FIRST_S = 5.0
+"""Seconds until a job is submitted again that a site lost because a part of it was away; doubled,
+too. The site answers by then, or its loss of the job would not be certain."""
 RESTAGED = 2
 """How often a job is sent again because files were purged at the site while it waited."""
 
@@ -156,7 +159,7 @@ class SiteWork:
         """
         files = await self._files(request)
         async with self._slots:
-            restaged, pause = 0, FULL_FIRST_S
+            restaged, pause = 0, 0.0
             while restaged <= RESTAGED:
                 record = await self._try(request, files)
                 self._rivals.own(record)
@@ -174,8 +177,10 @@ class SiteWork:
                 finally:
                     await self._live.stop(record)
                 if end.state is not None and end.state.later and not end.claimed:
-                    await self._wait_for_room(life, end.state, pause)
-                    pause = min(2 * pause, LONGEST_BUSY_S)
+                    full = end.state.reason is Reason.REJECTED
+                    pause = max(2 * pause, FULL_FIRST_S if full else AWAY_FIRST_S)
+                    pause = min(pause, LONGEST_BUSY_S)
+                    await self._wait_to_submit(life, end.state, pause)
                     continue
                 runtime_s = self._runtime_s(request)
                 outcome = await self._concluder.conclude(whole, life, end, runtime_s)
@@ -191,13 +196,21 @@ class SiteWork:
             " Workspace to another one",
         )
 
-    async def _wait_for_room(self, life: Life, state: JobState, pause: float) -> None:
-        """The scheduler takes no more jobs just now: this try is over, another one comes later."""
-        self._patience.note(
-            f"it takes no more jobs just now ({state.detail}); they are submitted again until it"
-            " does. Site: MaxJobs keeps their number below its limit"
-        )
-        await self._concluder.again(life, "the scheduler took no more jobs")
+    async def _wait_to_submit(self, life: Life, state: JobState, pause: float) -> None:
+        """The site runs no more jobs just now: this try is over, another one comes later."""
+        if state.reason is Reason.REJECTED:
+            self._patience.note(
+                f"it takes no more jobs just now ({state.detail}); they are submitted again until"
+                " it does. Site: MaxJobs keeps their number below its limit"
+            )
+            why = "the scheduler took no more jobs"
+        else:
+            self._patience.note(
+                "it lost jobs before they started, because a part of it was away"
+                f" ({state.detail}); they are submitted again"
+            )
+            why = "a part of the site was away"
+        await self._concluder.again(life, why)
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:

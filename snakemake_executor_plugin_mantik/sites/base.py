@@ -117,7 +117,8 @@ class JobState:
             been seen to tell 0 for one that ended while it was still being taken in.
         scheduler_id: the scheduler's id of the job, empty before it has one.
         queue: the queue it waits or runs in, empty if the site does not say.
-        later: whether it was refused for now only, because there are too many jobs.
+        later: whether it was not run for now only: there are too many jobs (`Reason.REJECTED`), or
+            something at the site was away (`Reason.LAUNCH_FAILURE`).
     """
 
     phase: Phase

@@ -6,6 +6,14 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
+SLURM_WAITING: Final = frozenset(
+    ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
+)
+"""`JobState` of jobs that have not started."""
+SLURM_RUNNING: Final = frozenset(
+    ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+)
+"""`JobState` of jobs that have started and not ended."""
 SLURM_STATES: Final = {
     "TIMEOUT": Reason.TIME_LIMIT,
     "DEADLINE": Reason.TIME_LIMIT,
@@ -31,6 +39,13 @@ TOO_MANY_JOBS: Final = re.compile(
 )
 """What sbatch, and qsub, say of a limit on how many jobs are submitted; other limits stay exceeded.
 """
+
+AWAY: Final = re.compile(
+    r"Unable to contact slurm controller|Socket timed out on send/recv|"
+    r"Slurm backup controller in standby mode|Slurm temporarily unable to accept job",
+    re.IGNORECASE,
+)
+"""What sbatch says while its controller is away, restarts or has too much to do."""
 
 LAUNCH_SIGNAL: Final = 53
 """The signal that Slurm tells of a job whose working directory or output file cannot be had.

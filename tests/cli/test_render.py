@@ -77,6 +77,8 @@ def holds(found: dict[str, Any], verb: str, rest: str) -> bool:  # noqa: PLR0911
             return bool(found["submission"]["Resources"][name] == value)
         case "job":
             return any(rest == f"{key} {value}" for key, value in found["submission"].items())
+        case "hook":
+            return any(rest in each["Data"] for each in found["submission"]["Imports"])
         case "variable":
             variable, _, text = rest.partition("=")
             return bool(found["variables"][variable] == text)
@@ -101,13 +103,13 @@ def test_there_are_many_cases() -> None:
 
 
 def test_what_is_submitted_is_what_is_shown(tmp_path: Path) -> None:
-    """Directives and script of a RAW job come apart, the request of firecREST has all."""
+    """The batch file of a RAW job writes the script, the request of firecREST has all in one."""
     cases = Path(__file__).parent / "cases"
     found = render(cases / "queue-only.yaml", tmp_path)
-    job, batch = (each["Data"] for each in found["submission"]["Imports"])
+    (batch,) = (each["Data"] for each in found["submission"]["Imports"])
     head, _, script = found["script"].partition("# Job: ")
     assert batch.startswith(head)
-    assert job == f"#!/bin/bash\n# Job: {script}"
+    assert f"\n#!/bin/bash\n# Job: {script}" in batch
     found = render(cases / "firecrest-everything.yaml", tmp_path, account="me-2026")
     assert found["submission"] == {
         "job": {"working_directory": "/WORKSPACE", "script": found["script"]}

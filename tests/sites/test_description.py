@@ -12,8 +12,8 @@ import pytest
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
+from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_file
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
-    batch_file,
     job_description,
     lost_on_the_way,
 )
@@ -65,7 +65,7 @@ def test_golden(name: str, description: dict[str, Any]) -> None:
 
 
 def test_batch_file_begins_with_the_schedulers_lines() -> None:
-    text = batch_file(FULL)
+    text = batch_file(FULL, "slurm", "")
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     first, _, rest = text.rpartition("\n#SBATCH ")
@@ -86,7 +86,7 @@ def test_a_job_that_is_told_to_end_may_say_its_last_words(
     )
     (tmp_path / "job.sh").write_text(f"{last_words}\n")
     (tmp_path / "own.sh").write_text("bash job.sh\necho $? > code\n")
-    (tmp_path / "bss.sh").write_text(f"{batch_file(PLAIN)}\n{shell} own.sh\n")
+    (tmp_path / "bss.sh").write_text(f"{batch_file(PLAIN, 'slurm', '')}\n{shell} own.sh\n")
     os.mkfifo(tmp_path / "never")
     batch = subprocess.Popen([shell, "bss.sh"], cwd=tmp_path, start_new_session=True)
     wait_until(lambda: (tmp_path / "job").exists() and (tmp_path / "job").read_text())
@@ -102,6 +102,45 @@ def test_a_job_that_is_told_to_end_may_say_its_last_words(
     assert not (tmp_path / "code").exists()
 
 
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_the_batch_file_writes_the_jobs_script(shell: str, tmp_path: Path) -> None:
+    script = "#!/bin/bash\ncat <<'E'\n$HOME `a` \\ it's \"q\"\nE\n: end\n"
+    submission = Submission(TRY, "x", script, Resources())
+    (tmp_path / "bss.sh").write_text(batch_file(submission, "slurm", "job.sh"))
+    subprocess.run([shell, "bss.sh"], cwd=tmp_path, check=True)
+    assert (tmp_path / "job.sh").read_text() == script
+    assert not (tmp_path / "job.sh.new").exists()
+
+
+@pytest.mark.parametrize("script", ["echo ü\n", "echo a\r\n", f"# {'x' * (1 << 20)}\n"])
+def test_a_script_that_a_batch_file_may_change_is_a_file_of_its_own(script: str) -> None:
+    description = job_description(Submission(TRY, "x", script, Resources()), "slurm")
+    data = {each["To"]: each["Data"] for each in description["Imports"]}
+    assert data["job.sh"] == script
+    assert script not in data["bss.sh"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("{tsi}", None), ("{tsi}:a b", "a b"), ("a:{tsi}:b", "a:b"), ("a::b", "a::b"), (None, None)],
+)
+def test_jobs_do_not_see_the_modules_of_the_tsi(
+    given: str | None, kept: str | None, shell: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tsi").mkdir()
+    (tmp_path / "tsi" / "TSI.py").touch()
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    if given is not None:
+        environment["PYTHONPATH"] = given.format(tsi=tmp_path / "tsi")
+    show = 'echo "${PYTHONPATH-unset}"\n'
+    (tmp_path / "bss.sh").write_text(batch_file(PLAIN, "slurm", "") + show)
+    done = subprocess.run(
+        [shell, "bss.sh"], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == f"{kept or 'unset'}\n"
+
+
 def test_resources_that_the_queue_does_not_know_are_left_out() -> None:
     described = job_description(FULL, "none", {"Runtime", "Nodes"})["Resources"]
     assert described == {"Queue": "booster", "Runtime": "90m", "Nodes": "2"}
@@ -112,29 +151,6 @@ def test_values_are_texts() -> None:
     description = job_description(FULL, "none", KNOWN)
     assert all(isinstance(value, str) for value in description["Resources"].values())
     assert description["RunUserPrecommandOnLoginNode"] == "true"
-
-
-@pytest.mark.parametrize(
-    "commands",
-    [
-        ("exit 0\n",),
-        ("true", "false # why"),
-        ("a\nb\n", "c"),
-        ("set -e",),
-        (". env.sh",),
-        ("A=1",),
-        ("make && exit 3",),
-        (": ${A?}",),
-        ("$RUN",),
-        ("{ true; }",),
-    ],
-)
-def test_login_hooks_that_touch_the_shell_get_one_of_their_own(commands: tuple[str, ...]) -> None:
-    """And end without a newline, which would hide a failure."""
-    hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)
-    hook = job_description(hooked, "slurm")["User precommand"]
-    assert hook.startswith("(")
-    assert hook.endswith(")")
 
 
 @pytest.mark.parametrize(
@@ -152,26 +168,25 @@ def test_login_hooks_that_touch_the_shell_get_one_of_their_own(commands: tuple[s
         (("(exit 4)", "echo b"), "", 4),
         (("echo a; false", "echo b"), "a", 1),
         (("{ echo a; }", "echo b"), "a b", 0),
+        (('echo a; echo "b;c"',), "a b;c", 0),
+        (("echo a > f", "cat f"), "a", 0),
+        (("cd .. && A=1", "echo $A"), "1", 0),
+        (("echo $(echo a) `echo b`",), "a b", 0),
     ],
 )
 def test_each_command_of_a_login_hook_runs_if_those_before_it_succeeded(
-    commands: tuple[str, ...], ran: str, code: int
+    commands: tuple[str, ...], ran: str, code: int, tmp_path: Path
 ) -> None:
     hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)
-    hook = job_description(hooked, "slurm")["User precommand"]
-    assert not hook.endswith("\n")
-    done = subprocess.run(["bash", "-c", hook], capture_output=True, text=True, check=False)
-    assert (done.stdout.split(), done.returncode) == (ran.split(), code), hook
-
-
-@pytest.mark.parametrize(
-    "commands",
-    [("mkdir -p ${HOME}/x{1,2}\n",), ("git pull", "module load git"), ("./exit.sh a; b | c",)],
-)
-def test_other_login_hooks_are_sent_as_they_are_written(commands: tuple[str, ...]) -> None:
-    hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)
-    hook = job_description(hooked, "slurm")["User precommand"]
-    assert hook == " && ".join(commands).strip()
+    description = job_description(hooked, "slurm")
+    for each in description["Imports"]:
+        (tmp_path / each["To"]).write_text(each["Data"])
+    # As a server does: in double quotes, and with a redirection behind it.
+    hook = description["User precommand"]
+    script = f'UC_EXECUTABLE="{hook}"; {hook} >> stdout'
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, check=False)
+    written = (tmp_path / "stdout").read_text().split()
+    assert (written, done.returncode) == (ran.split(), code), hook
 
 
 @pytest.mark.parametrize(
@@ -208,7 +223,7 @@ def test_a_raw_job_for_pbs_brings_its_own_directives() -> None:
     asked = Resources(queue="q", nodes=2, cpus_per_task=8, runtime_s=90000, account="a")
     description = job_description(Submission(TRY, "train: x", "", asked), "pbs", None)
     assert description["Job type"] == "RAW"
-    assert description["Imports"][1]["Data"].splitlines()[:11] == [
+    assert description["Imports"][0]["Data"].splitlines()[:11] == [
         "#!/bin/bash",
         "#PBS -S /bin/bash",
         "#PBS -N train_x",

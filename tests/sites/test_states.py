@@ -75,6 +75,39 @@ def test_reasons_without_asking_further(message: str, reason: Reason) -> None:
     assert state_of({"status": "FAILED", "statusMessage": message}).reason is reason
 
 
+AWAY = (
+    "Processing failed: eu.unicore.xnjs.tsi.TSIUnavailableException: Error communicating to the TSI"
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        AWAY,
+        "Could not submit job: Error communicating to the TSI",
+        "Staging in failed. Reason: Processing failed: java.lang.IllegalStateException: Internal "
+        "server error: File transfer '7rFNUWMGUUy' not found!",
+        "Error processing stage-in.: eu.unicore.xnjs.ems.ExecutionException No such action. (XNJS "
+        "error)",
+    ],
+)
+def test_jobs_that_were_lost_because_something_was_away(message: str) -> None:
+    state = state_of({"status": "FAILED", "statusMessage": message, "batchSystemID": "N/A"})
+    assert (state.phase, state.reason) == (Phase.ENDED, Reason.LAUNCH_FAILURE)
+    assert state.later
+
+
+def test_a_job_that_unicore_gave_up_may_wait_or_run() -> None:
+    """Seen with a TSI that was killed while UNICORE asked for the job's exit code."""
+    state = state_of({"status": "FAILED", "statusMessage": AWAY, "batchSystemID": "17"})
+    assert (state.phase, state.reason, state.later) == (Phase.UNKNOWN, None, False)
+    assert as_slurm_says({"JobState": "RUNNING"}, state).phase is Phase.RUNNING
+    assert as_slurm_says({"JobState": "PENDING"}, state).phase is Phase.WAITING
+    ended = as_slurm_says({"JobState": "COMPLETED", "ExitCode": "0:0"}, state)
+    assert (ended.phase, ended.reason) == (Phase.ENDED, Reason.SUCCESS)
+    assert as_slurm_says({}, state) is state
+
+
 def test_words_of_sbatch() -> None:
     log = [
         "Sat Nov 21 11:20:49 UTC 2026: Status set to PENDING.",

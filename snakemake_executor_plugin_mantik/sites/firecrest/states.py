@@ -9,16 +9,15 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import LAUNCH_SIGNAL, SLURM_STATES
+from snakemake_executor_plugin_mantik.sites.slurm import (
+    LAUNCH_SIGNAL,
+    SLURM_RUNNING,
+    SLURM_STATES,
+    SLURM_WAITING,
+)
 
 _LONGEST_DETAIL: Final = 500
 
-_WAITING: Final = frozenset(
-    ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
-)
-_RUNNING: Final = frozenset(
-    ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-)
 _ENDED: Final = frozenset((*SLURM_STATES, "COMPLETED", "FAILED"))
 
 _PBS_PHASES: Final = {
@@ -70,9 +69,9 @@ def _phase(word: str) -> Phase:
         return _PBS_PHASES[word]
     if word in _ENDED:
         return Phase.ENDED
-    if word in _RUNNING:
+    if word in SLURM_RUNNING:
         return Phase.RUNNING
-    return Phase.WAITING if word in _WAITING else Phase.UNKNOWN
+    return Phase.WAITING if word in SLURM_WAITING else Phase.UNKNOWN
 
 
 def _slurm_reason(

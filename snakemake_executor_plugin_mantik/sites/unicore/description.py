@@ -6,15 +6,19 @@ Where the scheduler is Slurm or PBS a job is sent RAW, with directives of its ow
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.config.units import unicore_duration, unicore_memory
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
-from snakemake_executor_plugin_mantik.jobs.resources import slurm_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
+from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_file, carries
+from snakemake_executor_plugin_mantik.sites.unicore.hooks import (
+    HOOK_FILES,
+    hook_file,
+    hook_properties,
+)
 
 COMMON_TAG = "mantik"
 """Tag of all our jobs, beside the try's own."""
@@ -31,30 +35,6 @@ LOSSLESS_MIB: Final = 2047
 _LONGEST_NAME = 120
 _SCRIPT = "job.sh"
 _BATCH_FILE = "bss.sh"
-
-_HOLD = (
-    "# TERM ends the server's own shell below, too, perhaps before this one: wait for the rest.",
-    "if mkfifo hold; then",
-    "  (trap '' TERM; exec cat hold > /dev/null) & _m_holder=$!",
-    "  exec 9> hold",
-    "  trap _m_term=1 TERM",
-    '  trap \'[ $? -lt 128 ] && [ -z "$_m_term" ] ||'
-    ' { trap "" TERM; exec 9>&-; wait "$_m_holder"; }\' EXIT',
-    "fi",
-)
-"""Slurm tells all processes of a job to end, and when its batch script has ended it kills the rest
-at once: our script could neither let the command end nor write its marker. So the batch script
-waits until nothing holds the writing end of a pipe any more. Plain sh: servers without a scheduler
-run it so.
-"""
-
-# What would end UNICORE's own script, or change the shell that runs the rest of it.
-_TOUCHES_SHELL: Final = re.compile(
-    r"[\n#]|(?:^|[\s;])[{}](?=[\s;]|$)|\$\{[^}]*\?|^\s*\$|^\s*\w+=|"
-    r"(?<![\w./-])(?:\.|alias|cd|declare|eval|exec|exit|export|function|"
-    r"kill|logout|popd|pushd|readonly|return|set|shopt|source|trap|typeset|ulimit|umask|"
-    r"unset)(?![\w./-])"
-)
 
 
 def job_description(
@@ -79,16 +59,21 @@ def job_description(
         "Tags": [submission.tag, COMMON_TAG],
         "Executable": "/bin/bash",
         "Arguments": ["-l", _SCRIPT] if submission.login_shell else [_SCRIPT],
-        "Imports": [_inline(_SCRIPT, submission.script)],
-        **_login_hook("pre", submission.before_on_login),
-        **_login_hook("post", submission.after_on_login),
+        "Imports": [],
     }
+    imports = description["Imports"]
+    if apart := scheduler == "none" or not carries(submission.script):
+        imports.append(_inline(_SCRIPT, submission.script))
+    for when, commands in _hooks(submission):
+        description |= hook_properties(when)
+        imports.append(_inline(HOOK_FILES[when], hook_file(commands)))
     if submission.resources.account:
         description["Project"] = submission.resources.account
     if scheduler != "none":
         description["Job type"] = "RAW"
         description["BSS file"] = _BATCH_FILE
-        description["Imports"].append(_inline(_BATCH_FILE, batch_file(submission, scheduler)))
+        batch = batch_file(submission, scheduler, "" if apart else _SCRIPT)
+        imports.append(_inline(_BATCH_FILE, batch))
     elif lost := lost_on_the_way(submission.resources, server):
         raise UserError(
             f"{server} loses {' and '.join(lost)} on the way to the scheduler",
@@ -115,55 +100,16 @@ def lost_on_the_way(resources: Resources, server: str) -> list[str]:
     return [*lost, f"GPUsPerNode of {gpus}"] if gpus else lost
 
 
-def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"] = "slurm") -> str:
-    """The file that UNICORE appends its own script to and gives to sbatch or qsub."""
-    return "\n".join([*directives(submission, scheduler), *_HOLD, ""])
-
-
-def directives(submission: Submission, scheduler: Literal["slurm", "pbs"]) -> list[str]:
-    """The first lines of the batch file: what the scheduler reads."""
-    # UNICORE's own Stdout and Stderr do not count for RAW jobs.
-    if scheduler == "pbs":
-        mark, lines = "#PBS", pbs_directives(submission.resources, submission.name)
-        lines = (*lines, "-o stdout", "-e stderr")
-    else:
-        mark, lines = "#SBATCH", slurm_directives(submission.resources, submission.name)
-        lines = (*lines, "--output=stdout", "--error=stderr")
-    return ["#!/bin/bash", *(f"{mark} {line}" for line in lines)]
+def _hooks(submission: Submission) -> Iterator[tuple[Literal["pre", "post"], Sequence[str]]]:
+    """The commands on the login node, by when they run."""
+    if submission.before_on_login:
+        yield "pre", submission.before_on_login
+    if submission.after_on_login:
+        yield "post", submission.after_on_login
 
 
 def _inline(name: str, data: str) -> dict[str, str]:
     return {"From": f"inline://{name}", "To": name, "Data": data}
-
-
-_NOT_SIMPLE = frozenset("\n#;|&<>(){}\\")
-"""Characters by which a command may be more than a word and its arguments."""
-_NOT_ONE_LINE = frozenset("\n#")
-
-
-def _login_hook(when: Literal["pre", "post"], commands: Sequence[str]) -> dict[str, str]:
-    """One command of several, each run if the ones before it succeeded.
-
-    In a subshell where they touch the shell, so that an `exit` in a command ends the hook and not
-    UNICORE's own script (the job would stay QUEUED); without a newline at the end, which would hide
-    a failure (measured).
-    """
-    if not commands:
-        return {}
-    stripped = [command.strip() for command in commands]
-    if len(stripped) == 1 and _NOT_ONE_LINE & set(stripped[0]):
-        hook = f"(\n{stripped[0]}\n)"
-    elif len(stripped) > 1 and any(_NOT_SIMPLE & set(command) for command in stripped):
-        # Each alone between braces: a comment would swallow what follows, `||` would go on after
-        # a failure of the command before, `;` and `&` would end the chain. `:` for one that is
-        # nothing but a comment.
-        groups = (f"{{ :\n{command}\n}}" for command in stripped)
-        hook = "(\n" + " &&\n".join(groups) + "\n)"
-    else:
-        hook = " && ".join(stripped)
-        if any(_TOUCHES_SHELL.search(command) for command in stripped):
-            hook = f"( {hook} )"
-    return {f"User {when}command": hook, f"RunUser{when.title()}commandOnLoginNode": "true"}
 
 
 def _readable(name: str) -> str:

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
-from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS, memory_words
+from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
@@ -103,17 +103,11 @@ class Jobs:
             answer = await self._connection.get("explain", _url(job_id), fields)
         except SiteNotFound:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
-        state = states.state_of(answer)
-        if state.phase is not Phase.ENDED:
-            return await self._as_scheduler_says(job_id, state) if state.scheduler_id else state
-        if state.reason is Reason.SUCCESS:
-            return state
         log = answer.get("log")
-        said = states.rejection(log if isinstance(log, list) else [])
-        if said and not state.scheduler_id:
-            later = TOO_MANY_JOBS.search(said) is not None
-            return replace(state, reason=Reason.REJECTED, detail=said, later=later)
-        if state.reason not in (Reason.UNKNOWN, Reason.EXIT_CODE):
+        state = states.of_log(states.state_of(answer), log if isinstance(log, list) else [])
+        if state.later or state.reason not in (None, Reason.UNKNOWN, Reason.EXIT_CODE):
+            return state
+        if state.phase is not Phase.ENDED and not state.scheduler_id:
             return state
         return await self._as_scheduler_says(job_id, state)
 

@@ -14,8 +14,17 @@ from typing import Any, Final
 from pyunicore.aio.client import JobStatus
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.answers import shortened
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import reason_of_end, words_of_end
+from snakemake_executor_plugin_mantik.sites.slurm import (
+    AWAY,
+    SLURM_RUNNING,
+    SLURM_WAITING,
+    TOO_MANY_JOBS,
+    reason_of_end,
+    words_of_end,
+)
+from snakemake_executor_plugin_mantik.sites.unicore.answers import cause
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
@@ -45,6 +54,17 @@ STATUS_TEXTS: Final = (
 )
 """Texts of `statusMessage` of a FAILED job."""
 
+LOST_TEXTS: Final = re.compile(
+    # The TSI was away while the job was made, submitted, or asked about.
+    r"TSIUnavailableException|Error communicating to the TSI|TSI (is )?(currently )?unavailable|"
+    # The server itself was away in the middle of staging in.
+    r"File transfer '\S+' not found|Error processing stage-in.*No such action|"
+    r"java\.net\.\w+Exception|Broken pipe|Connection (reset|refused)",
+    re.IGNORECASE,
+)
+"""Texts of `statusMessage` of a job that UNICORE gave up because something was away: the site did
+not refuse it, and it may be in the scheduler's queue."""
+
 _REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
 _UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
 
@@ -52,16 +72,23 @@ _UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
 def state_of(properties: Mapping[str, Any]) -> JobState:
     """The state that a job's properties (`STATUS_FIELDS`) tell."""
     phase = _PHASES.get(str(properties.get("status")), Phase.UNKNOWN)
-    message = _one_line(str(properties.get("statusMessage") or ""))
+    message = cause(str(properties.get("statusMessage") or ""))
     code = _number(properties.get("exitCode"))
-    return JobState(
+    state = JobState(
         phase,
         _reason(str(properties.get("status")), message, code) if phase is Phase.ENDED else None,
-        detail=message,
+        detail=shortened(message, _LONGEST_DETAIL),
         exit_code=code,
         scheduler_id=_known(properties.get("batchSystemID")),
         queue=_known(properties.get("queue")),
     )
+    if state.reason in (None, Reason.SUCCESS) or code is not None:
+        return state
+    if not LOST_TEXTS.search(message):
+        return state
+    if state.scheduler_id:  # it may wait or run: what UNICORE says of it counts no more
+        return replace(state, phase=Phase.UNKNOWN, reason=None)
+    return replace(state, reason=Reason.LAUNCH_FAILURE, later=True)
 
 
 def rejection(log: list[Any]) -> str:
@@ -69,8 +96,21 @@ def rejection(log: list[Any]) -> str:
     for line in reversed(log):
         text = _UNICORE_DATE.sub("", str(line))
         if match := _REJECTION.search(text):
-            return _one_line(match["text"])
+            return shortened(cause(match["text"]), _LONGEST_DETAIL)
     return ""
+
+
+def of_log(state: JobState, log: list[Any]) -> JobState:
+    """`state` with the scheduler's own words, if it refused a job that has ended."""
+    if state.phase is not Phase.ENDED or state.reason is Reason.SUCCESS or state.later:
+        return state
+    said = rejection(log)
+    if not said or state.scheduler_id:
+        return state
+    if AWAY.search(said):
+        return replace(state, reason=Reason.LAUNCH_FAILURE, detail=said, later=True)
+    later = TOO_MANY_JOBS.search(said) is not None
+    return replace(state, reason=Reason.REJECTED, detail=said, later=later)
 
 
 def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
@@ -97,8 +137,11 @@ def as_slurm_says(details: Mapping[str, str], state: JobState) -> JobState:
     code, _, signal = details.get("ExitCode", "").partition(":")
     end = word, _number(code), _number(signal)
     reason = reason_of_end(*end)
+    given_up = state.phase is Phase.UNKNOWN
+    if given_up and word in SLURM_WAITING | SLURM_RUNNING:
+        return replace(state, phase=Phase.WAITING if word in SLURM_WAITING else Phase.RUNNING)
     by_itself = reason in (Reason.EXIT_CODE, Reason.UNKNOWN) and state.reason is Reason.EXIT_CODE
-    if reason in (None, Reason.SUCCESS) or by_itself:
+    if reason is None or by_itself or (reason is Reason.SUCCESS and not given_up):
         return state
     words = words_of_end(word, details.get("Reason", ""), *end[1:])
     return replace(state, phase=Phase.ENDED, reason=reason, detail=words)
@@ -124,8 +167,3 @@ def _number(value: object) -> int | None:
 def _known(value: object) -> str:
     text = str(value or "")
     return "" if text == "N/A" else text
-
-
-def _one_line(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_DETAIL else f"{text[:_LONGEST_DETAIL]}…"

@@ -212,7 +212,7 @@ class Concluder:
                 await self._outputs(request, life, marker)
         log = await self._log(life.record, marker, path)
         over = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
-        reason = await self._witness.reason(marker, life.record.id, life.ids, over=over)
+        reason = await self._witness.reason(marker, life.record, life.ids, over=over)
         members = self._failed_members(request)
         logs = [log for member, _ in members for log in member.logs] if members else None
         said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))

@@ -272,7 +272,9 @@ class Ender:
     async def _find(self, record: TryRecord) -> list[str]:
         """The ids that the site knows of a try."""
         with suppress(SiteNotFound):
-            return await self._patience.found(lambda: self._site.find(record.id), at_once=True)
+            names = {record.id: record.name}
+            found = await self._patience.found(lambda: self._site.find(names), at_once=True)
+            return found.get(record.id, [])
         return []
 
     async def _ask_to_end(self, ids: Sequence[str]) -> None:

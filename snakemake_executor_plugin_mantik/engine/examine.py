@@ -9,18 +9,20 @@ asked about, not on luck. With the defaults an end without a marker is known wit
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT, Patience
+from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watched import UNKNOWN, End, EndKind, Watched
 from snakemake_executor_plugin_mantik.errors import (
+    SiteBusy,
     SiteError,
     SiteNotFound,
     SiteRejected,
+    SiteUnauthorized,
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -119,7 +121,7 @@ class Examiner:
         overdue = [watched for watched in tries if self._overdue(watched, now + TOGETHER_S)]
         for watched in overdue:
             watched.next_check = now + watched.check_delay
-        asked = await self.each(overdue, self.identify)
+        asked = await self.identify(overdue)
         states = await self._states(asked)
         over = []
         for watched in asked:
@@ -135,7 +137,7 @@ class Examiner:
             await self.each([w for w in over if w.ended_since is not None], self._explain)
 
     async def each(
-        self, tries: list[Watched], act: Callable[[Watched], Awaitable[bool]]
+        self, tries: Sequence[Watched], act: Callable[[Watched], Awaitable[bool]]
     ) -> list[Watched]:
         """Do `act` for all; those for which it said yes. One's trouble does not stop the others."""
         answers = await asyncio.gather(*map(act, tries), return_exceptions=True)
@@ -146,15 +148,35 @@ class Examiner:
                 raise answer
         return [w for w, yes in zip(tries, answers, strict=True) if yes is True]
 
-    async def identify(self, watched: Watched) -> bool:
-        """See to it that we know whom to ask about."""
+    async def identify(self, tries: Sequence[Watched]) -> list[Watched]:
+        """Find out the owners and the ids of tries; those of which we know whom to ask about."""
+        known = await self.each(tries, self._own)
+        incomplete = {w.record.id: w for w in known if len(w.ids) < w.sent}
+        if not incomplete:
+            return known
+        try:
+            found = await self._site.find({w.record.id: w.record.name for w in incomplete.values()})
+        except SiteError as error:
+            if _is_silent(error) or isinstance(error, SiteNotFound):
+                self._patience.failed(error)
+                return [watched for watched in known if watched.record.id not in incomplete]
+            # It answers, and cannot list jobs: waiting for that could take for ever.
+            self._patience.note(
+                "It cannot list your jobs. Submissions that it did not confirm are made again"
+                f" without looking for them; each job runs once all the same. {error}"
+            )
+            return known
+        for try_id, site_jobs in found.items():
+            for site_job in site_jobs:
+                if site_job not in incomplete[try_id].ids:
+                    incomplete[try_id].ids.append(site_job)
+                    self._on_found(try_id, site_job)
+        return known
+
+    async def _own(self, watched: Watched) -> bool:
+        """See to it that we know who holds the claim of a try, if it has one."""
         if watched.claimed and watched.owner is None:
             watched.owner = await claims.owner(self._site, watched.record)
-        if len(watched.ids) < watched.sent:
-            for site_job in await self._site.find(watched.record.id):
-                if site_job not in watched.ids:
-                    watched.ids.append(site_job)
-                    self._on_found(watched.record.id, site_job)
         return True
 
     async def _states(self, tries: list[Watched]) -> dict[str, JobState]:
@@ -163,13 +185,10 @@ class Examiner:
             return {}
         try:
             states = await self._site.states(ids)
-        except TRANSIENT as error:
-            if isinstance(error, SiteUnreachable) and error.status is not None:
-                # It was reached, lists directories, and cannot speak of these jobs.
-                return {}
-            raise
-        except SiteError:
-            return {}
+        except SiteError as error:
+            if _is_silent(error):
+                raise
+            return {}  # it lists directories, and cannot speak of these jobs
         if self._site.states_lag:
             return states | await self._current(tries, states)
         return states
@@ -269,6 +288,13 @@ class Examiner:
             state = explained if explained.phase is Phase.ENDED else state
         self._watching.end(watched, End(EndKind.SCHEDULER, state=state, claimed=watched.claimed))
         return True
+
+
+def _is_silent(error: SiteError) -> bool:
+    """Whether a site did not answer at all, or refuses us: then nothing follows from that."""
+    if isinstance(error, SiteUnreachable):
+        return error.status is None
+    return isinstance(error, SiteBusy | SiteUnauthorized)
 
 
 def _longest_delay(watched: Watched, number: int) -> float:

@@ -42,9 +42,7 @@ class Extender:
             watched.next_extension = now + EXTEND_AFTER_S
         unsure = [w for w in due if len(w.ids) < w.sent]
         sure = [w for w in due if len(w.ids) >= w.sent]
-        known = [
-            w for w in [*sure, *await self._examiner.each(unsure, self._examiner.identify)] if w.ids
-        ]
+        known = [w for w in [*sure, *await self._examiner.identify(unsure)] if w.ids]
         if not known:
             return
         wait = EXTEND_AGAIN_S

@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
 KILLED: Final = 128 + 9
@@ -37,12 +38,14 @@ class Witness:
         self._site = site
         self._settings = settings
 
-    async def reason(self, marker: Marker, try_id: str, ids: list[str], *, over: bool) -> Reason:
+    async def reason(
+        self, marker: Marker, record: TryRecord, ids: list[str], *, over: bool
+    ) -> Reason:
         """Why a job failed that could still write its marker.
 
         Args:
             marker: what it wrote.
-            try_id: the try.
+            record: the try.
             ids: the site's ids of it; empty if a run that was killed did not hear them.
             over: whether its time was over.
         """
@@ -51,16 +54,16 @@ class Witness:
         if marker.signal and over:
             return Reason.TIME_LIMIT
         if marker.signal or nameless:
-            return await self._said(try_id, ids) or Reason.CANCELLED
+            return await self._said(record, ids) or Reason.CANCELLED
         if marker.failed_step:
             return Reason.SET_UP
         # A scheduler ends one process after the other: the command may have gone, with any code,
         # before the script was told.
         if over or marker.exit_code == KILLED or marker.exit_code in ASKED:
-            return await self._said(try_id, ids) or Reason.EXIT_CODE
+            return await self._said(record, ids) or Reason.EXIT_CODE
         return Reason.EXIT_CODE
 
-    async def _said(self, try_id: str, ids: list[str]) -> Reason | None:
+    async def _said(self, record: TryRecord, ids: list[str]) -> Reason | None:
         """What the scheduler says, once it says that the job ended; None if it has no reason.
 
         A site that does not answer, or is slow to notice the end, is waited for `MarkerGrace`.
@@ -68,13 +71,14 @@ class Witness:
         told: JobState | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.marker_grace_s):
-                while (told := await self._ended(ids or await self._found(try_id))) is None:
+                while (told := await self._ended(ids or await self._found(record))) is None:
                     await asyncio.sleep(self._settings.poll_min_s)
         return told.reason if told is not None and told.reason in _TELLING else None
 
-    async def _found(self, try_id: str) -> list[str]:
+    async def _found(self, record: TryRecord) -> list[str]:
         with suppress(SiteError):
-            return await self._site.find(try_id)
+            found = await self._site.find({record.id: record.name})
+            return found.get(record.id, [])
         return []
 
     async def _ended(self, ids: list[str]) -> JobState | None:

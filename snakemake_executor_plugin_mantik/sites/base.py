@@ -182,8 +182,12 @@ class Site(Protocol):
         """
         ...
 
-    async def find(self, tag: str) -> list[str]:
-        """The ids of the jobs that were submitted with `tag`; an empty list proves nothing."""
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return the ids of the jobs that were submitted with some tags, by tag.
+
+        An empty list proves nothing. `names` has the name of each submission by its tag: some sites
+        find jobs by their names alone.
+        """
         ...
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:

@@ -28,10 +28,19 @@ logging.getLogger("stamina").addHandler(logging.NullHandler())
 _T = TypeVar("_T")
 
 
-async def repeat(act: Callable[[], Awaitable[_T]]) -> _T:
-    """Do `act`, and again a few times if the site is busy or cannot be reached."""
+async def repeat(act: Callable[[], Awaitable[_T]], *, answered: bool = True) -> _T:
+    """Do `act`, and again a few times if the site is busy or cannot be reached.
+
+    With `answered` also after an answer that leaves it unknown whether it happened.
+    """
+
+    def worth(error: Exception) -> bool | float:
+        if isinstance(error, SiteUnreachable) and error.status is not None:
+            return answered
+        return _worth_repeating(error)
+
     async for attempt in stamina.retry_context(
-        on=_worth_repeating,
+        on=worth,
         attempts=REPEAT_ATTEMPTS,
         timeout=REPEAT_S,
         wait_initial=REPEAT_FIRST_S,
@@ -76,16 +85,19 @@ async def steady(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterato
 
 
 async def answers_of(
-    ids: Sequence[str], act: Callable[[str], Awaitable[_T]], places: int
+    ids: Sequence[str],
+    act: Callable[[str], Awaitable[_T]],
+    places: int,
+    give_up: tuple[type[SiteError], ...] = (),
 ) -> dict[str, _T | SiteError]:
     """What `act` gives for each job, or its error; `places` of them at the same time.
 
-    Once the site gives no answer at all, in spite of repetitions, the other jobs are not asked
-    for: each of them would wait as long.
+    Once the site gives no answer at all, in spite of repetitions, or one of the errors `give_up`,
+    the other jobs are not asked for: each of them would wait as long.
     """
     left = iter(dict.fromkeys(ids))
     answers: dict[str, _T | SiteError] = {}
-    silent: SiteUnreachable | None = None
+    silent: SiteError | None = None
 
     async def ask() -> None:
         nonlocal silent
@@ -94,7 +106,8 @@ async def answers_of(
                 answers[job_id] = silent or await act(job_id)
             except SiteError as error:
                 answers[job_id] = error
-                if isinstance(error, SiteUnreachable) and error.status is None:
+                unanswered = isinstance(error, SiteUnreachable) and error.status is None
+                if unanswered or isinstance(error, give_up):
                     silent = error
 
     await asyncio.gather(*(ask() for _ in range(min(len(ids), places))))

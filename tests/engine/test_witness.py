@@ -1,6 +1,6 @@
 """Why a job failed that could still write its marker: what the scheduler says is asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import pytest
@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.engine.witness import Witness
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 from tests.support import virtualtime
 
@@ -39,12 +40,13 @@ class Scheduler:
             raise said
         return dict.fromkeys(ids, said)
 
-    async def find(self, tag: str) -> list[str]:
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
         """Of a submission that nobody heard the answer to."""
         if self.tags[0] is None:
             self.tags.pop(0)
             raise SiteUnreachable("not now")
-        return [job_id for job_id, known in self.tags[0].items() if known == tag]
+        known = self.tags[0]
+        return {tag: [job for job, its in known.items() if its == tag] for tag in names}
 
     async def explain(self, job_id: str) -> JobState:
         if self.details is None:
@@ -52,9 +54,15 @@ class Scheduler:
         return self.details
 
 
+RECORD = TryRecord(
+    id="try", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
+    state=TryState.SUBMITTED,
+)  # fmt: skip
+
+
 def reason(marker: Marker, scheduler: Scheduler, *ids: str, over: bool = False) -> Reason:
     witness = Witness(cast("Site", scheduler), SiteSettings())
-    return virtualtime.run(witness.reason(marker, "try", list(ids), over=over))
+    return virtualtime.run(witness.reason(marker, RECORD, list(ids), over=over))
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class TestSubmissions:
                 await site.submit(job)
             assert fault.happened == 1
             async with asyncio.timeout(100):
-                while not (found := await site.find(job.tag)):
+                while not (found := (await site.find({job.tag: job.name}))[job.tag]):
                     await asyncio.sleep(0.1)
             assert len(found) == 1
 
@@ -76,7 +76,7 @@ class TestSubmissions:
             job = a_job()
             with pytest.raises(SiteUnreachable):
                 await site.submit(job)
-            assert await site.find(job.tag) == []
+            assert await site.find({job.tag: job.name}) == {job.tag: []}
 
         run(faulty, scenario)
 

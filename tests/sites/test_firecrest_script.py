@@ -12,7 +12,6 @@ from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     SCRIPT_BYTES,
     Scheduler,
     batch_script,
-    has_tag,
     job_name,
     request_body,
 )
@@ -124,11 +123,10 @@ def test_hooks_on_the_login_node(hooks: dict[str, tuple[str, ...]]) -> None:
 @pytest.mark.parametrize("name", ["", "ü", "1st", "a" * 300, "rule: x=1, y='z\n'", "-x", "_"])
 def test_names_end_with_the_tag(name: str) -> None:
     found = job_name(name, TAG)
-    assert has_tag(found, TAG)
+    assert found.endswith(f"-{TAG}")
     assert len(found) <= 64
     assert found[0].isalpha()
     assert found.replace(".", "").replace("-", "").replace("_", "").isalnum()
-    assert not has_tag(found, TAG.replace("6", "7"))
 
 
 @pytest.mark.parametrize("tag", ["", "a b", "a,b", "x" * 41])

@@ -84,7 +84,7 @@ async def everything(site: Site) -> list[Entry]:
         ids.append(await site.submit(Submission(tag, "job", "exit 0", Resources())))
 
     async def find() -> None:
-        ids.extend(await site.find(tag))
+        ids.extend((await site.find({tag: "job"})).get(tag, []))
 
     async def look(path: str) -> None:
         seen.extend((await site.list(path)).values())

@@ -169,7 +169,7 @@ def test_requests_of_each_act(unicorex: UnicoreX, workspace: str) -> None:
         assert await costs(site.make_directory("d")) == 1
         assert await costs(site.remove("d")) == 1
         assert await costs(site.states([job])) == 1
-        assert await costs(site.find(submission.tag)) == 1
+        assert await costs(site.find({submission.tag: submission.name})) == 1
         assert await costs(site.extend([job], 30 * 86_400)) == 2
         assert await costs(site.cancel([job])) == 1
         assert await costs(site.forget([job])) == 1

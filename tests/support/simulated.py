@@ -130,7 +130,7 @@ class SimulatedSite:
             self._damaged.add(spoilt)
             result = self._spoilt(fault, method, act)
         else:
-            result = act() if fault != "empty" else cast(T, [])
+            result = act() if fault != "empty" else cast(T, {})
         if method in READS:
             self._called()
         else:
@@ -172,12 +172,12 @@ class SimulatedSite:
     async def submit(self, submission: Submission) -> str:
         return await self._call("submit", submission.tag, lambda: self.world.submit(submission))
 
-    async def find(self, tag: str) -> list[str]:
-        def act() -> list[str]:
-            jobs = self.world.jobs.values()
-            return [job.id for job in jobs if job.tag == tag and not job.fate.denied]
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
+        def act() -> dict[str, list[str]]:
+            jobs = [job for job in self.world.jobs.values() if not job.fate.denied]
+            return {tag: [job.id for job in jobs if job.tag == tag] for tag in names}
 
-        return await self._call("find", tag, act)
+        return await self._call("find", " ".join(names), act)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         lag_s = STATES_LAG_S if self.states_lag else 0.0

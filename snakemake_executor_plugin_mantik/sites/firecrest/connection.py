@@ -95,10 +95,22 @@ class Connection:
         return self._sent
 
     async def ask(
-        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1, size: int = 0
+        self,
+        what: str,
+        act: Callable[[Client], Awaitable[_T]],
+        *,
+        channels: int = 1,
+        size: int = 0,
+        answered: bool = True,
     ) -> _T:
-        """Make an idempotent request; repeated when that may help."""
-        return await repeat(lambda: self.once(what, act, channels=channels, size=size))
+        """Make an idempotent request; repeated when that may help.
+
+        With `answered` that is also after an error that the server has answered. See `once` for the
+        other arguments.
+        """
+        return await repeat(
+            lambda: self.once(what, act, channels=channels, size=size), answered=answered
+        )
 
     async def once(
         self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1, size: int = 0

@@ -67,6 +67,17 @@ class System:
     directives: tuple[str, ...] = ()
     unhealthy: tuple[str, ...] = ()
 
+    @property
+    def lists_by_time(self) -> bool:
+        """Whether lists of jobs can be limited; a version that is not told is a new one."""
+        version = re.search(r"(\d{1,4})\.(\d{1,4})\.\d", self.server)
+        return version is None or tuple(map(int, version.groups())) >= LISTS_BY_TIME
+
+    @property
+    def filters_jobs(self) -> bool:
+        """Whether the scheduler lists the jobs of some names; PBS lists all, for the server."""
+        return self.scheduler == "slurm" and self.lists_by_time
+
 
 @dataclass(frozen=True)
 class User:
@@ -183,8 +194,7 @@ async def read_user(connection: Connection, system: str) -> User:
 def known_defects(system: System) -> Iterator[str]:
     """What is not in order at a system, or wrong with its server's version, as far as it tells."""
     yield from system.unhealthy
-    version = re.search(r"(\d{1,4})\.(\d{1,4})\.\d", system.server)
-    if version and tuple(map(int, version.groups())) < LISTS_BY_TIME:
+    if not system.lists_by_time:
         yield "lists all jobs of a week at each look (before 2.6): slow for users with many jobs"
     if system.transfer == "streamer":
         yield "moves large files with its streamer, which has been seen to append bytes to them"

@@ -86,8 +86,3 @@ def job_name(name: str, tag: str) -> str:
     if not readable[:1].isalpha():
         readable = f"job_{readable}"  # PBS wants a letter first
     return f"{readable[: JOB_NAME_LENGTH - len(tag) - 1]}-{tag}"
-
-
-def has_tag(name: str, tag: str) -> bool:
-    """Whether `job_name` made `name` with `tag`."""
-    return name.endswith(f"-{tag}")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     read_user,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, carries
-from snakemake_executor_plugin_mantik.sites.firecrest.script import request_body
+from snakemake_executor_plugin_mantik.sites.firecrest.script import job_name, request_body
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
 
 
@@ -182,9 +182,10 @@ class FirecrestSite:
         job = request_body(submission, opened.system.scheduler, opened.paths.root)["job"]
         return await self._jobs.submit(job["script"], job["working_directory"])
 
-    async def find(self, tag: str) -> list[str]:
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
         """See `Site.find`."""
-        return await self._jobs.find(tag)
+        wanted = {tag: job_name(name, tag) for tag, name in names.items()}
+        return await self._jobs.find(wanted, filters=self._open.system.filters_jobs)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         """See `Site.states`."""

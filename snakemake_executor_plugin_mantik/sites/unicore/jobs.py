@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -59,8 +59,16 @@ class Jobs:
             raise self._connection.nonsense("/jobs")
         return str(job_id)
 
-    async def find(self, tag: str) -> list[str]:
+    async def find(self, tags: Iterable[str]) -> dict[str, list[str]]:
         """See `Site.find`."""
+        found: dict[str, list[str]] = {}
+        for tag, answer in (await self._all(list(tags), self._find)).items():
+            if isinstance(answer, SiteError):
+                raise answer
+            found[tag] = answer
+        return found
+
+    async def _find(self, tag: str) -> list[str]:
         self._check_tag(tag)
         found: list[str] = []
         while True:

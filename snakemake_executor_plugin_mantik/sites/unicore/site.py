@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -171,9 +171,9 @@ class UnicoreSite:
             _log.debug("%s: sent RAW, since %s loses %s", submission.name, self._server, lost)
         return await self._jobs.submit(description)
 
-    async def find(self, tag: str) -> list[str]:
-        """See `Site.find`."""
-        return await self._jobs.find(tag)
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
+        """See `Site.find`; a request for each tag."""
+        return await self._jobs.find(names)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         """See `Site.states`."""

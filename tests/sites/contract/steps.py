@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
@@ -15,6 +15,8 @@ from snakemake_executor_plugin_mantik.sites.base import (
     Submission,
 )
 
+NAME = "rule: a=1,b"
+"""What jobs are called."""
 STARTS_S = 200.0
 """How long a job may take to start, or to end after it was asked to, seconds."""
 LISTED_S = 100.0
@@ -23,7 +25,7 @@ LISTED_S = 100.0
 
 def a_job(script: str, resources: Resources | None = None) -> Submission:
     tag = str(uuid.uuid4())
-    return Submission(tag, "rule: a=1,b", script, resources or Resources(runtime_s=600))
+    return Submission(tag, NAME, script, resources or Resources(runtime_s=600))
 
 
 async def content(site: Site, path: str, offset: int = 0) -> bytes:
@@ -79,11 +81,13 @@ async def until_let_end(site: Site, job: str, code: int) -> JobState:
     return await until(site, job, ended)
 
 
-async def until_found(site: Site, tag: str, wanted: set[str]) -> None:
+async def until_found(site: Site, wanted: Mapping[str, set[str]]) -> None:
     """The list of a scheduler may lack a job for some seconds; it never tells one that is not."""
     deadline = time.monotonic() + LISTED_S
-    while (found := set(await site.find(tag))) != wanted:
-        assert found < wanted
+    names = dict.fromkeys(wanted, NAME)
+    while (found := {t: set(ids) for t, ids in (await site.find(names)).items()}) != wanted:
+        assert found.keys() == wanted.keys()
+        assert all(found[tag] <= wanted[tag] for tag in wanted)
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
 

@@ -82,9 +82,11 @@ class TestJobs:
         async def scenario(site: Site) -> None:
             one, other = a_job("exit 0"), a_job("exit 0")
             jobs = [await site.submit(one), await site.submit(other), await site.submit(one)]
-            await until_found(site, one.tag, {jobs[0], jobs[2]})
-            await until_found(site, other.tag, {jobs[1]})
-            assert await site.find(str(uuid.uuid4())) == []
+            strangers = {str(uuid.uuid4()): set[str]() for _ in range(50)}
+            wanted = {one.tag: {jobs[0], jobs[2]}, other.tag: {jobs[1]}}
+            await until_found(site, wanted)
+            await until_found(site, {**strangers, **wanted})
+            assert await site.find({}) == {}
 
         bench.run(scenario)
 
@@ -121,7 +123,8 @@ class TestJobs:
             await site.forget([job, "no-such-job"])
             for state in ((await site.states([job]))[job], await site.explain(job)):
                 assert state.phase is Phase.UNKNOWN or state.reason is Reason.SUCCESS
-            assert await site.find(submission.tag) in ([], [job])
+            found = await site.find({submission.tag: submission.name})
+            assert found[submission.tag] in ([], [job])
             await site.forget([job])
 
         bench.run(scenario)
@@ -155,7 +158,7 @@ class TestJobs:
             try:
                 job = await site.submit(hooked)
             except SiteRejected:  # a site that runs nothing there says so beforehand
-                assert await site.find(hooked.tag) == []
+                assert await site.find({hooked.tag: hooked.name}) == {hooked.tag: []}
                 assert await site.stat("order") is None
                 return
             assert (await until(site, job, ended)).reason is Reason.SUCCESS

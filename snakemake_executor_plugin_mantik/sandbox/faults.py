@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -90,14 +90,18 @@ _FAILING: ContextVar[str] = ContextVar("failing", default="")
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 
 
-def spoil() -> None:
+def spoil(only: Collection[int] | None = None) -> None:
     """Fail as the system would, where a fault wants that of the request that is answered.
+
+    `only`: for these numbers of errors.
 
     Raises:
         OSError: with the text that the fault names.
     """
     if text := _FAILING.get():
-        raise OSError(_NUMBERS.get(text, errno.EIO), text)
+        number = _NUMBERS.get(text, errno.EIO)
+        if only is None or number in only:
+            raise OSError(number, text)
 
 
 @dataclass

@@ -221,7 +221,9 @@ class UnicoreJob:
         try:
             queue = check_resources(description.resources, site.scheduler.partitions).name
         except ValueError as error:
-            raise _Failed(f"{_PROCESSING_FAILED}{error} (Invalid resource request)") from error
+            reason = f"{error} (Invalid resource request)"
+            self.note(f"Could not submit job: {reason}")
+            raise _Failed(f"{_PROCESSING_FAILED}{reason}") from error
         if description.executable:
             if description.job_type == "ON_LOGIN_NODE":
                 await self._run_on_login_node(site, description)

@@ -5,6 +5,7 @@ whole command, and the cause stands at the end.
 """
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,8 @@ FILE_MODE = 0o640
 """Of each file after an upload, whatever it was before: the TSI sets it with each piece."""
 DIRECTORY_MODE = 0o750
 
+_AT_OPENING = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What goes wrong before a file is written to."""
 _REPORTED = "\n (Command execution on TSI reported an error)"
 _MODULES = ("ACL", "BSS", "IO", "Log", "Server", "Utils")
 
@@ -80,7 +83,7 @@ class Tsi:
         """Make a directory with its parents; one that exists is no error."""
         with self._running(
             f"/bin/mkdir -p -m 750 {_quoted(path)}",
-            lambda e: f"/bin/mkdir: cannot create directory ‘{_culprit(path, e)}’: {e.strerror}",
+            lambda e: f"/bin/mkdir: cannot create directory ‘{culprit(path, e)}’: {e.strerror}",
         ):
             if not path.is_dir():
                 path.mkdir(DIRECTORY_MODE, parents=True)
@@ -125,11 +128,12 @@ class Tsi:
     @contextmanager
     def writing(self, path: Path) -> Iterator[IO[bytes]]:
         """A file to write to in place; what was written before an error stays."""
-        path = Path(str(path).replace("$HOME", self._home))
+        expanded = str(path).replace("$HOME", self._home)
         try:
-            opened = path.open("wb")
+            spoil(_AT_OPENING)
+            opened = Path(expanded).open("wb")
         except OSError as error:
-            reply = f"[Errno {error.errno}] {error.strerror}: '{path}'\n"
+            reply = f"[Errno {error.errno}] {error.strerror}: '{expanded}'\n"
             raise TsiError(
                 f"java.io.IOException: Execution on TSI <localhost> failed. "
                 f"Reply was TSI_FAILED: {reply}"
@@ -177,7 +181,7 @@ def _quoted(path: Path) -> str:
     return "'" + str(path).replace("'", "'\\''") + "'"
 
 
-def _culprit(path: Path, error: OSError) -> str:
-    """The path that mkdir names: a file among the directories above, else where it failed."""
+def culprit(path: Path, error: OSError) -> str:
+    """The path that mkdir names when it fails: a file above it, else where it failed."""
     above = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
     return str(above if not above.is_dir() else error.filename or path)

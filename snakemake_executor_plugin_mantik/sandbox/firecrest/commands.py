@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.private import change_mode
 from snakemake_executor_plugin_mantik.sandbox.faults import spoil
 from snakemake_executor_plugin_mantik.sandbox.files import group_name, owner_name
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import CommandError, as_quoted
+from snakemake_executor_plugin_mantik.sandbox.tsi import culprit
 
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _CHUNK = 1 << 20
@@ -197,6 +198,8 @@ def checksum(path: str) -> str:
 def read(path: str) -> bytes:
     """The content of a file, for a direct download."""
     path = as_quoted(path)
+    if Path(path).is_dir():
+        raise CommandError(1, "base64: read error: Is a directory")
     with _errors("base64", path):
         return Path(path).read_bytes()
 
@@ -211,8 +214,13 @@ def write(path: str, content: bytes) -> None:
 def mkdir(path: str, *, parents: bool) -> dict[str, Any]:
     """Make a directory; with its parents, one that exists is no error."""
     path = as_quoted(path)
-    with _errors("mkdir", f"cannot create directory '{path}'"):
+    try:
+        spoil()
         Path(path).mkdir(parents=parents, exist_ok=parents)
+    except OSError as error:
+        named = culprit(Path(path), error) if parents else path
+        reason = f"mkdir: cannot create directory '{named}': {error.strerror}"
+        raise CommandError(1, reason) from error
     return _entry_of(path)
 
 

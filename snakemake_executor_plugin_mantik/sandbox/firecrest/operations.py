@@ -22,6 +22,8 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
     text,
 )
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import (
+    TIMED_OUT,
+    CommandError,
     Shell,
     channel_closed,
     too_slow,
@@ -60,7 +62,7 @@ class Operations:
         self._settings = settings
         self._roots = roots
         self._system = system
-        self._given_up = itertools.cycle((channel_closed, too_slow))
+        self._races = itertools.cycle((True, False))  # whichever of two is first
         self._handlers = {
             ("GET", "ls"): self._ls,
             ("GET", "stat"): self._stat,
@@ -175,7 +177,7 @@ class Operations:
         if encoded > self._settings.max_file_size + _WINDOW:
             await asyncio.sleep(self._settings.command_timeout)
             # The channel may be closed already when the server tries to end the command.
-            raise next(self._given_up)()
+            raise channel_closed() if next(self._races) else too_slow()
         self._limited(data, encoded)
         return Response(data, media_type="application/octet-stream")
 
@@ -190,11 +192,15 @@ class Operations:
             content, name = await file.read(), file.filename
         if len(content) > self._settings.max_file_size:
             raise Failure(413, "File to upload is too large.")
-        await self._shell.run(partial(commands.write, f"{directory}/{name}", content))
+        try:
+            await self._shell.run(partial(commands.write, f"{directory}/{name}", content))
+        except Failure as failure:
+            # The shell may be gone before all of its input has been written.
+            raise (channel_closed() if next(self._races) else failure) from failure
         if not content:
-            # Without input `base64 -d` waits until firecREST gives up; the file is there by then.
+            # Without input `base64 -d` waits until it or the server gives up; the file is there.
             await asyncio.sleep(self._settings.command_timeout)
-            raise too_slow()
+            raise too_slow() if next(self._races) else CommandError(TIMED_OUT, "").failure()
         return Response(status_code=204)
 
     async def _mkdir(self, request: Request) -> Response:

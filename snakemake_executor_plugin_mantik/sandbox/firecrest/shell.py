@@ -15,6 +15,8 @@ from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 T = TypeVar("T")
 
 NO_CHANNEL = "Unable to open a new SSH channel."
+TIMED_OUT = 124
+"""Exit status of a command that `timeout` has ended."""
 _STATUSES = (
     ("No such file or directory", 404),
     ("Permission denied", 403),
@@ -38,6 +40,8 @@ class CommandError(Exception):
         if str(self):
             message += f" and error message:{str(self).strip()}"
         found = (status for text, status in _STATUSES if text in str(self))
+        if self.status == TIMED_OUT:
+            return Failure(408, message)
         return Failure(next(found, 500), message)
 
 

@@ -16,7 +16,12 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.engine.witness import Witness
-from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, SiteError
+from snakemake_executor_plugin_mantik.errors import (
+    MantikError,
+    OutputMissing,
+    OutputsLost,
+    SiteError,
+)
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -90,6 +95,8 @@ class Concluder:
         try:
             marker = await self._fetcher.marker(record, end)
         except (MarkerInvalid, SiteError) as error:
+            if end.exit_code == 0:
+                return self._unfetched(request, life, f"what it made is unknown. {error}")
             await self._log(record, None, path)
             words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
             return self._failed(
@@ -117,13 +124,13 @@ class Concluder:
         self._stager.made(_updated(request, life, marker))
         try:
             fetched = await self._outputs(request, life, marker)
-        except OutputMissing as error:
-            await self._what_there_is(request, record, marker)
+        except (OutputMissing, OutputsLost) as error:
+            if isinstance(error, OutputMissing):
+                await self._what_there_is(request, record, marker)
             await self._log(record, marker, path)
             return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except MantikError as error:
-            await self._log(record, marker, path)
-            return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
+            return self._unfetched(request, life, str(error))
         except OSError as error:
             return self._failed(
                 request, life,
@@ -133,6 +140,17 @@ class Concluder:
             )  # fmt: skip
         await self._log(record, marker, path)
         return self._succeeded(request, life, marker, fetched, path)
+
+    def _unfetched(self, request: JobRequest, life: Life, why: str) -> Outcome:
+        """The job succeeded, and what it made may be had later: the next run fetches it."""
+        words = (
+            f"The job succeeded, but its outputs could not be fetched: {why} They are still at the"
+            " site: start again, and they are fetched, not computed again. To compute them again"
+            f" all the same type: snakemake --forcerun {request.rule}\n"
+        )
+        # Open, so that it is taken up, but over: a run that is forced makes another one.
+        self._journal.ended(life.record.id, "succeeded", waited=None, ran=None, log="")
+        return self._failed(request, life, words, None, None, reason=Reason.OUTPUTS, keep=True)
 
     async def _outputs(
         self, request: JobRequest, life: Life, marker: Marker

@@ -112,6 +112,7 @@ class SiteWork:
             tell,
             clock,
             missing_s=settings.marker_grace_s,
+            insist_s=settings.fetch_wait_s,
             proof=lambda: site.make_directory(TRIES),
         )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)

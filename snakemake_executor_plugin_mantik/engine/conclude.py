@@ -106,6 +106,7 @@ class Concluder:
             await self.again(life, "files were purged at the site")
             return None
         self._journal.files.landed(record.id)
+        self._journal.secrets_gone(record.id)  # its script removes them however it ends
         # Of several submissions it is not known which one ran, and so what it unpacked.
         if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
             self._stager.confirm(life.staged[0])
@@ -205,6 +206,7 @@ class Concluder:
             await self.again(life, lost)
             return None
         log = await self._log(life.record, None, path)
+        await self._ender.remove_secrets(life.record)
         words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
         await self._ender.rescue(life.record.id)
         reason = end.state.reason if end.state is not None else None
@@ -218,6 +220,7 @@ class Concluder:
     async def again(self, life: Life, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
         self._observer.ended(life.record, Ended("killed", why))
+        await self._ender.remove_secrets(life.record)
         self._journal.abandoned(life.record.id, f"failed: {why}")
         await self._ender.done(life.record.id, life.ids)
 

@@ -356,6 +356,7 @@ class SiteWork:
             if life.sent and not await self._revoke(life.record):
                 return  # an earlier submission of it runs, after all
             self._unsendable(life, error)
+            await self.ender.remove_secrets(life.record)
             raise
         life.sent += 1
         life.staged.append(staged)

@@ -57,7 +57,6 @@ def test_odd_answers_while_fetching(fault: Fault, api: str, tmp_path: Path, prov
         rules = cell.meet(fault, "fetch")
         ran = cell.end(cell.start())
         prove(cell, ran, cell.count(ran))
-        assert ran.code == 0, ran.output
         assert any(rule.taken for rule in rules), f"no fault: {cell.proxy.counted()}"
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.life import Life, ran
+from snakemake_executor_plugin_mantik.engine.life import Life
 from snakemake_executor_plugin_mantik.engine.messages import Said
-from snakemake_executor_plugin_mantik.engine.observe import Ended, How, Observer
+from snakemake_executor_plugin_mantik.engine.observe import Ended, Observer, how_failed
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Member, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
@@ -95,8 +95,8 @@ class Concluder:
         try:
             marker = await self._fetcher.marker(record, end)
         except (MarkerInvalid, SiteError) as error:
-            if end.exit_code == 0:
-                return self._unfetched(request, life, f"what it made is unknown. {error}")
+            if end.exit_code == 0 and isinstance(error, SiteError):
+                return self._unfetched(request, life, str(error))
             await self._log(record, None, path)
             words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
             return self._failed(
@@ -212,10 +212,7 @@ class Concluder:
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
             reason = Reason.UNKNOWN
-        how: How = "killed" if reason is Reason.CANCELLED else "failed"
-        return self._failed(
-            request, life, words, path if log else None, None, reason=reason, how=how
-        )
+        return self._failed(request, life, words, path if log else None, None, reason=reason)
 
     async def again(self, life: Life, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
@@ -232,16 +229,13 @@ class Concluder:
             if not marker.bare:
                 await self._outputs(request, life, marker)
         log = await self._log(life.record, marker, path)
-        over = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
-        reason = await self._witness.reason(marker, life.record, life.ids, over=over)
+        reason = await self._witness.reason(marker, life.record, life.ids, limit)
         members = self._failed_members(request)
         logs = [log for member, _ in members for log in member.logs] if members else None
         said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))
         ends = [(member.name, code) for member, code in members]
         words = messages.failed(marker, life.where, said, reason, ends)
-        asked = (marker.signal and reason is not Reason.TIME_LIMIT) or reason is Reason.CANCELLED
-        how: How = "killed" if asked else "failed"
-        outcome = self._failed(request, life, words, path, marker, reason=reason, how=how)
+        outcome = self._failed(request, life, words, path, marker, reason=reason)
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 
     def _failed_members(self, request: JobRequest) -> list[tuple[Member, int]]:
@@ -328,7 +322,6 @@ class Concluder:
         *,
         reason: Reason,
         keep: bool = False,
-        how: How = "failed",
     ) -> Outcome:
         """A failure; with `keep` the try stays open, so that the next run fetches its results."""
         waited, ran = life.times(marker) if marker is not None else (None, None)
@@ -336,7 +329,7 @@ class Concluder:
         if not keep:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
-            end = Ended(how, first, code, log, waited, ran, cpu, reason)
+            end = Ended(how_failed(reason), first, code, log, waited, ran, cpu, reason)
             self._observer.ended(life.record, end)
             self._journal.ended(
                 life.record.id, f"failed: {first}", waited=waited, ran=ran,

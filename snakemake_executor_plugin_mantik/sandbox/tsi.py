@@ -131,7 +131,7 @@ class Tsi:
         expanded = str(path).replace("$HOME", self._home)
         try:
             spoil(_AT_OPENING)
-            opened = Path(expanded).open("wb")
+            opened = Path(expanded).open("wb")  # noqa: SIM115 - the shell keeps it open
         except OSError as error:
             reply = f"[Errno {error.errno}] {error.strerror}: '{expanded}'\n"
             raise TsiError(

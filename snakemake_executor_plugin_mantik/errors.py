@@ -15,6 +15,7 @@ The class says whose it is, and so what a caller may do about it:
     │   ├── SiteNotFound        there is no such file or job: proves nothing about a running job
     │   └── SiteRejected        a definite no: the act did not happen and will not if repeated
     ├── TransferError           a file that came back is not what the job made; can be fetched again
+    │   └── OutputsLost         what the job made is not to be had any more, however often asked
     ├── OutputMissing           a job ended well without making an output that it promised
     └── JournalError            the journal cannot be used (damaged, newer) or written (a full disk)
         └── JournalLocked       another controller holds it
@@ -172,6 +173,10 @@ class SiteRejected(SiteError):  # noqa: N818
 
 class TransferError(MantikError):
     """A file that came back differs from what the job made; it can be fetched again."""
+
+
+class OutputsLost(TransferError):  # noqa: N818
+    """What a job made is not to be had any more, however often it is asked for."""
 
 
 class OutputMissing(MantikError):  # noqa: N818

@@ -164,6 +164,12 @@ class SiteSettings(Part):
         "After which time a submission whose fate is unknown is tried again (it runs once all the "
         "same).",
     )
+    fetch_wait_s: Duration = _time(
+        "FetchWait",
+        "5m",
+        "How long outputs of a job that succeeded are asked for again though the site refuses them "
+        "or gives something else.",
+    )
     inline_limit_bytes: Size = _bytes(
         "InlineLimit", "256K", "Small inputs up to this size together travel in the submission."
     )

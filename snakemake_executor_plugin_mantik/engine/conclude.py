@@ -8,15 +8,20 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.life import Life, ran
+from snakemake_executor_plugin_mantik.engine.life import Life
 from snakemake_executor_plugin_mantik.engine.messages import Said
-from snakemake_executor_plugin_mantik.engine.observe import Ended, How, Observer
+from snakemake_executor_plugin_mantik.engine.observe import Ended, Observer, how_failed
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Member, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.engine.witness import Witness
-from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, SiteError
+from snakemake_executor_plugin_mantik.errors import (
+    MantikError,
+    OutputMissing,
+    OutputsLost,
+    SiteError,
+)
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -90,6 +95,8 @@ class Concluder:
         try:
             marker = await self._fetcher.marker(record, end)
         except (MarkerInvalid, SiteError) as error:
+            if end.exit_code == 0 and isinstance(error, SiteError):
+                return self._unfetched(request, life, str(error))
             await self._log(record, None, path)
             words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
             return self._failed(
@@ -99,6 +106,7 @@ class Concluder:
             await self.again(life, "files were purged at the site")
             return None
         self._journal.files.landed(record.id)
+        self._journal.secrets_gone(record.id)  # its script removes them however it ends
         # Of several submissions it is not known which one ran, and so what it unpacked.
         if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
             self._stager.confirm(life.staged[0])
@@ -117,13 +125,13 @@ class Concluder:
         self._stager.made(_updated(request, life, marker))
         try:
             fetched = await self._outputs(request, life, marker)
-        except OutputMissing as error:
-            await self._what_there_is(request, record, marker)
+        except (OutputMissing, OutputsLost) as error:
+            if isinstance(error, OutputMissing):
+                await self._what_there_is(request, record, marker)
             await self._log(record, marker, path)
             return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except MantikError as error:
-            await self._log(record, marker, path)
-            return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
+            return self._unfetched(request, life, str(error))
         except OSError as error:
             return self._failed(
                 request, life,
@@ -133,6 +141,17 @@ class Concluder:
             )  # fmt: skip
         await self._log(record, marker, path)
         return self._succeeded(request, life, marker, fetched, path)
+
+    def _unfetched(self, request: JobRequest, life: Life, why: str) -> Outcome:
+        """The job succeeded, and what it made may be had later: the next run fetches it."""
+        words = (
+            f"The job succeeded, but its outputs could not be fetched: {why} They are still at the"
+            " site: start again, and they are fetched, not computed again. To compute them again"
+            f" all the same type: snakemake --forcerun {request.rule}\n"
+        )
+        # Open, so that it is taken up, but over: a run that is forced makes another one.
+        self._journal.ended(life.record.id, "succeeded", waited=None, ran=None, log="")
+        return self._failed(request, life, words, None, None, reason=Reason.OUTPUTS, keep=True)
 
     async def _outputs(
         self, request: JobRequest, life: Life, marker: Marker
@@ -187,19 +206,18 @@ class Concluder:
             await self.again(life, lost)
             return None
         log = await self._log(life.record, None, path)
+        await self._ender.remove_secrets(life.record)
         words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
         await self._ender.rescue(life.record.id)
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
             reason = Reason.UNKNOWN
-        how: How = "killed" if reason is Reason.CANCELLED else "failed"
-        return self._failed(
-            request, life, words, path if log else None, None, reason=reason, how=how
-        )
+        return self._failed(request, life, words, path if log else None, None, reason=reason)
 
     async def again(self, life: Life, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
         self._observer.ended(life.record, Ended("killed", why))
+        await self._ender.remove_secrets(life.record)
         self._journal.abandoned(life.record.id, f"failed: {why}")
         await self._ender.done(life.record.id, life.ids)
 
@@ -211,16 +229,13 @@ class Concluder:
             if not marker.bare:
                 await self._outputs(request, life, marker)
         log = await self._log(life.record, marker, path)
-        over = limit is not None and ran(marker) >= limit - max(60, 0.02 * limit)
-        reason = await self._witness.reason(marker, life.record, life.ids, over=over)
+        reason = await self._witness.reason(marker, life.record, life.ids, limit)
         members = self._failed_members(request)
         logs = [log for member, _ in members for log in member.logs] if members else None
         said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))
         ends = [(member.name, code) for member, code in members]
         words = messages.failed(marker, life.where, said, reason, ends)
-        asked = (marker.signal and reason is not Reason.TIME_LIMIT) or reason is Reason.CANCELLED
-        how: How = "killed" if asked else "failed"
-        outcome = self._failed(request, life, words, path, marker, reason=reason, how=how)
+        outcome = self._failed(request, life, words, path, marker, reason=reason)
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 
     def _failed_members(self, request: JobRequest) -> list[tuple[Member, int]]:
@@ -307,7 +322,6 @@ class Concluder:
         *,
         reason: Reason,
         keep: bool = False,
-        how: How = "failed",
     ) -> Outcome:
         """A failure; with `keep` the try stays open, so that the next run fetches its results."""
         waited, ran = life.times(marker) if marker is not None else (None, None)
@@ -315,7 +329,7 @@ class Concluder:
         if not keep:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
-            end = Ended(how, first, code, log, waited, ran, cpu, reason)
+            end = Ended(how_failed(reason), first, code, log, waited, ran, cpu, reason)
             self._observer.ended(life.record, end)
             self._journal.ended(
                 life.record.id, f"failed: {first}", waited=waited, ran=ran,

@@ -142,6 +142,16 @@ class Ender:
                 await asyncio.gather(self.rescue(record.id), self._rescue_log(record, log))
         self._observer.ended(record, Ended("killed", words, log=log if log.exists() else None))
 
+    async def remove_secrets(self, record: TryRecord) -> None:
+        """Remove the secrets of a try that is over and did not do so itself.
+
+        What the site does not remove now is removed at the end of a run (`tidy`).
+        """
+        if self._journal.has_secrets(record.id):
+            with suppress(SiteError, JournalError):
+                await self._site.remove(record.paths.secrets)
+                self._journal.secrets_gone(record.id)
+
     async def _rescue_log(self, record: TryRecord, target: Path) -> None:
         if record.state is TryState.PLANNED or self._observer.leftover(record.id) is None:
             return
@@ -180,6 +190,7 @@ class Ender:
             # Of what was only planned, or has ended, nothing can come any more.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
+            await self.remove_secrets(record)
             outcome = "" if record.left_behind else record.outcome
             await self.end_observed(record, outcome or "given up")
             self._journal.abandoned(record.id, outcome or "cancelled")
@@ -199,6 +210,8 @@ class Ender:
                     end = None
                     if record.state is not TryState.PLANNED and record.id not in succeeded:
                         end = await self._stop(record)
+                    if end is None or end != 0:
+                        await self.remove_secrets(record)
             except (TimeoutError, SiteError):
                 return record
             if end != 0 and record.id not in succeeded:
@@ -325,6 +338,8 @@ class Ender:
             async with asyncio.timeout(TIDY_WAIT_S):
                 await asyncio.gather(*self._tidying, return_exceptions=True)
                 await self._sweeper.finish()
+                for record in self._journal.forgotten_secrets(self._site.name):
+                    await self.remove_secrets(record)
                 # Another name of the same workspace may have jobs there, too.
                 names = set(self._journal.neighbours(self._site.name))
                 unused = not any(r.site in names for r in self._journal.all_open_tries())

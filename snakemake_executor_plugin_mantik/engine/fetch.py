@@ -15,9 +15,9 @@ from snakemake_executor_plugin_mantik.engine.patience import (
 from snakemake_executor_plugin_mantik.engine.watched import End
 from snakemake_executor_plugin_mantik.errors import (
     OutputMissing,
+    OutputsLost,
     SiteNotFound,
     SiteRejected,
-    TransferError,
 )
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import shown
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
-from snakemake_executor_plugin_mantik.staging.transfers import Landing, download, read
+from snakemake_executor_plugin_mantik.staging.transfers import Landing, Repeat, download, read
 
 LOG_ALONE_BYTES = 64 << 20
 """A log up to this size is fetched whole after a failure, a larger one's end only."""
@@ -101,12 +101,17 @@ class Fetcher:
     async def marker(self, record: TryRecord, end: End) -> Marker:
         """The marker of a try that has ended; read again if a slow file system shows half of it.
 
+        That of a job which succeeded is asked for as long as its outputs are.
+
         Raises:
             MarkerInvalid: it is not this try's, or damaged for good.
             SiteError: the site does not give it.
         """
         assert end.exit_code is not None
         path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
+        patient_s = self._patience.missing_s
+        if end.exit_code == 0:
+            patient_s = max(patient_s, self._patience.insist_s)
         while True:
             try:
                 content = await self._patience.found(lambda: read(self._site, path, size=end.size))
@@ -114,7 +119,7 @@ class Fetcher:
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
             except (MarkerInvalid, SiteRejected):
-                if waited >= self._patience.missing_s:
+                if waited >= patient_s:
                     raise
             await asyncio.sleep(wait)
             waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
@@ -126,11 +131,12 @@ class Fetcher:
 
         Raises:
             OutputMissing: the job succeeded without one of its outputs.
-            TransferError: something came back damaged or is gone at the site.
+            OutputsLost: something is gone at the site, or was changed there.
+            TransferError, SiteRejected: something could not be fetched for long, and may be later.
             OSError: it cannot be written here.
         """
         if marker.bare:
-            raise TransferError(
+            raise OutputsLost(
                 "the site had no room for the job to say what it made",
                 where=f"{record.name} at {record.site}",
                 do="Free space or quota there and run the rule again",
@@ -150,7 +156,7 @@ class Fetcher:
                 self._on_links(links)
             await asyncio.to_thread(landing.settle, marker.files)
         except SiteNotFound as error:
-            raise TransferError(
+            raise OutputsLost(
                 f"an output is no longer there ({error.what})",
                 where=f"site {record.site}, {record.name}",
                 do="Something removed it at the site; run the rule again",
@@ -167,7 +173,8 @@ class Fetcher:
         if archived:
             await self._archive(record, marker, landing, archived)
         alone = [e for e in marker.files if e.place == "alone" and e.type == "f"]
-        downloads = [asyncio.create_task(self._alone(entry, landing)) for entry in alone]
+        repeat = self._repeat(marker)
+        downloads = [asyncio.create_task(self._alone(entry, landing, repeat)) for entry in alone]
         try:
             await asyncio.gather(*downloads)
         finally:
@@ -183,23 +190,27 @@ class Fetcher:
         try:
             await download(
                 self._site, record.paths.archive, local, size=marker.archive_size,
-                sha256=marker.archive_sha256, repeat=self._patience.found,
+                sha256=marker.archive_sha256, repeat=self._repeat(marker),
             )  # fmt: skip
             await asyncio.to_thread(landing.unpack, local, entries)
         finally:
             local.unlink(missing_ok=True)
 
-    async def _alone(self, entry: OutputEntry, landing: Landing) -> None:
+    def _repeat(self, marker: Marker) -> Repeat:
+        """How what a job made is asked for: what has failed needs no success of ours."""
+        return self._patience.insist if marker.exit_code == 0 else self._patience.found
+
+    async def _alone(self, entry: OutputEntry, landing: Landing, repeat: Repeat) -> None:
         if not rest_safe(entry.path):
             # Such names travel in archives, unless the site had no room to make one.
-            raise TransferError(
+            raise OutputsLost(
                 "the site's file API cannot carry the name, and it had no room for an archive",
                 where=f"site {self._site.name}, file {entry.path!r}",
                 do="Free space or quota there and run the rule again",
             )
         await download(
             self._site, entry.path, landing.place(entry), size=entry.size, sha256=entry.sha256,
-            repeat=self._patience.found,
+            repeat=repeat,
         )  # fmt: skip
 
     async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:

@@ -68,6 +68,11 @@ class Addition:
                 path.write_bytes(content)
 
 
+def how_failed(reason: Reason) -> How:
+    """Whether a job that failed was stopped by somebody, or failed by itself."""
+    return "killed" if reason is Reason.CANCELLED else "failed"
+
+
 @dataclass(frozen=True)
 class Ended:
     """The end of a try.

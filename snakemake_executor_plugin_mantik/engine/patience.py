@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from snakemake_executor_plugin_mantik.errors import (
+    OutputsLost,
     SiteBusy,
     SiteError,
     SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
     SiteUnreachable,
+    TransferError,
 )
 
 T = TypeVar("T")
@@ -28,6 +30,8 @@ LONGEST_MISSING_WAIT_S = 16.0
 """What is not found is asked for again after 1, 2, 4, 8 and 16 seconds, and so on."""
 MISSING_S = 31.0
 """Seconds for which it is, at least."""
+INSIST_S = 300.0
+"""Seconds for which what a job made is asked for though the site refuses it."""
 FIRST_TOLD_S = 5.0
 """Seconds of silence before the log mentions it; told again each time that has doubled."""
 REFUSED_TOLD_S = 60.0
@@ -48,6 +52,7 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         *,
         missing_s: float = MISSING_S,
+        insist_s: float = INSIST_S,
         proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
         """Make a patience.
@@ -57,10 +62,12 @@ class Patience:
             tell: writes a line to the user's log.
             clock: seconds that only grow.
             missing_s: how long the site's file system may take to show what is new.
+            insist_s: how long outputs of a job that succeeded are asked for though refused.
             proof: asks the site for what it cannot deny unless it denies everything.
         """
         self._site = site
         self.missing_s = max(missing_s, MISSING_S)
+        self.insist_s = insist_s
         self._proof = proof
         self._tell = tell
         self._clock = clock
@@ -115,6 +122,30 @@ class Patience:
             if not proven:
                 await asyncio.sleep(wait)
                 waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
+
+    async def insist(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Like `found`, but a refusal is believed only after `insist_s`.
+
+        For what a job made that has succeeded. A file system that is mounted anew denies permission
+        for a moment, a gateway answers with a page of its own, and what came may be damaged.
+
+        Raises:
+            SiteNotFound: as of `found`.
+            SiteRejected, TransferError: the site has refused all the time, or given something else.
+            OutputsLost: at once, since no answer can mend that.
+        """
+        wait, waited = FIRST_WAIT_S, 0.0
+        while True:
+            try:
+                return await self.found(act)
+            except OutputsLost:
+                raise
+            except (SiteRejected, TransferError) as error:
+                if waited >= self.insist_s:
+                    raise
+                self._refused(error, waited)
+            await asyncio.sleep(wait)
+            waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
 
     async def believed(self, error: SiteNotFound) -> bool:
         """Whether a site that denies something does not just deny everything."""

@@ -62,6 +62,7 @@ class Submitter:
         await self._bucket(paths)
         if secrets:
             content = secret_assignments(secrets)
+            self._journal.secrets_sent(record.id)
             await self._patience.found(lambda: self._site.put(paths.secrets, content, private=True))
         self._journal.submitting(record.id, submission.resources.queue or "")
         try:

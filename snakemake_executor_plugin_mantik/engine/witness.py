@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.life import ran
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -21,6 +22,10 @@ among others."""
 ASKED: Final = frozenset({128 + 1, 128 + 2, 128 + 15})
 """The exit codes of a script, or of a command, that HUP, INT or TERM asked to end."""
 
+LONGEST_START_S: Final = 60.0
+START_SHARE: Final = 0.02
+"""How long a script may take to start, in seconds, or as a share of the walltime."""
+
 _TELLING: Final = (
     Reason.TIME_LIMIT,
     Reason.OUT_OF_MEMORY,
@@ -31,6 +36,15 @@ _TELLING: Final = (
 """What explains a signal; that the script ended with a code does not."""
 
 
+def _slack(limit: float) -> float:
+    """Seconds by which a job may be ended for its time before it has run for all of it.
+
+    A scheduler counts from when it allocates the nodes, the script from its own start. Of a short
+    walltime that can be no minute, or each end would be that of its time.
+    """
+    return min(max(LONGEST_START_S, START_SHARE * limit), limit / 10)
+
+
 class Witness:
     """Asks one site's scheduler. All methods belong to the event loop's thread."""
 
@@ -39,7 +53,7 @@ class Witness:
         self._settings = settings
 
     async def reason(
-        self, marker: Marker, record: TryRecord, ids: list[str], *, over: bool
+        self, marker: Marker, record: TryRecord, ids: list[str], limit: float | None = None
     ) -> Reason:
         """Why a job failed that could still write its marker.
 
@@ -47,14 +61,14 @@ class Witness:
             marker: what it wrote.
             record: the try.
             ids: the site's ids of it; empty if a run that was killed did not hear them.
-            over: whether its time was over.
+            limit: its walltime in seconds, where that is known.
         """
+        over = limit is not None and ran(marker) >= limit - _slack(limit)
         # A marker without room for more than its name cannot tell the signal.
         nameless = marker.bare and marker.started is None and marker.exit_code in ASKED
-        if marker.signal and over:
-            return Reason.TIME_LIMIT
         if marker.signal or nameless:
-            return await self._said(record, ids) or Reason.CANCELLED
+            otherwise = Reason.TIME_LIMIT if over else Reason.CANCELLED
+            return await self._said(record, ids) or otherwise
         if marker.failed_step:
             return Reason.SET_UP
         # A scheduler ends one process after the other: the command may have gone, with any code,

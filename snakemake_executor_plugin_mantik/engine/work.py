@@ -112,6 +112,7 @@ class SiteWork:
             tell,
             clock,
             missing_s=settings.marker_grace_s,
+            insist_s=settings.fetch_wait_s,
             proof=lambda: site.make_directory(TRIES),
         )
         self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
@@ -355,6 +356,7 @@ class SiteWork:
             if life.sent and not await self._revoke(life.record):
                 return  # an earlier submission of it runs, after all
             self._unsendable(life, error)
+            await self.ender.remove_secrets(life.record)
             raise
         life.sent += 1
         life.staged.append(staged)

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.journal.records import TryState
 from snakemake_executor_plugin_mantik.locks import take
 from snakemake_executor_plugin_mantik.private import make_private
 
-VERSION = 6
+VERSION = 7
 FILE = "journal.sqlite"
 LOCK = "lock"
 
@@ -47,6 +47,10 @@ ALTER TABLE tries ADD COLUMN made_of TEXT NOT NULL DEFAULT '';
 
 _ADDED_IN_6 = """
 CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
+"""
+
+_ADDED_IN_7 = """
+CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
 """
 
 _SCHEMA = f"""
@@ -86,9 +90,12 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_4}
 {_ADDED_IN_5}
 {_ADDED_IN_6}
+{_ADDED_IN_7}
 """
 
-_ADDED = {2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6}
+_ADDED = {
+    2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
+}  # fmt: skip
 """What each version has beyond the one before."""
 
 

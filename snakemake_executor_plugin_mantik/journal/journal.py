@@ -214,6 +214,30 @@ class Journal:
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
         return record
 
+    def secrets_sent(self, try_id: str) -> None:
+        """About to upload the secrets of the try: until told otherwise they are at the site."""
+        with self._database.write() as db:
+            db.execute("INSERT OR IGNORE INTO secrets VALUES (?)", (try_id,))
+
+    def secrets_gone(self, try_id: str) -> None:
+        """The secrets of the try, if it had any, are no longer at the site."""
+        if not self.has_secrets(try_id):
+            return  # a transaction for each job would cost more than that
+        with self._database.write() as db:
+            db.execute("DELETE FROM secrets WHERE try = ?", (try_id,))
+
+    def has_secrets(self, try_id: str) -> bool:
+        """Whether secrets of the try may be at the site."""
+        found = self._db.execute("SELECT 1 FROM secrets WHERE try = ?", (try_id,))
+        return found.fetchone() is not None
+
+    def forgotten_secrets(self, site: str) -> list[TryRecord]:
+        """The tries that are over and whose secrets may still be at the site."""
+        return self._tries(
+            "WHERE site = ? AND state IN ('done', 'abandoned') AND id IN (SELECT try FROM secrets)",
+            (site,),
+        )
+
     def submitting(self, try_id: str, queue: str) -> None:
         """About to submit the try: from now on the site may know it. On disk when it returns."""
         if try_id not in self._spared:

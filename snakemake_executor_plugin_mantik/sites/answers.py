@@ -117,6 +117,20 @@ def _date(text: str) -> float | None:
         return None
 
 
+DEFINITE: Final = frozenset({413, 414, 431})
+"""Statuses that say of the request itself that it is too large, whoever answers."""
+
+
+def is_gateways(response: httpx.Response) -> bool:
+    """Whether a 4xx is the word of something in between, which knows no file and no job.
+
+    The servers' own errors are JSON.
+    """
+    own = "json" in response.headers.get("Content-Type", "")
+    status = response.status_code
+    return 400 <= status < 500 and status not in DEFINITE and bool(response.content) and not own
+
+
 def is_web_page(response: httpx.Response) -> bool:
     """Whether the body is HTML; downloads have another content type, whatever is in the file."""
     return str(response.headers.get("Content-Type", "")).startswith("text/html")

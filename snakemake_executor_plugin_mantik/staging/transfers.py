@@ -13,7 +13,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable, TransferError
+from snakemake_executor_plugin_mantik.errors import (
+    OutputsLost,
+    SiteNotFound,
+    SiteUnreachable,
+    TransferError,
+)
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
 from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
@@ -21,11 +26,13 @@ from snakemake_executor_plugin_mantik.private import change_mode, make_private, 
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Repeats what the site does not answer, as `engine.patience.Patience` does."""
+"""Repeats what the site does not answer or answers oddly, as `engine.patience.Patience` does."""
 
 SUFFIX = ".mantik-part"
-ATTEMPTS = 3
-"""How often a file is fetched whose checksum is wrong before that is told."""
+
+
+class _ShorterError(TransferError):
+    """The site itself says that a file is shorter than what the job made."""
 
 
 async def read(site: Site, path: str, limit: int = 64 << 20, *, size: int | None = None) -> bytes:
@@ -48,21 +55,37 @@ async def download(
 ) -> None:
     """Fetch one file to the local `target`, going on where an earlier attempt stopped.
 
+    Args:
+        site: where it is.
+        path: of the file, relative to the workspace.
+        target: where its content goes.
+        size: bytes that it has to have.
+        sha256: of what it has to hold; empty if that is not known.
+        repeat: repeats an attempt, for as long as it thinks fit.
+
     Raises:
-        TransferError: its content is not what the job made, after some attempts.
+        TransferError: what comes is not what the job made.
+        OutputsLost: the file at the site is not what the job made.
         SiteNotFound: it is no longer there.
+        SiteRejected: the site refuses it.
         OSError: it cannot be written here.
     """
-    for _ in range(ATTEMPTS):
-        await repeat(lambda: _append(site, path, target, size))
-        right = target.stat().st_size == size
-        if right and (not sha256 or await asyncio.to_thread(_sha256, target) == sha256):
-            return
-        target.unlink()
+    try:
+        await repeat(lambda: _attempt(site, path, target, size, sha256))
+    except _ShorterError as error:
+        raise OutputsLost(error.what, where=error.where, do=error.do) from error
+
+
+async def _attempt(site: Site, path: str, target: Path, size: int, sha256: str) -> None:
+    await _append(site, path, target, size)
+    right = target.stat().st_size == size
+    if right and (not sha256 or await asyncio.to_thread(_sha256, target) == sha256):
+        return
+    target.unlink()  # nothing of it can be trusted
     raise TransferError(
         "the file is not what the job made (its checksum differs)",
         where=f"site {site.name}, file {path}",
-        do="Something changed it at the site; run the rule again",
+        do="Something changed it at the site or on its way",
     )
 
 
@@ -87,7 +110,7 @@ async def _not_whole(site: Site, path: str, here: int, size: int) -> None:
     if entry is None:
         raise SiteNotFound(f"there is no file {path}", where=where)
     if entry.size < size:
-        raise TransferError(
+        raise _ShorterError(
             f"the file has {entry.size} bytes there, the job made {size}",
             where=where,
             do="Something changed it at the site; run the rule again",
@@ -125,7 +148,7 @@ class Landing:
         """The local path that an output's content is to be written to for now.
 
         Raises:
-            TransferError: the job tells of a file that the rule does not declare.
+            OutputsLost: the job tells of a file that the rule does not declare.
         """
         return Path(self._place(entry)[1])
 
@@ -137,7 +160,7 @@ class Landing:
             if temporary := self._roots.get(entry.path[:end]):
                 parts = entry.path[end + 1 :].split("/")
                 if len(parts) > DEEPEST:
-                    raise TransferError(
+                    raise OutputsLost(
                         f"the job made more than {DEEPEST} directories, each in the one before",
                         where=entry.path[:end],
                         do="Have it make an archive of them",
@@ -145,7 +168,7 @@ class Landing:
                 # An absolute path would lead anywhere, and so would a step upwards.
                 if not {"", ".", ".."} & set(parts) and "\0" not in entry.path:
                     return temporary, f"{temporary}/{entry.path[end + 1 :]}"
-        raise TransferError(
+        raise OutputsLost(
             "the job tells of a file that is none of the rule's outputs", where=entry.path
         )
 
@@ -153,7 +176,7 @@ class Landing:
         """Put down an output's content, already compared with the marker.
 
         Raises:
-            TransferError: the job tells of a file that the rule does not declare.
+            OutputsLost: the job tells of a file that the rule does not declare.
             OSError: it cannot be written here.
         """
         with open_private(self._with_folder(entry), "wb") as file:
@@ -183,7 +206,7 @@ class Landing:
         """Take `entries` out of a downloaded archive, which holds them under their own names.
 
         Raises:
-            TransferError: one is missing there or differs.
+            OutputsLost: one is missing there or differs.
         """
         wanted = {entry.path: entry for entry in entries}
         try:
@@ -193,9 +216,9 @@ class Landing:
                     if entry is not None:
                         self._stream(entry, content)
         except TarDamaged as error:
-            raise TransferError(f"the archive of outputs is damaged ({error})") from error
+            raise OutputsLost(f"the archive of outputs is damaged ({error})") from error
         if wanted:
-            raise TransferError("the archive of outputs lacks a file", where=next(iter(wanted)))
+            raise OutputsLost("the archive of outputs lacks a file", where=next(iter(wanted)))
 
     def _stream(self, entry: OutputEntry, content: Iterable[bytes]) -> None:
         digest = hashlib.sha256()
@@ -204,13 +227,13 @@ class Landing:
                 digest.update(chunk)
                 file.write(chunk)
         if entry.sha256 and digest.hexdigest() != entry.sha256:
-            raise TransferError("the content is not what the job made", where=entry.path)
+            raise OutputsLost("the content is not what the job made", where=entry.path)
 
     def settle(self, entries: Iterable[OutputEntry]) -> None:
         """Give every output its mode and rename it into its place; all of them are there.
 
         Raises:
-            TransferError: the job tells of something below a link, or of one path twice.
+            OutputsLost: the job tells of something below a link, or of one path twice.
             OSError: it cannot be written here.
         """
         entries = list(entries)
@@ -218,7 +241,7 @@ class Landing:
         for entry in entries:
             path = self._place(entry)[1]
             if links and _is_below(Path(path), links, itself=entry.type != "l"):
-                raise TransferError(
+                raise OutputsLost(
                     "the job tells of a file below a link, or of two under one name",
                     where=entry.path,
                 )

@@ -23,7 +23,11 @@ from tests.support.trial import wait_until
 
 # These tests take real time: a world in which it runs a hundred times as fast as the engine's.
 QUICK = CONFIG.model_copy(
-    update={"site": CONFIG.site.model_copy(update={"poll_min_s": 0.02, "marker_grace_s": 0.1})}
+    update={
+        "site": CONFIG.site.model_copy(
+            update={"poll_min_s": 0.02, "marker_grace_s": 0.1, "fetch_wait_s": 0.1}
+        )
+    }
 )
 
 
@@ -123,6 +127,44 @@ def test_collected_but_not_committed_is_taken_up(
 
     assert (tmp_path / "out/1").exists()
     assert len(world.runs) == 1
+
+
+def refuse_output(method: str, path: str) -> Fault:
+    return "rejected" if (method, path) == ("get", "out/1") else ""
+
+
+def test_what_could_not_be_fetched_is_fetched_by_the_next_run(
+    start: Start, world: World, tmp_path: Path
+) -> None:
+    """The site refuses for longer than anybody waits: the job is not computed again for that."""
+    world.place = lambda path: "alone"
+    engine = start()
+    sites[tmp_path].fault = refuse_output
+    found = outcomes(engine, request(1))[1]
+    assert not found.succeeded
+    assert "succeeded, but its outputs could not be fetched" in found.message
+    assert "snakemake --forcerun" in found.message
+    engine.commit(found)
+    engine.close(tidy=True)
+
+    assert outcomes(start(), request(1))[1].succeeded
+
+    assert (tmp_path / "out/1").exists()
+    assert len(world.runs) == 1
+
+
+def test_what_could_not_be_fetched_is_computed_again_if_forced(
+    start: Start, world: World, tmp_path: Path
+) -> None:
+    world.place = lambda path: "alone"
+    engine = start()
+    sites[tmp_path].fault = refuse_output
+    assert not outcomes(engine, request(1))[1].succeeded
+    engine.close(tidy=False)
+
+    assert outcomes(start(), replace(request(1), forced=True))[1].succeeded
+
+    assert len(world.runs) == 2
 
 
 def test_forced_job_is_run_again(start: Start, world: World) -> None:

@@ -15,7 +15,13 @@ import pytest
 from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.errors import MantikError, OutputMissing, TransferError
+from snakemake_executor_plugin_mantik.errors import (
+    MantikError,
+    OutputMissing,
+    OutputsLost,
+    SiteRejected,
+    TransferError,
+)
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -95,6 +101,36 @@ def test_broken_transfers_go_on(bench: Bench, method: str, fault: Fault) -> None
     bench.site.fault = trouble
     bench.fetch()
     assert bench.here() == set(FILES)
+
+
+ASKED_S = 200.0
+"""Seconds of odd answers, fewer than `FetchWait`."""
+
+
+@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive, RECORD.paths.marker(0)])
+@pytest.mark.parametrize("fault", ["rejected", "damaged", "halved"])
+def test_odd_answers_are_asked_again_for_minutes(bench: Bench, path: str, fault: Fault) -> None:
+    def odd(asked: str, about: str) -> Fault:
+        now = asyncio.get_running_loop().time()
+        if asked != "get" or about != path or now > ASKED_S:
+            return ""
+        bench.site._damaged.clear()
+        return fault
+
+    bench.site.fault = odd
+    bench.fetch()
+    assert {p: (bench.workdir / p).read_bytes() for p in FILES} == FILES
+
+
+@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
+def test_a_refusal_that_lasts_does_not_lose_the_outputs(bench: Bench, path: str) -> None:
+    bench.site.fault = lambda asked, about: "rejected" if about == path and asked == "get" else ""
+    refused(bench, SiteRejected, "no")
+
+
+def test_what_the_site_itself_calls_shorter_is_lost(bench: Bench) -> None:
+    bench.world.files["alone"] = b"x"
+    refused(bench, OutputsLost, "1 bytes there")
 
 
 def test_broken_transfer_does_not_begin_anew(bench: Bench) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
+from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from tests.support.controller import Controller, killed_when, request, run_one, simulate
 from tests.support.simulated import Fate, Fault, World
 
@@ -143,3 +145,79 @@ def test_given_up_though_the_site_denies_it_and_it_never_ends(tmp_path: Path) ->
 
     assert run_one(tmp_path, world, command="another").succeeded
     assert world.now < DAY_S
+
+
+def secrets_at(world: World) -> list[str]:
+    """The files at the site that hold secrets."""
+    return [path for path, content in world.files.items() if content and b"VALUE-987" in content]
+
+
+SECRET = replace(request(1), secrets={"MYSECRET": "VALUE-987"})
+
+
+def test_secrets_of_a_cancelled_job_are_removed(tmp_path: Path) -> None:
+    """It waits in the queue; the process that submitted it has gone."""
+    world = World(lambda spec: Fate(starts=(5000.0,)))
+    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3, SECRET).forget()
+    assert secrets_at(world)
+
+    async def play(controller: Controller) -> list[str]:
+        await controller.work.ender.cancel(controller.journal.all_open_tries())
+        return secrets_at(world)
+
+    assert simulate(tmp_path, world, play) == []
+
+
+@pytest.mark.parametrize("method", ["submit", "put"])
+def test_secrets_of_a_submission_that_was_never_answered_are_removed(
+    tmp_path: Path, method: str
+) -> None:
+    """The process died when the values had gone up: at the site nobody heard of the job."""
+    world = World(lambda spec: Fate(starts=(), denied=True))
+    killed_when(tmp_path, world, lambda c: c.site.calls[method] > 0, SECRET).forget()
+    world.advance(world.now + 100.0)
+    assert secrets_at(world)
+
+    async def play(controller: Controller) -> list[str]:
+        await controller.work.ender.give_up(controller.journal.all_open_tries())
+        return secrets_at(world)
+
+    assert simulate(tmp_path, world, play) == []
+
+
+def test_secrets_of_a_rejected_submission_are_removed(tmp_path: Path) -> None:
+    world = World(lambda spec: Fate())
+
+    async def play(controller: Controller) -> list[str]:
+        controller.site.fault = lambda method, about: "rejected" if method == "submit" else ""
+        with pytest.raises(SiteRejected):
+            await controller.job(SECRET)
+        return secrets_at(world)
+
+    assert simulate(tmp_path, world, play) == []
+
+
+@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.OUT_OF_MEMORY])
+def test_secrets_of_a_job_that_left_no_marker_are_removed(tmp_path: Path, reason: Reason) -> None:
+    world = World(lambda spec: Fate(killed_after=0.0, reason=reason, warned=False))
+
+    async def play(controller: Controller) -> list[str]:
+        assert not (await controller.job(SECRET)).succeeded
+        return secrets_at(world)
+
+    assert simulate(tmp_path, world, play) == []
+
+
+def test_secrets_that_the_site_does_not_remove_now_are_removed_later(tmp_path: Path) -> None:
+    world = World(lambda spec: Fate(starts=(5000.0,)))
+    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3, SECRET).forget()
+
+    async def play(controller: Controller) -> list[str]:
+        controller.site.fault = lambda method, about: "unreachable" if method == "remove" else ""
+        await controller.work.ender.cancel(controller.journal.all_open_tries())
+        assert secrets_at(world)
+        controller.site.fault = lambda method, about: "" if "secrets" in about else "unreachable"
+        await controller.work.ender.tidy()
+        return secrets_at(world)
+
+    assert simulate(tmp_path, world, play) == []

@@ -1,7 +1,7 @@
 """How the end of a try becomes known, in virtual time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.engine.examine import LOST_S, SPACING_S
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected, SiteUnreachable
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
@@ -324,6 +325,40 @@ def test_last_of_three_starts_does_not_count(play: Player) -> None:
         return await waiting
 
     assert play(fated(Fate(starts=(2.0, 5.0, 9.0)), 2000), scenario).exit_code == 0
+
+
+@pytest.mark.parametrize("error", [SiteUnreachable("no list", status=500), SiteRejected("no")])
+def test_unknown_is_submitted_again_where_the_site_cannot_list_jobs(
+    play: Player, error: SiteError
+) -> None:
+    async def scenario(bench: Bench) -> End:
+        async def find(names: Mapping[str, str]) -> dict[str, list[str]]:
+            raise error
+
+        bench.site.find = find  # type: ignore[method-assign]
+        begun = bench.now
+        end = await bench.watcher.watch(bench.new(), [])
+        assert bench.now - begun <= bench.settings.unknown_wait_s + WITHIN_S
+        (line,) = bench.said
+        assert "cannot list your jobs" in line
+        return end
+
+    assert play(World(), scenario).kind is EndKind.VANISHED
+
+
+def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
+    async def scenario(bench: Bench) -> End:
+        async def find(names: Mapping[str, str]) -> dict[str, list[str]]:
+            raise SiteUnreachable("nobody there")
+
+        original, bench.site.find = bench.site.find, find  # type: ignore[method-assign]
+        waiting = asyncio.ensure_future(bench.watcher.watch(bench.new(), []))
+        await asyncio.sleep(10 * bench.settings.unknown_wait_s)
+        assert not waiting.done()
+        bench.site.find = original  # type: ignore[method-assign]
+        return await waiting
+
+    assert play(World(), scenario).kind is EndKind.VANISHED
 
 
 def test_one_refused_one_unknown_ends(play: Player) -> None:

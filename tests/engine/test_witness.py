@@ -1,12 +1,14 @@
 """Why a job failed that could still write its marker: what the scheduler says is asked for."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.messages import Said, failed
+from snakemake_executor_plugin_mantik.engine.observe import how_failed
 from snakemake_executor_plugin_mantik.engine.witness import Witness
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
@@ -60,9 +62,12 @@ RECORD = TryRecord(
 )  # fmt: skip
 
 
-def reason(marker: Marker, scheduler: Scheduler, *ids: str, over: bool = False) -> Reason:
+def reason(
+    marker: Marker, scheduler: Scheduler, *ids: str, ran: float = 0.0, limit: float = 3600.0
+) -> Reason:
     witness = Witness(cast("Site", scheduler), SiteSettings())
-    return virtualtime.run(witness.reason(marker, RECORD, list(ids), over=over))
+    marker = replace(marker, started=1e9, ended=1e9 + ran)
+    return virtualtime.run(witness.reason(marker, RECORD, list(ids), limit))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_the_scheduler_is_asked_of_what_fails_when_its_time_is_over(
 ) -> None:
     """What reads from a process that the scheduler ended may end by itself, with a code of its
     own, before the script is told."""
-    assert reason(Marker(code), Scheduler([said]), "1", over=True) == found
+    assert reason(Marker(code), Scheduler([said]), "1", ran=3570) == found
 
 
 @pytest.mark.parametrize(
@@ -123,21 +128,51 @@ def test_job_whose_id_nobody_heard_is_asked_for_by_its_tag(
 
 
 @pytest.mark.parametrize(
-    ("marker", "over", "found"),
+    ("marker", "ran", "found"),
     [
-        (Marker(1), False, "exit_code"),
-        (Marker(139), False, "exit_code"),
-        (Marker(1, failed_step="modules"), True, "set_up"),
-        (Marker(137, failed_step="image"), False, "set_up"),
-        (TERM, True, "time_limit"),
+        (Marker(1), 0, "exit_code"),
+        (Marker(139), 0, "exit_code"),
+        (Marker(1, failed_step="modules"), 3600, "set_up"),
+        (Marker(137, failed_step="image"), 0, "set_up"),
     ],
 )
 def test_it_is_not_asked_where_the_marker_says_enough(
-    marker: Marker, over: bool, found: str
+    marker: Marker, ran: float, found: str
 ) -> None:
     scheduler = Scheduler([OOM])
-    assert reason(marker, scheduler, "1", over=over) == found
+    assert reason(marker, scheduler, "1", ran=ran) == found
     assert not scheduler.asked
+
+
+@pytest.mark.parametrize(
+    ("limit", "ran", "found"),
+    [
+        # With walltimes of a minute and less every end would be near that of the time.
+        (60, 3, "cancelled"), (60, 45, "cancelled"), (60, 55, "time_limit"), (60, 61, "time_limit"),
+        (10, 1, "cancelled"), (10, 10, "time_limit"), (1, 0, "cancelled"),
+        (300, 200, "cancelled"), (300, 280, "time_limit"),
+        (3600, 3500, "cancelled"), (3600, 3545, "time_limit"),
+        (86400, 84000, "cancelled"), (86400, 85000, "time_limit"),
+    ],
+)  # fmt: skip
+def test_a_signal_near_the_end_of_the_walltime(limit: float, ran: float, found: str) -> None:
+    """Nobody says why; the time alone tells."""
+    assert reason(TERM, Scheduler([FAILED]), "1", ran=ran, limit=limit) == found
+
+
+@pytest.mark.parametrize("said", [Reason.CANCELLED, Reason.PREEMPTED, Reason.NODE_FAILURE])
+def test_the_schedulers_word_counts_more_than_the_time(said: Reason) -> None:
+    """A job that was told to end just before its time, and took some of it to do so."""
+    scheduler = Scheduler([JobState(Phase.ENDED, said)])
+    assert reason(TERM, scheduler, "1", ran=3700) == said
+
+
+def test_only_what_somebody_cancelled_counts_as_killed() -> None:
+    """Whoever heard of it: the script, or its command alone with exit code 143."""
+    cancelled = [JobState(Phase.ENDED, Reason.CANCELLED)]
+    for marker in (TERM, Marker(143)):
+        assert how_failed(reason(marker, Scheduler([*cancelled]), "1")) == "killed"
+    assert [r for r in Reason if how_failed(r) == "killed"] == [Reason.CANCELLED]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,18 @@ def page(status: int, title: str, *, after: bool = False) -> Callable[[str], Act
     return lambda api: _said(Answer(status, HTML, text), after=after)
 
 
+def text(status: int, words: str) -> Callable[[str], Act]:
+    """Answer with plain text, of a gateway."""
+    answer = Answer(status, (("content-type", "text/plain"),), words.encode())
+    return lambda api: _said(answer, after=False)
+
+
+async def page_as_file(exchange: Exchange) -> None:
+    """A login page that has the status and the content type of the file that was asked for."""
+    answer = await exchange.forward()
+    await exchange.send(Answer(answer.status, answer.headers, b"<html>Please log in</html>"))
+
+
 def _said(answer: Answer, *, after: bool) -> Act:
     async def act(exchange: Exchange) -> None:
         if after:
@@ -245,3 +257,15 @@ FAULTS = (
     Fault("restart", _Restart, None),
 )
 """What the proxy does; the other faults are done to the controller and to the file systems."""
+
+ODD = (
+    Fault("400-of-a-gateway", text(400, "Bad Request"), 3),
+    Fault("418-of-a-gateway", text(418, "I'm a teapot"), 3),
+    Fault("400", answered(400, unicore="Odd", firecrest="Odd"), 3),
+    Fault(
+        "permission-denied",
+        answered(500, unicore="Permission denied", firecrest="cat: x: Permission denied"), 3,
+    ),
+    Fault("page-as-file", _plain(page_as_file), 3),
+)  # fmt: skip
+"""Answers to a request for a file that would be a definite no, if they were true."""

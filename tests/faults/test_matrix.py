@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cell import JOBS, RUN_S, Cell, Count, make_cell
-from tests.faults.faults import FAULTS, HOURS_OFF, Fault, calling, clock_off, lost, then
+from tests.faults.faults import FAULTS, HOURS_OFF, ODD, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Rule
 from tests.support.workflows import Ran, Running, until
@@ -46,6 +46,18 @@ def test_fault(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) 
         prove(cell, ran, cell.count(ran))
         taken = [rule for rule in rules if rule.taken]
         assert taken, f"nothing met the fault: {cell.proxy.counted()}"
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in ODD])
+def test_odd_answers_while_fetching(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
+    """A job that succeeded has succeeded, whatever is said of its files."""
+    with make_cell(api, tmp_path) as cell:
+        cell.open_gate()
+        rules = cell.meet(fault, "fetch")
+        ran = cell.end(cell.start())
+        prove(cell, ran, cell.count(ran))
+        assert any(rule.taken for rule in rules), f"no fault: {cell.proxy.counted()}"
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -4,9 +4,6 @@ Only faults that let the server act are tried: of the others no server knows. No
 disks and clocks that are off, which are the machine's that the tests run on.
 """
 
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +16,7 @@ from tests.faults import test_matrix
 from tests.faults.cell import Cell, cell_at
 from tests.faults.faults import FAULTS, Fault
 from tests.faults.test_matrix import KILLS, Prove, prove
-from tests.real.centre import Centre, firecrest, tsi
+from tests.real.centre import Centre, firecrest, open_directory, tsi
 from tests.real.centre.firecrest import Firecrest
 from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import Place
@@ -61,13 +58,15 @@ def _servers(
         if slots == 1:
             place = replace(place, config=place.config.replace("Queue: batch\n", ONE_AT_A_TIME))
         cells: list[Cell] = []
+
+        def alive() -> list[Any]:
+            tries = cells[0].project.tries
+            return centre.queued(job for each in tries for job in each.site_jobs)
+
         with (
             open_directory() as outside,
-            cell_at(
-                api, place, url, directory, lambda: queued(centre, cells[0]),
-                ca_file=ca_file, outside=outside,
-            ) as cell,
-        ):  # fmt: skip
+            cell_at(api, place, url, directory, alive, ca_file=ca_file, outside=outside) as cell,
+        ):
             cells.append(cell)
             try:
                 yield cell
@@ -75,31 +74,6 @@ def _servers(
                 cell.open_gate()  # so that jobs of a test that has failed keep no places
 
     monkeypatch.setattr(test_matrix, "make_cell", make_cell)
-
-
-@contextmanager
-def open_directory() -> Iterator[Path]:
-    """A directory that the users of the centre may write to, which pytest's own ones are not."""
-    directory = Path(tempfile.mkdtemp(prefix="mantik-outside-"))
-    directory.chmod(0o777)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def queued(centre: Centre, cell: Cell) -> list[Any]:
-    """The jobs of a cell that wait or run, by the scheduler's own word.
-
-    UNICORE's jobs are known to it by their directories, firecREST's by their ids.
-    """
-    asked = subprocess.run(
-        ["squeue", "--noheader", "--format=%i %Z"], env={**centre.environment, "PATH": tsi.PATH},
-        capture_output=True, text=True, check=True, timeout=100,
-    )  # fmt: skip
-    known = {job for each in cell.project.tries for job in each.site_jobs}
-    lines = [line.split(" ", 1) for line in asked.stdout.splitlines()]
-    return [job for job, directory in lines if known & {job, Path(directory).name}]
 
 
 @pytest.mark.parametrize("api", APIS)

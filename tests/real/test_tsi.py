@@ -1,14 +1,35 @@
-"""Whole workflows at a real UNICORE/X with its TSI, in front of a real Slurm."""
+"""Whole workflows at a real UNICORE/X with its TSI: what a server without one does not do."""
 
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.real.centre.tsi import SOFTWARE
-from tests.support.workflows import UNTRACKED, Place, Project
+from tests.real.centre import Centre
+from tests.real.centre.tsi import SOFTWARE, Unicore
+from tests.support.clusters import FRAGILE, SlurmCluster
+from tests.support.command import smk_mantik
+from tests.support.places import unicorex_place
+from tests.support.unicoreserver import UnicoreX
+from tests.support.workflows import UNTRACKED, Place, Project, Running, tells, until
 
 pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(900)]
+
+LONG_S = 400.0
+"""How long what takes many round trips may take, seconds."""
+
+WAITS = """
+    rule all:
+        input: "out/0.txt", "out/1.txt"
+
+    rule slow:
+        output: "out/{n}.txt"
+        shell:
+            "trap 'echo {wildcards.n} >> ended; exit 1' TERM; echo {wildcards.n} >> ran; "
+            "until [ -e go ]; do sleep 0.2 || :; done; echo {wildcards.n} > {output}"
+"""
 
 
 @pytest.fixture
@@ -19,20 +40,161 @@ def project(unicore_centre_place: Place, tmp_path: Path) -> Iterator[Project]:
     made.close()
 
 
-def test_workflow(project: Project) -> None:
-    project.write("in.txt", "1\n")
+def lines(project: Project, name: str) -> list[str]:
+    path = project.workspace / name
+    return sorted(path.read_text().split()) if path.exists() else []
+
+
+def both_run(project: Project) -> Running:
+    """A `snakemake` both of whose jobs run."""
+    project.write("Snakefile", WAITS)
+    running = project.start("--nolock", "--rerun-incomplete")
+    until(lambda: lines(project, "ran") == ["0", "1"], "both jobs", LONG_S)
+    until(lambda: running.output.count(": submitted to ") == 2, "their ids", LONG_S)
+    return running
+
+
+class TestRevoked:
+    """A claim is a file, and a revocation a directory over it: the server says that in a text."""
+
+    def test_interrupted(self, project: Project) -> None:
+        running = both_run(project)
+
+        said = running.interrupt().output
+
+        assert set(lines(project, "ended")) == {"0", "1"}, said
+        assert {record.outcome for record in project.tries} == {"cancelled"}, said
+        assert "has not answered" not in said
+        (project.workspace / "go").touch()
+        project.run("--nolock", "--rerun-incomplete").ok()
+        assert lines(project, "ran") == ["0", "0", "1", "1"]
+
+    def test_cancelled(self, project: Project) -> None:
+        both_run(project).kill()
+
+        said = smk_mantik(project, "cancel", "--all").ok().output
+
+        tells(said, "slow n=0: cancelled", "slow n=1: cancelled", "which has confirmed it")
+        assert set(lines(project, "ended")) == {"0", "1"}
+
+    def test_edited(self, project: Project) -> None:
+        both_run(project).kill()
+        project.write("Snakefile", WAITS.replace("until [ -e go ]", ": edited; until [ -e go ]"))
+        (project.workspace / "ended").write_text("")
+        (project.workspace / "ended").chmod(0o666)
+        running = project.start("--nolock", "--rerun-incomplete")
+        until(lambda: lines(project, "ran") == ["0", "0", "1", "1"], "the new jobs", LONG_S)
+        assert set(lines(project, "ended")) == {"0", "1"}, running.output
+        (project.workspace / "go").touch()
+
+        running.end(LONG_S).ok()
+
+
+def test_a_node_that_dies_is_worth_a_retry(project: Project, centre: Centre) -> None:
+    cluster = SlurmCluster(centre.directory, centre.environment, "mantik-user")
+    project.config.write_text(project.place.config.replace("Queue: batch", f"Queue: {FRAGILE}"))
     project.write(
         "Snakefile",
         """
-        rule all:
-            input: expand("out/{n}.txt", n=range(3))
         rule one:
-            input: "in.txt"
-            output: "out/{n}.txt"
-            shell: "cat {input} > {output}; id -un >> {output}"
+            output: "one.txt"
+            resources: mantik_retry_on="node_failure"
+            shell:
+                "echo $SLURM_JOB_ID >> ran; "
+                "until [ -e go ]; do sleep 0.2 || :; done; echo 1 > {output}"
+        """,
+    )
+    running = project.start("--retries", "1")
+    until(lambda: lines(project, "ran"), "a job that runs", LONG_S)
+    cluster.fail_node(lines(project, "ran")[0])
+    until(lambda: len(lines(project, "ran")) == 2, f"the next try: {running.output}", LONG_S)
+    (project.workspace / "go").touch()
+
+    running.end(LONG_S).ok()
+
+    assert [record.reason for record in project.tries] == ["node_failure", ""]
+
+
+COUNTED = """
+    rule all:
+        input: expand("out/{{n}}.txt", n=range({jobs}))
+
+    rule one:
+        output: "out/{{n}}.txt"
+        shell: "echo {{wildcards.n}} >> ran; echo {{wildcards.n}} > {{output}}"
+"""
+
+
+class TestAway:
+    """The TSI is killed with -9 while jobs are submitted, until UNICORE has given some up."""
+
+    JOBS = 25
+    GIVEN_UP = 3
+
+    def test_tsi(self, own_unicore: Unicore, tmp_path: Path) -> None:
+        tsi, server = own_unicore.tsi, own_unicore.server
+        project = Project(tmp_path / "project", unicorex_place(server), dict(UNTRACKED))
+        project.write("Snakefile", COUNTED.format(jobs=self.JOBS))
+        running = project.start()
+        try:
+            until(lambda: running.output.count(": submitted to ") > 5, "some jobs", LONG_S)
+            tsi.kill()
+            until(lambda: given_up(server, project) >= self.GIVEN_UP, "lost jobs", LONG_S)
+            tsi.start()
+
+            said = running.end(2 * LONG_S).ok().output
+        finally:
+            project.close()
+
+        assert Counter(lines(project, "ran")) == Counter(map(str, range(self.JOBS))), said
+        assert "rejected" not in said
+        assert "they are submitted again" in said
+
+
+def given_up(server: UnicoreX, project: Project) -> int:
+    """How many jobs the server says have failed."""
+    ids = [job for record in project.tries for job in record.site_jobs]
+    return sum(server.status(job) == "FAILED" for job in ids)
+
+
+HOOKS = """\
+Environment:
+  PreRunCommandOnLoginNode:
+    - 'echo a >> {log}; echo "b;c" >> {log}'
+    - echo $(id -un) > {directory}/user
+    - "cd {directory} && echo \\"it's $PWD\\" > where"
+  PostRunCommandOnLoginNode: echo d >> {log}
+"""
+
+
+def test_hooks(project: Project, centre: Centre) -> None:
+    directory = Path(subprocess.run(
+        ["setpriv", "--reuid=mantik-user", "--regid=mantik-user", "--clear-groups", "mktemp", "-d",
+         "-p", centre.scratch], capture_output=True, text=True, check=True,
+    ).stdout.strip())  # fmt: skip
+    log = directory / "log"
+    hooks = HOOKS.format(log=log, directory=directory)
+    project.config.write_text(project.place.config + hooks)
+    project.write("Snakefile", f'rule one:\n    output: "one"\n    shell: "cp {log} {{output}}"\n')
+
+    project.run().ok()
+
+    assert project.read("one") == "a\nb;c\n"
+    assert (directory / "user").read_text() == "mantik-user\n"
+    assert (directory / "where").read_text() == f"it's {directory}\n"
+    until(lambda: log.read_text() == "a\nb;c\nd\n", "the hook after the job")
+
+
+def test_jobs_do_not_see_what_is_the_tsis(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule one:
+            output: "one"
+            shell: "echo ${{PYTHONPATH-unset}} > {output}; id -un >> {output}"
         """,
     )
 
     project.run().ok()
 
-    assert project.read("out/2.txt") == "1\nmantik-user\n"
+    assert project.read("one") == "unset\nmantik-user\n"

@@ -33,6 +33,19 @@ def said(message: str, status: int = 500) -> httpx.Response:
     return answer(status, text, JSON, "POST")
 
 
+@pytest.mark.parametrize("status", [400, 402, 405, 406, 409, 412, 418, 421, 451])
+@pytest.mark.parametrize("words", ["Bad Request", "Permission denied", "No space left on device"])
+def test_plain_text_of_gateways_says_nothing(status: int, words: str) -> None:
+    error = error_of(answer(status, words, {"Content-Type": "text/plain"}), "hpc")
+    assert isinstance(error, SiteUnreachable)
+
+
+@pytest.mark.parametrize("status", [413, 414, 431])
+def test_too_large_is_too_large_whoever_says_so(status: int) -> None:
+    error = error_of(answer(status, "Too Large", {"Content-Type": "text/plain"}), "hpc")
+    assert isinstance(error, SiteRejected)
+
+
 DIRECTORY = f"/scratch/mantik/{'w' * 200}/.mantik/tries/1/c9a0"
 
 

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
+from snakemake_executor_plugin_mantik.sites.firecrest.jobs import in_lists
 from tests.support.benches import firecrest_site
 
 SUBMIT = {"method": "POST", "path": "/compute/hpc2/jobs$"}
@@ -105,6 +106,70 @@ class TestSubmissions:
             assert fault.happened == 1
 
         run(faulty, scenario)
+
+
+class TestFinding:
+    def test_costs_one_list_for_all_that_are_few(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            few = {str(uuid.uuid4()): "count" for _ in range(5)}
+            before = site.requests["find"]
+            assert await site.find(few) == {tag: [] for tag in few}
+            assert site.requests["find"] - before == 1
+            assert await site.find({}) == {}
+            assert site.requests["find"] - before == 1
+
+        run(sandbox, scenario)
+
+    def test_of_many_costs_one_list_of_all_jobs(self, sandbox: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            job = a_job()
+            jobs = [await site.submit(job)]
+            many = {str(uuid.uuid4()): "count" for _ in range(500)} | {job.tag: job.name}
+            before = site.requests["find"]
+            async with asyncio.timeout(100):
+                while (await site.find(many))[job.tag] != jobs:
+                    before = site.requests["find"]
+                    await asyncio.sleep(0.1)
+            assert site.requests["find"] - before == 1
+
+        run(sandbox, scenario)
+
+    def test_of_many_goes_on_where_the_server_cannot_list_all_jobs(
+        self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            original = Client.job_info
+            unnamed = 0
+
+            async def too_many(
+                self: Client, system: str, name: str | None = None, **more: object
+            ) -> object:
+                nonlocal unnamed
+                unnamed += name is None
+                if name is None:
+                    raise SiteUnreachable("Error executing Slurm command.", status=500)
+                return await original(self, system, name=name, **more)
+
+            monkeypatch.setattr(Client, "job_info", too_many)
+            many = {str(uuid.uuid4()): "count" for _ in range(100)}
+            for _ in range(2):
+                before = site.requests["find"]
+                assert await site.find(many) == {tag: [] for tag in many}
+                assert site.requests["find"] - before == 20
+            assert unnamed == 1
+
+        run(sandbox, scenario)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "lists"), [([], 0), ([42] * 5, 1), ([42] * 6, 2), ([235, 1, 233], 2), ([300], 1)]
+)
+def test_names_of_a_list(lengths: list[int], lists: int) -> None:
+    names = [str(number) * length for number, length in enumerate(lengths)]
+    made = list(in_lists(names))
+    assert len(made) == lists
+    assert ",".join(made).split(",") == (names or [""])
+    assert all(len(text) <= 235 for text in made if "," in text)
 
 
 class TestStates:

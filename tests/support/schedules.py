@@ -21,6 +21,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 KINDS: Final = (
     "answers",  # single requests fail, or act and lose their answer, or act late
+    "odd",  # the site refuses to give a file, once in a while, for no reason
     "outages",  # a site is away for a while, or refuses the credentials
     "strays",  # one submission is started several times, some of them late
     "lost",  # a submission is acknowledged and never started, or the site denies it
@@ -216,6 +217,8 @@ class Schedule:
             return what  # type: ignore[return-value]
         if method in ("get", "put") and self.has("damage", 0.2):
             return self.stream("damage").choice(("halved", "damaged"))
+        if method == "get" and self.has("odd", 0.3):
+            return "rejected"
         chance = self.stream("answers")
         if chance.random() >= self._rate:
             return ""

@@ -30,6 +30,7 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     Meaning,
     Pattern,
     error,
+    is_gateways,
     is_web_page,
     told,
 )
@@ -176,9 +177,12 @@ def answered(response: httpx.Response, site: str) -> SiteError:
         return error(Meaning.UNKNOWN, response, site, "not what firecREST v2 says", "Check ApiUrl")
     body = body_of(response)
     text = _text_of(response, body)
-    if (pattern := told(ERROR_TEXTS, text)) is not None:
+    gateways = is_gateways(response)
+    if not gateways and (pattern := told(ERROR_TEXTS, text)) is not None:
         return error(pattern.meaning, response, site, text, pattern.do)
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
+    if gateways and meaning is Meaning.NO:
+        meaning = Meaning.UNKNOWN
     if meaning is Meaning.MISSING and "errorType" not in body:
         meaning = Meaning.UNKNOWN  # of a gateway: no word about the file or the job
     do = CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""

@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     Meaning,
     Pattern,
     error,
+    is_gateways,
     is_web_page,
     told,
 )
@@ -103,15 +104,16 @@ def error_of(response: httpx.Response, site: str) -> SiteError | None:
 
 def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
     status = response.status_code
+    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
+    if is_gateways(response):
+        # "No service was found." while a server starts, for example.
+        passes = meaning in (Meaning.LATER, Meaning.CREDENTIALS)
+        return (meaning if passes else Meaning.UNKNOWN), ""
     if status >= 400 and (pattern := told(ERROR_TEXTS, text)) is not None:
         return pattern.meaning, pattern.do
-    if status == 404 and text and not _is_json(response):
-        # "No service was found." while a server starts: no word about the file or the job.
-        return Meaning.UNKNOWN, ""
     if status == 503:
         own = _is_json(response) or "Retry-After" in response.headers
         return (Meaning.LATER if own else Meaning.UNKNOWN), ""
-    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
     return meaning, CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
 
 

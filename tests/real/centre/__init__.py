@@ -7,7 +7,11 @@ kills is a server of its own in front of the same Slurm.
 
 import os
 import pwd
-from collections.abc import Mapping
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,3 +57,27 @@ class Centre:
     def environment(self) -> Mapping[str, str]:
         """What leads Slurm's commands to the centre's Slurm."""
         return {"SLURM_CONF": str(self.directory / "slurm" / "slurm.conf")}
+
+    def queued(self, site_jobs: Iterable[str]) -> list[str]:
+        """The scheduler's ids of those of a site's jobs that wait or run, by its own word.
+
+        It knows UNICORE's jobs by their directories, firecREST's by their ids.
+        """
+        asked = subprocess.run(
+            ["squeue", "--noheader", "--format=%i %Z"], env={**os.environ, **self.environment},
+            capture_output=True, text=True, check=True, timeout=100,
+        )  # fmt: skip
+        known = set(site_jobs)
+        lines = [line.split(" ", 1) for line in asked.stdout.splitlines()]
+        return [job for job, directory in lines if known & {job, Path(directory).name}]
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """A directory that the user may write to, which pytest's own ones are not."""
+    directory = Path(tempfile.mkdtemp(prefix="mantik-outside-"))
+    directory.chmod(0o777)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,107 @@
+"""Ends of every kind at the centre's real servers: each is noticed, with the scheduler's reason."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.centre import USER, Centre, firecrest, open_directory, tsi
+from tests.support.clusters import SlurmCluster, kill_all
+from tests.support.workflows import UNTRACKED, Project, tells, until
+
+pytestmark = pytest.mark.timeout(900)
+
+SITES = [
+    pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
+    pytest.param("firecrest_centre_place", marks=pytest.mark.software(firecrest.SOFTWARE)),
+]
+
+SNAKEFILE = """
+    O = {outside!r}
+    BEGUN = f"echo $$ > {{O}}/{{{{rule}}}}.new; echo $SLURM_JOB_ID >> {{O}}/{{{{rule}}}}.jobs; " \\
+        f"mv {{O}}/{{{{rule}}}}.new {{O}}/{{{{rule}}}}; "
+
+    rule all:
+        input: "memory.txt", "killed.txt", "cancelled.txt", "waiting.txt", "node.txt"
+
+    rule memory:
+        output: "memory.txt"
+        resources: mem_mb=100
+        shell: BEGUN + "x=$(head -c 300M /dev/zero | tr '\\\\0' x); sleep 600; touch {{output}}"
+
+    rule killed:
+        output: "killed.txt"
+        shell: BEGUN + "sleep 600; touch {{output}}"
+
+    rule cancelled:
+        output: "cancelled.txt"
+        shell: BEGUN + "sleep 600; touch {{output}}"
+
+    rule waiting:
+        output: "waiting.txt"
+        resources: slurm_partition="closed"
+        shell: BEGUN + "touch {{output}}"
+
+    rule node:
+        output: "node.txt"
+        retries: 5
+        resources: slurm_partition="fragile", mantik_retry_on="node_failure"
+        shell: BEGUN + "until [ -e {{O}}/through ]; do sleep 0.2; done; touch {{output}}"
+"""
+
+
+@pytest.fixture(params=SITES)
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+    """A project at the centre's site of each API."""
+    place = request.getfixturevalue(request.param)
+    made = Project(tmp_path / "project", place, dict(UNTRACKED))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    with open_directory() as directory:
+        yield directory
+
+
+def numbers(path: Path) -> list[str]:
+    """The scheduler's ids of the jobs that have begun to run a rule."""
+    return path.read_text().split() if path.exists() else []
+
+
+def test_each_is_reported_with_its_reason(project: Project, outside: Path, centre: Centre) -> None:
+    slurm = SlurmCluster(centre.directory, centre.environment, USER)
+    project.write("Snakefile", SNAKEFILE.format(outside=str(outside)))
+    running = project.start("--keep-going")
+
+    def begun(rule: str) -> Callable[[], bool]:
+        return (outside / rule).exists
+
+    def waits() -> list[str]:
+        tries = [each for each in project.tries if each.rule == "waiting"]
+        return centre.queued(job for each in tries for job in each.site_jobs)
+
+    until(begun("killed"), "a job that is killed")
+    kill_all(int((outside / "killed").read_text()))
+    until(begun("cancelled"), "a job that is cancelled")
+    slurm.cancel(*numbers(outside / "cancelled.jobs"))
+    until(waits, "a job that waits")
+    slurm.cancel(*waits())
+    until(begun("node"), "a job on a node that fails")
+    slurm.fail_node(numbers(outside / "node.jobs")[-1])
+    (outside / "through").touch()
+    said = running.end().failed()
+
+    reasons = {each.rule: each.reason for each in project.tries if each.rule != "node"}
+    assert reasons == {
+        "memory": "out_of_memory",
+        "killed": "unknown",
+        "cancelled": "cancelled",
+        "waiting": "cancelled",
+    }, said
+    tells(said, "signal 9")
+    *failed, last = (each for each in project.tries if each.rule == "node")
+    assert {each.reason for each in failed} == {"node_failure"}, said
+    assert last.outcome == "succeeded", said
+    assert project.exists("node.txt")

@@ -1,0 +1,95 @@
+"""The centre's servers are killed with -9 and come back: no job is lost, doubled or misreported.
+
+What the TSI does to jobs when it is away is tried in `test_tsi.py`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.real.centre import firecrest, tsi
+from tests.real.centre.firecrest import OwnFirecrest
+from tests.real.centre.tsi import Unicore
+from tests.support.places import unicorex_place
+from tests.support.workflows import UNTRACKED, Place, Project, until
+
+pytestmark = pytest.mark.timeout(900)
+
+LONG_S = 400.0
+"""How long a whole workflow may take, seconds."""
+JOBS = 12
+SNAKEFILE = f"""
+    rule all:
+        input: expand("out/{{n}}.txt", n=range({JOBS}))
+
+    rule one:
+        output: "out/{{n}}.txt"
+        shell:
+            "echo {{wildcards.n}} >> ran; until [ -e go ]; do sleep 0.2; done; "
+            "echo {{wildcards.n}} > {{output}}"
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of one test, and the site that it serves."""
+
+    place: Place
+    kill: Callable[[], None]
+    start: Callable[[], None]
+
+
+@pytest.fixture
+def unicore_server(own_unicore: Unicore) -> Server:
+    server = own_unicore.server
+    return Server(unicorex_place(server), server.kill, server.start)
+
+
+@pytest.fixture
+def firecrest_server(own_firecrest: OwnFirecrest) -> Server:
+    return Server(own_firecrest.place(), own_firecrest.kill, own_firecrest.start)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("unicore_server", marks=pytest.mark.software(tsi.SOFTWARE)),
+        pytest.param("firecrest_server", marks=pytest.mark.software(firecrest.SOFTWARE)),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def project(server: Server, tmp_path: Path) -> Iterator[Project]:
+    made = Project(tmp_path / "project", server.place, dict(UNTRACKED))
+    made.write("Snakefile", SNAKEFILE)
+    yield made
+    made.close()
+
+
+def ran(project: Project) -> Counter[str]:
+    """How often each job has begun."""
+    path = project.workspace / "ran"
+    return Counter(path.read_text().split() if path.exists() else [])
+
+
+@pytest.mark.parametrize("submitted", [3, JOBS], ids=["submitting", "running"])
+def test_killed(server: Server, project: Project, submitted: int) -> None:
+    running = project.start()
+    until(lambda: running.output.count(": submitted to ") >= submitted, "submissions", LONG_S)
+    if submitted == JOBS:
+        until(lambda: ran(project).total() == JOBS, "jobs that run", LONG_S)
+    server.kill()
+    (project.workspace / "go").touch()
+    running.says("has not answered for", LONG_S)
+    server.start()
+
+    said = running.end(LONG_S).ok().output
+
+    assert ran(project) == Counter(map(str, range(JOBS))), said
+    assert [record.outcome for record in project.tries] == ["succeeded"] * JOBS, said

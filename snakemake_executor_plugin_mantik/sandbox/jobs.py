@@ -242,8 +242,8 @@ class UnicoreJob:
         if not description.imports:
             return
         self.status = "STAGINGIN"
-        # Whoever waits for a worker comes first come first served: the next job's files come
-        # before this one's submission.
+        # Workers serve in the order of asking: files of jobs that wait come before the submission
+        # of this one.
         async with site.workers:
             for item in description.imports:
                 self.note(f"Started filetransfer [{item.source} -> {item.target}]")
@@ -311,7 +311,7 @@ class UnicoreJob:
         variables = {"PYTHONPATH": str(site.tsi.module_path)}
         for attempt in range(1, _SUBMISSIONS + 1):
             try:
-                async with site.submitting:
+                async with site.workers, site.submitting:
                     await site.tsi.exchange(_SUBMIT_EXCHANGES)
                     for _ in range(self.submissions):
                         self.batch = await site.scheduler.submit(

@@ -31,6 +31,7 @@ from snakemake_executor_plugin_mantik.sandbox.faults import (
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption
+from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
 from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 
 _START_TIMEOUT = 30.0
@@ -139,20 +140,29 @@ class Sandbox:
 
     def limit_jobs(self, name: str, most: int | None) -> None:
         """Let the local scheduler of a site refuse more waiting and running jobs than `most`."""
+        self.local_scheduler(name).max_submit_jobs = most
+
+    def local_scheduler(self, name: str) -> LocalScheduler:
+        """The scheduler of a site, where it is the sandbox's own."""
         scheduler = self.site(name).scheduler
         assert isinstance(scheduler, LocalScheduler)
-        scheduler.max_submit_jobs = most
+        return scheduler
+
+    def tsi(self, name: str) -> Tsi:
+        """The TSI of a UNICORE site."""
+        site = self.site(name)
+        assert isinstance(site, UnicoreSite)
+        return site.tsi
 
     @contextmanager
     def tsi_down(self, name: str) -> Iterator[None]:
         """Let the TSI of a UNICORE site not answer."""
-        site = self.site(name)
-        assert isinstance(site, UnicoreSite)
-        site.tsi.up = False
+        tsi = self.tsi(name)
+        tsi.up = False
         try:
             yield
         finally:
-            site.tsi.up = True
+            tsi.up = True
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None

@@ -131,7 +131,7 @@ class Tsi:
         expanded = str(path).replace("$HOME", self._home)
         try:
             spoil(_AT_OPENING)
-            opened = Path(expanded).open("wb")  # noqa: SIM115 - the shell keeps it open
+            opened = os.open(expanded, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
         except OSError as error:
             reply = f"[Errno {error.errno}] {error.strerror}: '{expanded}'\n"
             raise TsiError(
@@ -139,7 +139,7 @@ class Tsi:
                 f"Reply was TSI_FAILED: {reply}"
             ) from error
         try:
-            with opened as file:
+            with os.fdopen(opened, "wb") as file:
                 yield file
                 spoil()
             with suppress(OSError):

@@ -98,6 +98,19 @@ class TestFiles:
             else:
                 assert message(answer, 413) == "Command output exceeded buffer limit."
 
+    def test_downloads_that_are_given_up(self, fire: FirecrestClient, there: str) -> None:
+        """Nobody reads what is beyond the limit, and the command waits (measured: 5.5 MB)."""
+        file = Path(there) / "large"
+        file.write_bytes(bytes(5_505_024))
+        url = {"path": str(file)}
+        assert fire.ops("GET", "download", params=url).status_code == 413
+        file.write_bytes(bytes(5_505_027))
+        answers = [fire.ops("GET", "download", params=url) for _ in range(2)]
+        assert {answer.status_code: answer.json()["message"] for answer in answers} == {
+            500: "('Channel not open for sending',)",
+            408: "Command execution timeout limit exceeded.",
+        }
+
     def test_view_in_parts(self, fire: FirecrestClient, there: str) -> None:
         fire.upload(there, "file", b"0123456789")
         for size, offset, text in ((4, 0, "0123"), (4, 3, "3456"), (4, 8, "89"), (100, 5, "56789")):

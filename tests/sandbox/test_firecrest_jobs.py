@@ -205,6 +205,20 @@ def test_metadata_cuts_paths_at_blanks(fire: FirecrestClient) -> None:
     assert found["script"] == "#!/bin/bash\ntrue\n"
 
 
+@pytest.mark.parametrize("own_site", [{"record_time": 0.6}], indirect=True)
+def test_a_list_that_takes_too_long(own_site: FirecrestClient) -> None:
+    """Each job in it makes it longer; one by one they can be asked for all the same."""
+    number, other = own_site.submit("true"), own_site.submit("true", "--job-name=other")
+    for job in (number, other):
+        own_site.ended(job)
+    url = "/compute/hpc2/jobs"
+    wait_for(lambda: own_site.http.get(url, params={"name": "other"}).json()["jobs"])
+    answer = own_site.http.get(url)
+    assert message(answer, 500) == "Error executing Slurm command."
+    assert answer.json()["causedBy"] == ["Command execution timeout limit exceeded."]
+    assert own_site.job(number)["jobId"] == number
+
+
 @pytest.mark.parametrize("own_site", [{"job_memory": 0.1}], indirect=True)
 def test_metadata_is_forgotten(own_site: FirecrestClient) -> None:
     number = own_site.submit("true")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox import processes
 from snakemake_executor_plugin_mantik.sandbox.batch import State
 from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import Partition, Settings, Timing
 
 SETTINGS = Settings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
 Test = Callable[[LocalScheduler], Awaitable[None]]
@@ -150,6 +152,37 @@ def test_memory_over_the_limit_is_killed(tmp_path: Path) -> None:
         assert modest.state is State.COMPLETED
 
     play(tmp_path, test)
+
+
+def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(tmp_path: Path) -> None:
+    """The words are those of Slurm 22.05 with OverMemoryKill."""
+
+    async def test(scheduler: LocalScheduler) -> None:
+        hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
+        job = await scheduler.submit(script(hog, "--mem=100M", "--error=err"), tmp_path)
+        await end(job)
+        assert (job.state, job.reason, job.signal) == (State.FAILED, "JobLaunchFailure", 9)
+        said = (tmp_path / "err").read_text()
+        assert re.search(r"StepId=1000.batch exceeded memory limit \(\d+ > 104857600\)", said)
+
+    play(tmp_path, test, replace(SETTINGS, memory_state="FAILED"))
+
+
+def test_more_jobs_than_allowed_are_refused(tmp_path: Path) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
+        await scheduler.submit(script("true", "--hold"), tmp_path)
+        with pytest.raises(SbatchError, match="AssocMaxSubmitJobLimit"):
+            await scheduler.submit(script("true"), tmp_path)
+
+    play(tmp_path, test, replace(SETTINGS, max_submit_jobs=1))
+
+
+def test_jobs_of_a_partition_that_is_down_wait(tmp_path: Path) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
+        job = await scheduler.submit(script("true", "--partition=closed"), tmp_path)
+        assert (job.state, job.reason) == (State.PENDING, "PartitionDown")
+
+    play(tmp_path, test, replace(SETTINGS, partitions=(Partition("closed", up=False),)))
 
 
 def test_first_come_first_served_and_what_fits_goes_ahead(tmp_path: Path) -> None:

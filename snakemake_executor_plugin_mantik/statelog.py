@@ -80,7 +80,8 @@ class StateLog(Nobody):
             )
             self._tell(record, "succeeded", text, log=str(log or ""), **facts)
         elif end.reason is not None:
-            text = f"{record.name}: failed at {record.site}, {end.reason.words}."
+            # The only line that is left with --quiet rules.
+            text = messages.ended(record.name, record.site, end.reason, end.words, log)
             self._tell(record, "failed", text, log=str(log or ""), reason=str(end.reason), **facts)
         self._requests.pop(record.id, None)
         self._sent.pop(record.id, None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.amounts import duration
-from snakemake_executor_plugin_mantik.errors import printable
+from snakemake_executor_plugin_mantik.errors import one_line, printable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState
@@ -108,6 +108,12 @@ def finished(name: str, site: str, waited: float, ran: float, log: Path | None) 
     times = f"waited {duration(waited)}, ran {duration(ran)}"
     kept = f"; output in {log}" if log is not None else ""
     return f"{name}: done at {site}, {times}{kept}."
+
+
+def ended(name: str, site: str, reason: Reason, words: str, log: Path | None) -> str:
+    """A job has failed: a line that says why, and where its output is."""
+    kept = f" Output in {log}." if log is not None else ""
+    return f"{name}: failed at {site} for {reason.words}. {one_line(words).rstrip('.')}.{kept}"
 
 
 def trouble(error: OSError) -> str:

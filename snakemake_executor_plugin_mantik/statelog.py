@@ -75,9 +75,7 @@ class StateLog(Nobody):
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}
         log = self._shown(end.log)
         if end.how == "finished":
-            text = messages.finished(
-                record.name, record.site, end.waited or 0.0, end.ran or 0.0, log
-            )
+            text = messages.finished(record.name, record.site, end.waited, end.ran or 0.0, log)
             self._tell(record, "succeeded", text, log=str(log or ""), **facts)
         elif end.reason is not None:
             # The only line that is left with --quiet rules.

@@ -103,9 +103,11 @@ def started(name: str, site: str) -> str:
     return f"{name}: runs at {site}."
 
 
-def finished(name: str, site: str, waited: float, ran: float, log: Path | None) -> str:
-    """A job has succeeded."""
-    times = f"waited {duration(waited)}, ran {duration(ran)}"
+def finished(name: str, site: str, waited: float | None, ran: float, log: Path | None) -> str:
+    """A job has succeeded; how long it `waited` may not be known."""
+    times = f"ran {duration(ran)}"
+    if waited is not None:
+        times = f"waited {duration(waited)}, {times}"
     kept = f"; output in {log}" if log is not None else ""
     return f"{name}: done at {site}, {times}{kept}."
 

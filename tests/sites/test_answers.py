@@ -115,6 +115,15 @@ def test_causes_behind_the_script_that_a_tsi_repeats(cause: str) -> None:
     assert cause in str(error)
 
 
+def test_details_of_a_job_that_slurm_has_forgotten() -> None:
+    text = (
+        "Could not get job details: eu.unicore.xnjs.ems.ExecutionException: TSI call failed: reply "
+        "was TSI_FAILED: Command 'scontrol show jobid 6' failed with code 1: slurm_load_jobs error:"
+        " Invalid job id specified:\n (XNJS error)"
+    )
+    assert type(error_of(said(text), "juwels")) is SiteNotFound
+
+
 def test_texts_of_a_tsi_that_repeat_no_script() -> None:
     text = (
         "Error uploading to '/d': java.io.IOException: Execution on TSI <localhost> failed. Reply "

@@ -9,6 +9,8 @@ from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 from snakemake_executor_plugin_mantik.sites.unicore.states import (
     as_slurm_says,
+    logged_details,
+    of_log,
     rejection,
     slurm_details,
     state_of,
@@ -153,6 +155,34 @@ def test_ends_that_slurm_tells_before_unicore_does(
 ) -> None:
     told = as_slurm_says(slurm_details(details), RUNNING)
     assert told == JobState(Phase.ENDED, reason, detail=words, scheduler_id="7")
+
+
+def test_details_that_unicore_has_kept() -> None:
+    log = [
+        "Mon Nov 23 03:33:01 UTC 2026: Submitted to TSI as [u u:DEFAULT_GID] with BSSID=6",
+        'Mon Nov 23 03:44:32 UTC 2026: Detailed job information from batch system: {"JobId": "6", '
+        '"JobState": "NODE_FAIL", "Reason": "NodeDown", "ExitCode": "0:0", "RunTime": "00:00:00"}',
+        "Mon Nov 23 03:44:32 UTC 2026: Result: Failed: Job did not complete normally on BSS, please"
+        " check standard error file and job log for more information.",
+    ]
+    told = {"JobState": "NODE_FAIL", "Reason": "NodeDown", "ExitCode": "0:0"}
+    assert logged_details(log) == told
+    assert logged_details(log[:1]) == {}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unable to contact slurm controller (connect failure)",
+        "Socket timed out on send/recv operation",
+    ],
+)
+def test_a_controller_of_slurm_that_is_away(words: str) -> None:
+    log = [f"Could not submit job: sbatch: error: Batch job submission failed: {words}"]
+    failed = state_of({"status": "FAILED", "statusMessage": "Failed", "batchSystemID": "N/A"})
+    state = of_log(failed, log)
+    assert (state.reason, state.later) == (Reason.LAUNCH_FAILURE, True)
+    assert words in state.detail
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ ERROR_TEXTS = (
     # container.services.maxInstancesPerUser: nothing was made.
     Pattern(r"Limit of <?\d+>? instances", Meaning.LATER),
     Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.LATER),
+    # Schedulers forget a job some minutes after its end.
+    Pattern(r"Invalid job id specified|Unknown Job Id", Meaning.MISSING),
     Pattern(r"No space left|Disk quota exceeded", Meaning.NO, "Make room at the site"),
     Pattern(r"file exists|Is a directory|is not a directory|Not a directory", Meaning.NO),
     Pattern(

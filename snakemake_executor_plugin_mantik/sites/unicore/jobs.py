@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -111,20 +111,23 @@ class Jobs:
             answer = await self._connection.get("explain", _url(job_id), fields)
         except SiteNotFound:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
-        log = answer.get("log")
-        state = states.of_log(states.state_of(answer), log if isinstance(log, list) else [])
+        told = answer.get("log")
+        log = told if isinstance(told, list) else []
+        state = states.of_log(states.state_of(answer), log)
         if state.later or state.reason not in (None, Reason.UNKNOWN, Reason.EXIT_CODE):
             return state
         if state.phase is not Phase.ENDED and not state.scheduler_id:
             return state
-        return await self._as_scheduler_says(job_id, state)
+        return await self._as_scheduler_says(job_id, state, states.logged_details(log))
 
-    async def _as_scheduler_says(self, job_id: str, state: JobState) -> JobState:
+    async def _as_scheduler_says(
+        self, job_id: str, state: JobState, logged: Mapping[str, str]
+    ) -> JobState:
         """The state, with the end that the scheduler's details and the job's standard error tell.
 
         Slurm does not say of each job that it ended for want of memory; its standard error does.
         """
-        told = states.as_slurm_says(await self._details(job_id), state)
+        told = states.as_slurm_says(logged or await self._details(job_id), state)
         if told.phase is not Phase.ENDED or told.reason in _BEYOND_DOUBT:
             return told
         words = memory_words(await self._stderr(job_id))

@@ -65,6 +65,7 @@ LOST_TEXTS: Final = re.compile(
 """Texts of `statusMessage` of a job that UNICORE gave up because something was away: the site did
 not refuse it, and it may be in the scheduler's queue."""
 
+_LOGGED_DETAILS: Final = "Detailed job information from batch system:"
 _REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
 _UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
 
@@ -118,7 +119,23 @@ def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
 
     They are entries of the JSON, or `Name=value` in a text in it, depending on the server.
     """
-    text = json.dumps(details)
+    return _found_details(json.dumps(details))
+
+
+def logged_details(log: list[Any]) -> dict[str, str]:
+    """The same out of the log of a job that left no exit code.
+
+    UNICORE asks for the details once, when it gives such a job up, and keeps them; the scheduler
+    forgets a job some minutes after its end.
+    """
+    for line in reversed(log):
+        _, told, text = str(line).partition(_LOGGED_DETAILS)
+        if told:
+            return _found_details(text)
+    return {}
+
+
+def _found_details(text: str) -> dict[str, str]:
     found = {}
     for name in ("JobState", "Reason", "ExitCode"):
         if match := re.search(rf'\b{name}"?\s*[=:]\s*"?(?P<value>[\w:+-]+)', text):

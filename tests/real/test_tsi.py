@@ -9,7 +9,6 @@ import pytest
 
 from tests.real.centre import Centre
 from tests.real.centre.tsi import SOFTWARE, Unicore
-from tests.support.clusters import FRAGILE, SlurmCluster
 from tests.support.command import smk_mantik
 from tests.support.places import unicorex_place
 from tests.support.unicoreserver import UnicoreX
@@ -88,31 +87,6 @@ class TestRevoked:
         (project.workspace / "go").touch()
 
         running.end(LONG_S).ok()
-
-
-def test_a_node_that_dies_is_worth_a_retry(project: Project, centre: Centre) -> None:
-    cluster = SlurmCluster(centre.directory, centre.environment, "mantik-user")
-    project.config.write_text(project.place.config.replace("Queue: batch", f"Queue: {FRAGILE}"))
-    project.write(
-        "Snakefile",
-        """
-        rule one:
-            output: "one.txt"
-            resources: mantik_retry_on="node_failure"
-            shell:
-                "echo $SLURM_JOB_ID >> ran; "
-                "until [ -e go ]; do sleep 0.2 || :; done; echo 1 > {output}"
-        """,
-    )
-    running = project.start("--retries", "1")
-    until(lambda: lines(project, "ran"), "a job that runs", LONG_S)
-    cluster.fail_node(lines(project, "ran")[0])
-    until(lambda: len(lines(project, "ran")) == 2, f"the next try: {running.output}", LONG_S)
-    (project.workspace / "go").touch()
-
-    running.end(LONG_S).ok()
-
-    assert [record.reason for record in project.tries] == ["node_failure", ""]
 
 
 COUNTED = """

@@ -231,7 +231,14 @@ class Executor(RemoteExecutor):
         if job_info.job.is_group():
             self._tell_of_group(job_info.job, msg or "", **kwargs)
         else:
-            job_info.job.log_error(msg, **kwargs)
+            self._tell_of_job(job_info.job, msg, **kwargs)
+
+    def _tell_of_job(self, job: Job, msg: str | None, **kwargs: Any) -> None:
+        """What a job's `log_error` does; that one says of each command that it has failed."""
+        self.logger.error(
+            f"Error in rule {job.rule.name}, jobid: {job.jobid}",
+            extra=_of_its_command(job.get_log_error_info(msg, **kwargs), **kwargs),
+        )
 
     def _tell_of_group(
         self, group: Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
@@ -246,7 +253,10 @@ class Executor(RemoteExecutor):
 
         failed = self._uncommitted[group.jobid].failed
         members = [member for member in group if identity(member) in failed] or list(group)
-        infos = [member.get_log_error_info(indent=True, **kwargs) for member in members]
+        infos = [
+            _of_its_command(member.get_log_error_info(indent=True, **kwargs), **kwargs)
+            for member in members
+        ]
         self.logger.error(
             f"Error in group {group.groupid}: {msg}",
             extra={
@@ -338,3 +348,15 @@ class Executor(RemoteExecutor):
                 "detached" if self._interruption.detached else how,
                 tidy=not (self._interruption.detached or self._interruption.at_once),
             )
+        if self._interruption.detached and isinstance(sys.exception(), SystemExit):
+            # Or Snakemake would end with the words that a job did not complete successfully, and
+            # call the workflow's onerror.
+            raise SystemExit(1)
+
+
+def _of_its_command(info: dict[str, Any], reason: str = "", **_: Any) -> dict[str, Any]:
+    """What Snakemake tells of a failed job, without the command if that did not fail by itself.
+
+    Snakemake writes under each command that it exited with a non-zero exit code.
+    """
+    return info if reason == "exit_code" else {**info, "shellcmd": None}

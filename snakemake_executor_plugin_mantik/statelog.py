@@ -75,12 +75,11 @@ class StateLog(Nobody):
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}
         log = self._shown(end.log)
         if end.how == "finished":
-            text = messages.finished(
-                record.name, record.site, end.waited or 0.0, end.ran or 0.0, log
-            )
+            text = messages.finished(record.name, record.site, end.waited, end.ran or 0.0, log)
             self._tell(record, "succeeded", text, log=str(log or ""), **facts)
         elif end.reason is not None:
-            text = f"{record.name}: failed at {record.site}, {end.reason.words}."
+            # The only line that is left with --quiet rules.
+            text = messages.ended(record.name, record.site, end.reason, end.words, log)
             self._tell(record, "failed", text, log=str(log or ""), reason=str(end.reason), **facts)
         self._requests.pop(record.id, None)
         self._sent.pop(record.id, None)

@@ -326,7 +326,9 @@ class Concluder:
         """A failure; with `keep` the try stays open, so that the next run fetches its results."""
         waited, ran = life.times(marker) if marker is not None else (None, None)
         log = path if path is not None and path.exists() else None
-        if not keep:
+        if keep:
+            self._tell(f"{life.record.name}: {words.rstrip()}")
+        else:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
             end = Ended(how_failed(reason), first, code, log, waited, ran, cpu, reason)

@@ -9,6 +9,9 @@ from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
 from snakemake_executor_plugin_mantik.journal import TryRecord
 
+CLOCKS_DIFFER_S = 60.0
+"""Seconds by which the clocks of a site's server and of its nodes may differ."""
+
 
 @dataclass
 class Life:
@@ -16,7 +19,8 @@ class Life:
 
     Attributes:
         ids: the site's ids of it.
-        submitted_at: seconds since the epoch.
+        submitted_at: seconds since the epoch, by the clock here.
+        sent_at: when it was submitted, by the site's own clock, where that is known.
         sent: how often it was submitted, at most.
         staged: what each script that this run submitted carried.
         addition: what an observer adds to it.
@@ -26,6 +30,7 @@ class Life:
     ids: list[str]
     submitted_at: float
     sent: int
+    sent_at: float | None = None
     staged: list[Staged] = field(default_factory=list)
     addition: Addition | None = None
 
@@ -47,10 +52,19 @@ class Life:
         """The ids at the site, as Snakemake is told them."""
         return " ".join(self.ids)
 
-    def times(self, marker: Marker) -> tuple[float, float]:
-        """Seconds waited and run. Both clocks are used only against themselves."""
-        total = time.time() - self.submitted_at
-        return max(0.0, total - ran(marker)), ran(marker)
+    def times(self, marker: Marker) -> tuple[float | None, float]:
+        """Seconds waited, where that is known, and run.
+
+        It waited from its submission, by the clock of the site's server, to its start, by the
+        node's. How long it took to be seen and fetched here is no part of that. Where the two
+        clocks cannot be the same, nothing is known.
+        """
+        if self.sent_at is None or marker.started is None:
+            return None, ran(marker)
+        waited = marker.started - self.sent_at
+        longest = time.time() - self.submitted_at - ran(marker)
+        plausible = -CLOCKS_DIFFER_S <= waited <= longest + CLOCKS_DIFFER_S
+        return (max(0.0, waited) if plausible else None), ran(marker)
 
 
 def ran(marker: Marker) -> float:

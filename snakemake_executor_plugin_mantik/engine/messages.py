@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.amounts import duration
-from snakemake_executor_plugin_mantik.errors import printable
+from snakemake_executor_plugin_mantik.errors import one_line, printable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState
@@ -103,11 +103,19 @@ def started(name: str, site: str) -> str:
     return f"{name}: runs at {site}."
 
 
-def finished(name: str, site: str, waited: float, ran: float, log: Path | None) -> str:
-    """A job has succeeded."""
-    times = f"waited {duration(waited)}, ran {duration(ran)}"
+def finished(name: str, site: str, waited: float | None, ran: float, log: Path | None) -> str:
+    """A job has succeeded; how long it `waited` may not be known."""
+    times = f"ran {duration(ran)}"
+    if waited is not None:
+        times = f"waited {duration(waited)}, {times}"
     kept = f"; output in {log}" if log is not None else ""
     return f"{name}: done at {site}, {times}{kept}."
+
+
+def ended(name: str, site: str, reason: Reason, words: str, log: Path | None) -> str:
+    """A job has failed: a line that says why, and where its output is."""
+    kept = f" Output in {log}." if log is not None else ""
+    return f"{name}: failed at {site} for {reason.words}. {one_line(words).rstrip('.')}.{kept}"
 
 
 def trouble(error: OSError) -> str:

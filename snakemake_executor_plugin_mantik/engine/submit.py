@@ -70,7 +70,7 @@ class Submitter:
         except SiteUnreachable as error:
             self._patience.failed(error)
             return None
-        self._journal.submitted(record.id, site_job)
+        self._journal.submitted(record.id, site_job, self._site.clock)
         return site_job
 
     def purged(self) -> None:

@@ -167,7 +167,7 @@ class SiteWork:
                 # An earlier run may have submitted it once more than it could write down.
                 sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
                 submitted_at = record.submitted or time.time()
-                life = Life(record, list(record.site_jobs), submitted_at, sent)
+                life = Life(record, list(record.site_jobs), submitted_at, sent, record.sent)
                 try:
                     whole, own = await self._observed(request, life)
                     self._live.follow(record, life.addition)
@@ -348,7 +348,8 @@ class SiteWork:
         # From now on the job may change them there, whether it succeeds or not.
         self.stager.lost(outputs)
         self.stager.carry(life.record.id, staged, made)
-        life.submitted_at = time.time()
+        if not life.sent:
+            life.submitted_at = time.time()
         self._observer.submitting(life.record, spec, submission.script)
         try:
             site_job = await self._submitter.submit(life.record, submission, request.secrets)
@@ -361,6 +362,8 @@ class SiteWork:
         life.sent += 1
         life.staged.append(staged)
         if site_job:
+            if life.sent_at is None:
+                life.sent_at = self.site.clock
             # Earlier ids stay: any of them may be the one that runs.
             life.ids.append(site_job)
             self._observer.submitted(life.record, site_job, spec.resources.queue or "")

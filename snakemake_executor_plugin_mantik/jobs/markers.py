@@ -2,8 +2,9 @@
 
 A marker is a gzipped tar that a job script writes last (`script.sh.j2`): `meta` (lines of
 key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
-separated by NUL), `log` (its end), and small outputs. Where a file system had no room for that, a
-marker holds `meta` alone, or nothing: then its name, which holds the exit code, is all there is.
+separated by NUL), `times` (when each was modified), `log` (its end), and small
+outputs. Where a file system had no room for that, a marker holds `meta` alone, or nothing: then its
+name, which holds the exit code, is all there is.
 
 A job's own user can write what he likes into a marker. Nothing is unpacked: members are looked up
 by the paths of `files`, and only regular ones count.
@@ -14,7 +15,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast
 
 from snakemake_executor_plugin_mantik.errors import MantikError
@@ -28,6 +29,8 @@ LATEST_S: Final = 1e12
 
 _CLAIM = b"owner="
 _TIMES: Final = re.compile(" ".join([r"([0-9]{1,12})m([0-9]{1,2}[.,][0-9]{1,9})s"] * 2))
+_TIME: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?", re.ASCII)
+_LONGEST_TIME: Final = 22
 _FIELDS = 7
 
 
@@ -50,6 +53,8 @@ class OutputEntry:
         place: where the content is: in the `marker`, in the `archive`, `alone` at its path; `none`
             for what has no content.
         target: what a link points to.
+        modified_ns: when its content was modified, in ns since the epoch by the site's clock; None
+            if that is not told.
     """
 
     path: str
@@ -59,6 +64,7 @@ class OutputEntry:
     sha256: str
     place: Literal["marker", "archive", "alone", "none"]
     target: str = ""
+    modified_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
 
 
 def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, bytes]) -> Marker:
-    entries = _entries(_member(members, "files"))
+    entries = _dated(_entries(_member(members, "files")), members.get("times", b""))
     lacking = _paths(_member(members, "lacking"))
     if len(entries) != _number(meta, "files") or len(lacking) != _number(meta, "lacking"):
         raise _invalid("its lists are not complete")
@@ -236,6 +242,20 @@ def _entry(fields: list[str]) -> OutputEntry:
         place=cast(Literal["marker", "archive", "alone", "none"], place),
         target=target,
     )
+
+
+def _dated(entries: tuple[OutputEntry, ...], times: bytes) -> tuple[OutputEntry, ...]:
+    """The entries with their times, which scripts of earlier releases do not tell."""
+    texts = _text(times[: _LONGEST_TIME * len(entries)]).split("\0")[:-1]
+    if len(texts) != len(entries):
+        return entries
+    return tuple(replace(e, modified_ns=_ns(t)) for e, t in zip(entries, texts, strict=True))
+
+
+def _ns(text: str) -> int | None:
+    """Nanoseconds of what `find -printf %T@` says: `1795404437.1234567890`."""
+    told = _TIME.fullmatch(text)
+    return int(told[1]) * 10**9 + int(f"{told[2] or ''}000000000"[:9]) if told else None
 
 
 def _paths(data: bytes) -> tuple[str, ...]:

@@ -248,14 +248,17 @@ class Journal:
         self._advance(try_id, TryState.SUBMITTING, queue=queue)
         self._db.execute("PRAGMA synchronous = NORMAL")
 
-    def submitted(self, try_id: str, site_job: str) -> None:
-        """The site has acknowledged the try under the id `site_job`."""
+    def submitted(self, try_id: str, site_job: str, sent: float | None = None) -> None:
+        """The site has acknowledged the try under the id `site_job`, when its clock showed `sent`.
+
+        Of several submissions the first one counts.
+        """
         with self._database.write() as db:
             db.execute("INSERT OR IGNORE INTO submissions VALUES (?, ?)", (try_id, site_job))
             db.execute(
-                "UPDATE tries SET state = ?, submitted = COALESCE(submitted, ?) WHERE id = ?"
-                " AND state IN (?, ?, ?)",
-                (TryState.SUBMITTED, time.time(), try_id, *list(TryState)[:3]),
+                "UPDATE tries SET state = ?, submitted = COALESCE(submitted, ?),"
+                " sent = COALESCE(sent, ?) WHERE id = ? AND state IN (?, ?, ?)",
+                (TryState.SUBMITTED, time.time(), sent, try_id, *list(TryState)[:3]),
             )
 
     def ended(

@@ -47,6 +47,7 @@ class TryRecord:
         outcome: empty while open, else `succeeded`, `failed: …` or `cancelled`.
         reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
         log: local path of the job's log once it is there.
+        sent: when its submission was acknowledged, by the site's own clock.
         made_of: what it is made of, to tell changes later (`engine.adopt.note`).
     """
 
@@ -69,6 +70,7 @@ class TryRecord:
     site_jobs: tuple[str, ...] = ()
     reason: str = ""
     made_of: str = ""
+    sent: float | None = None
 
     @property
     def may_run(self) -> bool:

@@ -152,11 +152,18 @@ class Site(Protocol):
 
     Attributes:
         name: the site's name.
+        clock: what the server's clock showed in its last answer, seconds since the epoch; None if
+            it does not tell.
         states_lag: whether `states` may lag minutes behind the scheduler; `explain` does not.
     """
 
     name: str
     states_lag: bool
+
+    @property
+    def clock(self) -> float | None:
+        """See the class."""
+        ...
 
     async def open(self) -> SiteFacts:
         """Authenticate, find the workspace, make its directory, and tell the site's facts.

@@ -1,6 +1,11 @@
-"""Bundles: one gzipped tar of what a job needs that the workspace does not hold yet."""
+"""Bundles: one gzipped tar of what a job needs that the workspace does not hold yet.
+
+A file that is needed under several names (through symbolic links, mostly) is packed once. Its other
+names are links in the tar, of which the job that unpacks it makes copies.
+"""
 
 import io
+import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,11 +61,14 @@ def _write(files: Sequence[LocalFile], target: IO[bytes]) -> None:
     with tarfile.open(
         fileobj=target, mode="w:gz", compresslevel=level, format=tarfile.PAX_FORMAT
     ) as tar:
-        for file in files:
-            _add(tar, file)
+        originals: dict[tuple[int, int], str] = {}
+        # One may be named by itself and lie in a directory that is named, too.
+        for file in {file.path: file for file in files}.values():
+            _add(tar, file, originals)
 
 
-def _add(tar: tarfile.TarFile, file: LocalFile) -> None:
+def _add(tar: tarfile.TarFile, file: LocalFile, originals: dict[tuple[int, int], str]) -> None:
+    """Add one file; `originals` are those that are packed, by device and inode."""
     if file.content is not None:
         member = tarfile.TarInfo(file.path)
         member.mode, member.size = 0o700, file.size
@@ -78,6 +86,12 @@ def _add(tar: tarfile.TarFile, file: LocalFile) -> None:
     if file.directory:
         member.type = tarfile.DIRTYPE
         member.mode |= 0o100
+        tar.addfile(member)
+        return
+    original = originals.setdefault((status.st_dev, status.st_ino), file.path)
+    if original != file.path and not file.is_touched():
+        member.type = tarfile.SYMTYPE
+        member.linkname = os.path.relpath(original, os.path.dirname(file.path))
         tar.addfile(member)
         return
     member.size = status.st_size

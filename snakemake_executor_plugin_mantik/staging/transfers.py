@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -232,6 +233,10 @@ class Landing:
     def settle(self, entries: Iterable[OutputEntry]) -> None:
         """Give every output its mode and rename it into its place; all of them are there.
 
+        What lies in an output that is a directory keeps its modification time, unless that is still
+        to come by the clock of this machine. A rule's outputs themselves are as new as they are
+        here, because Snakemake compares them with its inputs.
+
         Raises:
             OutputsLost: the job tells of something below a link, or of one path twice.
             OSError: it cannot be written here.
@@ -252,6 +257,7 @@ class Landing:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.unlink(missing_ok=True)  # of a run that was killed just here
             place.symlink_to(target)
+        self._date(entries)
         for root, temporary in self._roots.items():
             if not os.path.lexists(temporary):
                 continue
@@ -260,6 +266,15 @@ class Landing:
                 shutil.rmtree(final)
             os.rename(temporary, final)
         self.settled = True
+
+    def _date(self, entries: Sequence[OutputEntry]) -> None:
+        now = time.time_ns()
+        # What is in a directory first: making it has changed the directory's own time.
+        for entry in sorted(entries, key=lambda each: each.path.count("/"), reverse=True):
+            modified, path = entry.modified_ns, self._place(entry)[1]
+            if modified is not None and entry.path not in self._roots:
+                modified = min(modified, now)
+                os.utime(path, ns=(modified, modified), follow_symlinks=False)
 
     def clear(self) -> None:
         """Remove what has not been settled."""

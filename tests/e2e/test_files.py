@@ -25,7 +25,7 @@ FLAGS = r"""
         shell:
             "mkdir -p {output}/a/b {output}/void; echo 1 > {output}/a/b/c; echo 2 > {output}/d; "
             "ln -s a/b/c {output}/link; ln -s nowhere {output}/dangling; "
-            "chmod +x {output}/d; touch {output}/.hidden"
+            "chmod +x {output}/d; touch {output}/.hidden; touch -d @1577934245 {output}/d"
 
     rule void:
         output: directory("nothing/at")
@@ -117,6 +117,8 @@ def test_flags_of_outputs(both: Project) -> None:
     both.run().ok()
 
     assert tree(both.directory) == tree(twin.directory)
+    for project in (both, twin):
+        assert (project.directory / "tree/of/files/d").stat().st_mtime == 1577934245
     assert both.read("updated.txt") == "before\ndata\n"
     assert not both.exists("passing.txt")
     there = {path.relative_to(both.workspace).as_posix() for path in both.workspace.rglob("*")}

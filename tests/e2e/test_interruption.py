@@ -126,6 +126,7 @@ def test_detach(project: Project, sit: Sit) -> None:
 
     assert terminal.end() != 0
     assert "Detached: the jobs go on at their sites" in terminal.output
+    assert "did not complete successfully" not in terminal.output
     (project.workspace / "go").touch()
     project.run("--nolock", "--rerun-incomplete", "--config", "linger=0").ok()
     assert ran(project) == ["run"]

@@ -106,3 +106,38 @@ def test_quiet_about_progress(project: Project) -> None:
     said = project.run("--quiet", "progress").ok().output
     assert "submitted to" not in said
     assert "Sources: " in said
+
+
+FAILS = """
+    rule all:
+        input: "code.txt", "set_up.txt"
+
+    rule code:
+        output: "code.txt"
+        shell: "echo what was wrong; exit 3"
+
+    rule set_up:
+        output: "set_up.txt"
+        envmodules: "no/such/module"
+        shell: "touch {output}"
+"""
+
+
+def test_what_failed_is_told_with_quiet_rules(project: Project) -> None:
+    """Snakemake tells nothing of failed jobs then: a line of ours has the reason and the log."""
+    project.write("Snakefile", FAILS)
+    options = ("--keep-going", "--mantik-software-deployment", "env-modules")
+    said = project.run("--quiet", "rules", *options).failed()
+    name = project.place.name
+    [code] = [line for line in said.splitlines() if f"code: failed at {name}" in line]
+    tells(code, "for exit code. The command ended with exit code 3", "Output in .snakemake/mantik/")
+    [set_up] = [line for line in said.splitlines() if f"set_up: failed at {name}" in line]
+    tells(set_up, "for set up. The job failed before its command", "Output in ")
+
+
+def test_a_command_that_did_not_run_is_not_said_to_have_failed(project: Project) -> None:
+    project.write("Snakefile", FAILS)
+    options = ("--keep-going", "--mantik-software-deployment", "env-modules")
+    said = project.run(*options).failed()
+    assert said.count("(command exited with non-zero exit code)") == 1
+    tells(said.partition("Error in rule code")[2], "(command exited with non-zero exit code)")

@@ -189,7 +189,7 @@ def test_whatever_a_job_has_changed_comes_back(trial: Trial, command: str) -> No
     assert {e.path for e in marker.files} == there | {STORE}
 
 
-@pytest.mark.parametrize("fails", ["*%T@*", "*-quit"])
+@pytest.mark.parametrize("fails", ["*%T@?%P*", "*-quit"])
 def test_a_listing_that_fails_loses_nothing(trial: Trial, fails: str) -> None:
     text = f'#!/bin/bash\ncase "$*" in {fails}) exit 1 ;; esac\nexec /bin/find "$@"\n'
     trial.program("find", text)

@@ -165,7 +165,16 @@ def test_groups_are_found_by_their_members(journal: Journal) -> None:
     assert [r.id for r in journal.open_tries("b", "a")] == [one]
 
 
-UNDO_7 = "DROP TABLE secrets; PRAGMA user_version = 6;"
+def test_the_first_acknowledgement_counts(journal: Journal) -> None:
+    record = new_try(journal)
+    journal.submitting(record.id, "q")
+    journal.submitted(record.id, "1", 100.0)
+    journal.submitted(record.id, "2", 200.0)
+    [found] = journal.tries([record.id])
+    assert (found.sent, set(found.site_jobs)) == (100.0, {"1", "2"})
+
+
+UNDO_7 = "DROP TABLE secrets; ALTER TABLE tries DROP COLUMN sent; PRAGMA user_version = 6;"
 UNDO_6 = "DROP INDEX bundle_files_content; PRAGMA user_version = 5;"
 UNDO_5 = (
     "ALTER TABLE sites DROP COLUMN config; ALTER TABLE tries DROP COLUMN made_of;"

@@ -22,12 +22,17 @@ SNAKEFILE = """
         f"mv {{O}}/{{{{rule}}}}.new {{O}}/{{{{rule}}}}; "
 
     rule all:
-        input: "memory.txt", "killed.txt", "cancelled.txt", "waiting.txt", "node.txt"
+        input: "memory.txt", "killed.txt", "cancelled.txt", "waiting.txt", "node.txt", "time.txt"
 
     rule memory:
         output: "memory.txt"
         resources: mem_mb=100
         shell: BEGUN + "x=$(head -c 300M /dev/zero | tr '\\\\0' x); sleep 600; touch {{output}}"
+
+    rule time:
+        output: "time.txt"
+        resources: runtime=1
+        shell: BEGUN + "sleep 600; touch {{output}}"
 
     rule killed:
         output: "killed.txt"
@@ -96,11 +101,17 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
     reasons = {each.rule: each.reason for each in project.tries if each.rule != "node"}
     assert reasons == {
         "memory": "out_of_memory",
+        "time": "time_limit",
         "killed": "unknown",
         "cancelled": "cancelled",
         "waiting": "cancelled",
     }, said
-    tells(said, "signal 9")
+    tells(
+        said, "out of memory: slurmstepd", "exceeded memory limit", "mem_mb=", "signal 9",
+        "reached its time limit", "runtime=MINUTES", "Somebody cancelled it at the site",
+        "The node failed, not the job",
+    )  # fmt: skip
+    assert not project.exists("memory.txt")
     *failed, last = (each for each in project.tries if each.rule == "node")
     assert {each.reason for each in failed} == {"node_failure"}, said
     assert last.outcome == "succeeded", said

@@ -2,7 +2,8 @@
 
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from tests.real.centre import firecrest
-from tests.real.centre.firecrest import Firecrest
+from tests.real.centre.firecrest import Firecrest, OwnFirecrest
 from tests.support.benches import opened, real_firecrest_site
-from tests.support.workflows import UNTRACKED, Project, tells
+from tests.support.workflows import UNTRACKED, Project, tells, until
 
 pytestmark = [pytest.mark.software(firecrest.SOFTWARE), pytest.mark.timeout(600)]
 
@@ -128,3 +129,77 @@ class TestWorkflows:
         log = (at_firecrest.directory / record.log).read_bytes()
         assert b"it begins" in log
         assert len(log) > 6_000_000
+
+
+COUNTED = """
+    rule all:
+        input: expand("{n}.out", n=range(8))
+
+    rule one:
+        output: "{n}.out"
+        shell: "echo $SLURM_JOB_ID >> ran.{wildcards.n}; sleep 3; touch {output}"
+"""
+"""Each job says in the workspace that it ran."""
+
+
+def all_ran_once(project: Project) -> None:
+    ran = {path.name: path.read_text() for path in project.workspace.glob("ran.*")}
+    assert sorted(ran) == [f"ran.{n}" for n in range(8)]
+    assert all(len(text.splitlines()) == 1 for text in ran.values()), ran
+
+
+@pytest.fixture
+def at_own(own_firecrest: OwnFirecrest, tmp_path: Path) -> Iterator[Project]:
+    """A project at the test's own server."""
+    place = own_firecrest.place()
+    made = Project(
+        tmp_path / "project", replace(place, config=f"{place.config}  UnknownWait: 5s\n")
+    )
+    made.extra.update(UNTRACKED)
+    made.write("Snakefile", COUNTED)
+    yield made
+    made.close()
+
+
+class TestTrouble:
+    def test_server_killed_while_jobs_are_submitted(
+        self, own_firecrest: OwnFirecrest, at_own: Project
+    ) -> None:
+        running = at_own.start()
+        until(lambda: list(at_own.workspace.glob("ran.*")), "a job that runs")
+        own_firecrest.kill()
+        running.says("has not answered for")
+        own_firecrest.start()
+        running.end().ok()
+        all_ran_once(at_own)
+
+    @pytest.mark.parametrize(
+        ("sacct", "words"),
+        [
+            ('sleep 12; exec /usr/bin/sacct "$@"', "no trace of it"),
+            ("sleep 1; echo too many jobs >&2; exit 1", "cannot list your jobs"),
+        ],
+    )
+    def test_submissions_lost_where_lists_of_jobs_are_slow_or_fail(
+        self, own_firecrest: OwnFirecrest, at_own: Project, sacct: str, words: str
+    ) -> None:
+        """Two are made without an answer, two are not made."""
+        asked = own_firecrest.files / "asked"
+        asked.mkdir()
+        asked.chmod(0o777)
+        own_firecrest.program(
+            "sbatch",
+            f"""for number in 1 2 3 4; do
+  mkdir {asked}/$number 2>/dev/null || continue
+  [ $number -gt 2 ] || /usr/bin/sbatch "$@" > {asked}/$number/job
+  sleep 8
+  exit 1
+done
+exec /usr/bin/sbatch "$@" """,
+        )
+        own_firecrest.program("sacct", sacct)
+        said = at_own.run().ok().output
+        tells(said, words)
+        assert len(list(asked.glob("*/job"))) == 2
+        assert len(list(asked.iterdir())) == 4
+        all_ran_once(at_own)

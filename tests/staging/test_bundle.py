@@ -150,6 +150,22 @@ def test_a_file_that_cannot_be_read_is_only_its_own_jobs_trouble(
         assert str(work / "b") in str(failed)
 
 
+def test_a_file_behind_a_link_is_packed_once(local: LocalFiles, work: Path, tmp_path: Path) -> None:
+    (work / "data/deep").mkdir(parents=True)
+    (work / "data/big").write_bytes(os.urandom(100_000))
+    (work / "data/deep/link").symlink_to("../big")
+    (work / "copy").write_bytes((work / "data/big").read_bytes())
+
+    packed = pack(look(local, "data/deep/link", "data"))
+
+    assert len(packed) < 110_000
+    subprocess.run(["tar", "-xz", "-C", tmp_path], input=packed, check=True)
+    for name in ("data/big", "data/deep/link"):
+        assert (tmp_path / name).read_bytes() == (work / "copy").read_bytes()
+    # What is the same by chance may have other permissions and another time.
+    assert len(pack(look(local, "copy", "data/big"))) > 200_000
+
+
 def test_links(local: LocalFiles, work: Path) -> None:
     (work / "d/sub").mkdir(parents=True)
     (work / "d/sub/x").write_text("x")

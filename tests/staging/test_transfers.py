@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,24 @@ def test_modes(tmp_path: Path) -> None:
     settle(tmp_path, ["a", "b"], [file("a", 0o4755), file("b", 0o000)])
     modes = [(tmp_path / name).stat().st_mode & 0o7777 for name in "ab"]
     assert modes == [0o755, 0o400], "no set-uid, and always readable"
+
+
+def test_times_in_a_directory_are_kept_and_outputs_are_new(tmp_path: Path) -> None:
+    old, later = 1_700_000_000_123_456_789, time.time_ns() + 3600 * 10**9
+    link = OutputEntry("d/e/l", "l", 0, 0o777, "", "none", "x")
+    entries = [directory("d"), directory("d/e"), file("d/e/x"), file("d/e/new"), link, file("f")]
+    times = [old, old, old, later, old, old]
+    before = time.time_ns() - 10**9
+
+    settle(
+        tmp_path, ["d", "f"],
+        [replace(entry, modified_ns=told) for entry, told in zip(entries, times, strict=True)],
+    )  # fmt: skip
+
+    found = {path: (tmp_path / path).lstat().st_mtime_ns for path in ("d/e", "d/e/x", "d/e/l")}
+    assert set(found.values()) == {old}
+    for path in ("d", "d/e/new", "f"):
+        assert before <= (tmp_path / path).stat().st_mtime_ns <= time.time_ns()
 
 
 def test_what_is_on_its_way_is_closed_to_others(tmp_path: Path) -> None:

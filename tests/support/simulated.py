@@ -159,6 +159,11 @@ class SimulatedSite:
         if self.called is not None:
             self.called()
 
+    @property
+    def clock(self) -> float:
+        """See `Site`."""
+        return self.world.clock
+
     async def open(self) -> SiteFacts:
         """See `Site`; so have all that follow."""
         return await self._call("open", "", lambda: SiteFacts(self.workspace, "Simulated 1"))

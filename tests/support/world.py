@@ -252,6 +252,11 @@ class World:
             found[name] = Entry(name, len(content or b""), content is None, self._clock(self.now))
         return found
 
+    @property
+    def clock(self) -> float:
+        """What its clock shows."""
+        return self._clock(self.now)
+
     def _clock(self, now: float) -> float:
         return now + self.habits.clock
 

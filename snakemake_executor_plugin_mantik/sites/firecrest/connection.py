@@ -17,6 +17,7 @@ import httpx
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
 from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnauthorized
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
@@ -42,6 +43,7 @@ class Connection:
     Attributes:
         requests: how many requests were made, by kind, repetitions included.
         places: how many requests may be under way at the same time.
+        clock: what the server's clock showed in its last answer; None if it does not tell.
         client: pyfirecrest's client; use it through `ask` and `once`.
     """
 
@@ -66,6 +68,7 @@ class Connection:
         self._channels = _Channels(concurrent_requests)
         self._stores = asyncio.Semaphore(concurrent_requests)
         self._quiet_until = 0.0
+        self.clock: float | None = None
         context = tls(ca_file, site)
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
         self._session = Session(
@@ -177,6 +180,8 @@ class Connection:
         self.requests[kind.get()] += 1
 
     def _look(self, response: httpx.Response) -> None:
+        if kind.get() != "download":  # that is of the object store
+            self.clock = server_time(response)
         if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and shaken(response):
             self._quiet_until = time.monotonic() + SETTLE_S
 

@@ -133,6 +133,11 @@ class FirecrestSite:
     def _files(self) -> Files:
         return self._open.files
 
+    @property
+    def clock(self) -> float | None:
+        """See `Site`."""
+        return self._connection.clock
+
     async def open(self) -> SiteFacts:
         """See `Site.open`. Five requests, eight when the workspace is new."""
         system = await read_system(self._connection, self._machine)

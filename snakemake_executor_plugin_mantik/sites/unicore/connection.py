@@ -66,7 +66,7 @@ class Connection:
         self._site = site
         self._timeout_s = timeout_s
         self._credential = credential
-        self._clock: float | None = None
+        self.clock: float | None = None
         # Uploads and downloads have places of their own: they must not keep small requests waiting.
         self._places = {
             "small": asyncio.Semaphore(concurrent_requests),
@@ -209,7 +209,7 @@ class Connection:
         UNICORE says 403 of a token that has expired by its own clock, or does not know the user.
         """
         refused = self._credential.headers() if refused is None else refused
-        by_clock = self._clock is not None and self._credential.set_clock(self._clock)
+        by_clock = self.clock is not None and self._credential.set_clock(self.clock)
         return self._credential.refused(refused) or by_clock
 
     async def _send_streaming(
@@ -226,7 +226,7 @@ class Connection:
         self.requests[request.extensions.get("kind", "other")] += 1
 
     def _check(self, response: httpx.Response) -> None:
-        self._clock = server_time(response)
+        self.clock = server_time(response)
         if error := error_of(response, self._site):
             raise error
 

@@ -127,6 +127,11 @@ class UnicoreSite:
             raise RuntimeError(f"site {self.name} was not opened")
         return self._opened_files
 
+    @property
+    def clock(self) -> float | None:
+        """See `Site`."""
+        return self._connection.clock
+
     async def open(self) -> SiteFacts:
         """See `Site.open`. Seven requests with the storage's name, some more without."""
         base = await read_base(self._connection, self.name)

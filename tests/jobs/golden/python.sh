@@ -279,12 +279,12 @@ _m_safe_name() {  # whether the site's file API can carry it; else it travels in
   case $1 in *[!\ -~]* | *[%\'\\\$\`\"]*) return 1 ;; esac
 }
 
-# Lists what the job made: _m_type, _m_size, _m_mode, _m_target, _m_path, and _m_lacking.
+# Lists what the job made: _m_type, _m_size, _m_mode, _m_time, _m_target, _m_path, and _m_lacking.
 _m_survey() {
   local i kind path folder until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
   local -a there outer=()
   local -A whole=()
-  _m_type=() _m_size=() _m_mode=() _m_target=() _m_path=()
+  _m_type=() _m_size=() _m_mode=() _m_time=() _m_target=() _m_path=()
   while :; do
     there=() _m_lacking=()
     for (( i = 0; i < ${#_m_outputs[@]}; i += 4 )); do
@@ -308,14 +308,14 @@ _m_survey() {
     outer+=("$path")
   done
   for (( i = 0; i < ${#outer[@]}; i += 500 )); do
-    find -H "${outer[@]:i:500}" -printf '%y\0%s\0%m\0%l\0%p\0' >> "$found" || return
+    find -H "${outer[@]:i:500}" -printf '%y\0%s\0%m\0%T@\0%l\0%p\0' >> "$found" || return
   done
-  local type size mode target
+  local type size mode time target
   while IFS= read -r -d '' type && IFS= read -r -d '' size && IFS= read -r -d '' mode &&
-    IFS= read -r -d '' target && IFS= read -r -d '' path; do
+    IFS= read -r -d '' time && IFS= read -r -d '' target && IFS= read -r -d '' path; do
     case $type in f | d | l) ;; *) continue ;; esac
-    _m_type+=("$type") _m_size+=("$size") _m_mode+=("$mode") _m_target+=("$target")
-    _m_path+=("$path")
+    _m_type+=("$type") _m_size+=("$size") _m_mode+=("$mode") _m_time+=("$time")
+    _m_target+=("$target") _m_path+=("$path")
   done < "$found"
 }
 
@@ -407,7 +407,9 @@ _m_try_marker() {
       _m_write_meta files "${#_m_path[@]}" lacking "${#_m_lacking[@]}" \
         archive_size "$_m_archive_size" archive_sha256 "$_m_archive_sum" \
         log_bytes "$(stat -c %s -- "$_m_work/log")" || return
-      what=(meta missing lacking files log)
+      : > "$staging/times" || return
+      (( ${#_m_time[@]} == 0 )) || printf '%s\0' "${_m_time[@]}" > "$staging/times" || return
+      what=(meta missing lacking files times log)
       [ -e "$staging/missing" ] || : > "$staging/missing" || return
       tar -czf "$new" --format=gnu -P -h --hard-dereference --no-recursion -C "$_m_home/$staging" \
         "${what[@]}" -C "$_m_home" --null -T "$staging/small" || return ;;

@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +18,8 @@ from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from tests.real.centre import SERVERS, USER, Centre
 from tests.real.centre.issuer import Issuer
 from tests.real.centre.objects import object_store
-from tests.real.centre.sshd import LoginNode, login_node
 from tests.real.centre.sshd import lacking as sshd_lacking
+from tests.real.centre.sshd import login_node
 from tests.support.daemons import Daemon
 from tests.support.ports import free_port
 from tests.support.shared import Told
@@ -33,6 +34,9 @@ SYSTEM = "centre"
 CLIENT, SECRET = "a-client", "a-secret-that-stays-here"
 """What the user's client calls itself at the issuer."""
 PROBE, PROBE_SECRET = "a-health-check", "its-secret"
+CONFIGURATION = "config.yaml"
+LOGIN_NODE = "login"
+"""Names in the directory of a server."""
 START_S = 180.0
 """How long the server may take until it answers, seconds."""
 
@@ -84,17 +88,17 @@ class Firecrest:
 
     @contextmanager
     def twin(self) -> Iterator["OwnFirecrest"]:
-        """Run another server in front of the same login node."""
-        server = OwnFirecrest(self.directory, f"http://127.0.0.1:{free_port()}", self.token_url)
-        try:
-            server.start()
+        """Run another server, with a login node of its own in front of the same Slurm."""
+        settings = json.loads((self.directory / "firecrest" / CONFIGURATION).read_text())
+        place = Path(tempfile.mkdtemp(prefix="firecrest-", dir=self.directory))
+        place.chmod(0o755)
+        with _running(Centre(self.directory), place, settings, self.token_url) as server:
             yield server
-        finally:
-            server.stop()
 
     def to_json(self) -> Told:
         """What another process needs to know of it."""
-        return {name: str(value) for name, value in asdict(self).items()}
+        known = {"directory": self.directory, "url": self.url, "token_url": self.token_url}
+        return {name: str(value) for name, value in known.items()}
 
     @classmethod
     def from_json(cls, told: Told) -> Self:
@@ -104,7 +108,20 @@ class Firecrest:
 
 @dataclass(frozen=True)
 class OwnFirecrest(Firecrest):
-    """A server of this process, which may stop, kill and start it."""
+    """A server of this process, which may stop, kill and start it.
+
+    Attributes:
+        files: holds its configuration, its log and what belongs to its login node.
+    """
+
+    files: Path
+
+    def program(self, name: str, script: str) -> None:
+        """Put a program on its login node before the one of the same name; bash runs `script`."""
+        path = self.files / LOGIN_NODE / "bin" / name
+        path.with_suffix(".new").write_text(f"#!/bin/bash\n{script}\n")
+        path.with_suffix(".new").chmod(0o755)
+        path.with_suffix(".new").rename(path)
 
     @cached_property
     def _daemon(self) -> Daemon:
@@ -112,9 +129,9 @@ class OwnFirecrest(Firecrest):
         return Daemon(
             [str(PYTHON), "-m", "uvicorn", "firecrest.main:app", "--port", port],
             SERVERS / "firecrest-v2" / "src",
-            self.directory / "firecrest" / f"{port}.log",
+            self.files / "console.log",
             # The sources may belong to somebody else.
-            {**os.environ, "YAML_CONFIG_FILE": str(_config_path(self.directory)),
+            {**os.environ, "YAML_CONFIG_FILE": str(self.files / CONFIGURATION),
              "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
 
@@ -152,12 +169,30 @@ def firecrest(centre: Centre) -> Iterator[Firecrest]:
     home.mkdir()
     shutil.chown(home, USER, USER)
     issuer = Issuer({(CLIENT, SECRET): USER, (PROBE, PROBE_SECRET): USER})
-    config = _config_path(centre.directory)
-    config.parent.mkdir()
-    with issuer.running(), object_store() as store, login_node(centre) as node:
-        config.write_text(json.dumps(_settings(centre, issuer, store, node)))
-        with Firecrest(centre.directory, "", issuer.token_url).twin() as server:
+    place = centre.directory / "firecrest"
+    place.mkdir()
+    with issuer.running(), object_store() as store:
+        settings = _settings(centre, issuer, store)
+        with _running(centre, place, settings, issuer.token_url) as server:
             yield server
+
+
+@contextmanager
+def _running(
+    centre: Centre, place: Path, settings: dict[str, Any], token_url: str
+) -> Iterator[OwnFirecrest]:
+    """Run a server with a new login node, which is entered into its `settings`."""
+    with login_node(centre, place / LOGIN_NODE) as node:
+        settings["clusters"][0]["ssh"]["port"] = node.port
+        settings["ssh_credentials"]["keys"] = {USER: {"private_key": f"secret_file:{node.key}"}}
+        (place / CONFIGURATION).write_text(json.dumps(settings))
+        url = f"http://127.0.0.1:{free_port()}"
+        server = OwnFirecrest(centre.directory, url, token_url, place)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
 
 
 def lacking() -> list[str]:
@@ -170,17 +205,13 @@ def version() -> str:
     return "firecREST v2, from its sources"
 
 
-def _config_path(directory: Path) -> Path:
-    return directory / "firecrest" / "config.yaml"
-
-
-def _settings(centre: Centre, issuer: Issuer, store: str, node: LoginNode) -> Mapping[str, Any]:
-    """The server's configuration; limits and waits are its own defaults."""
+def _settings(centre: Centre, issuer: Issuer, store: str) -> dict[str, Any]:
+    """The server's configuration without its login node; limits and waits are its own defaults."""
     scratch = {"path": str(centre.scratch), "data_type": "scratch", "default_work_dir": True}
     cluster = {
         "name": SYSTEM,
         "ssh": {
-            "host": "127.0.0.1", "port": node.port, "max_clients": 100,
+            "host": "127.0.0.1", "max_clients": 100,
             "timeout": {"connection": 5, "login": 5, "command_execution": 5,
                         "idle_timeout": 60, "keep_alive": 5},
         },
@@ -221,9 +252,6 @@ def _settings(centre: Centre, issuer: Issuer, store: str, node: LoginNode) -> Ma
                 "usernameClaim": "preferred_username",
             }
         },
-        "ssh_credentials": {
-            "type": "SSHStaticKeys",
-            "keys": {USER: {"private_key": f"secret_file:{node.key}"}},
-        },
+        "ssh_credentials": {"type": "SSHStaticKeys"},
         "clusters": [cluster],
     }

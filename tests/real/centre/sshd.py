@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 PROGRAM = Path("/usr/sbin/sshd")
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Of the commands that run there."""
+"""Of the commands that run there, beside their own."""
 
 _CONFIG = """\
 Port {port}
@@ -52,17 +52,24 @@ class LoginNode:
 
 
 @contextmanager
-def login_node(centre: Centre) -> Iterator[LoginNode]:
-    """Run the login node; its commands find the centre's Slurm."""
-    directory = centre.directory / "ssh"
+def login_node(centre: Centre, directory: Path) -> Iterator[LoginNode]:
+    """Run a login node; its commands find the centre's Slurm.
+
+    Args:
+        centre: whose Slurm that is.
+        directory: is made; everybody must be able to get into its parent. Programs in its `bin`
+            come before those of the same names elsewhere.
+    """
     directory.mkdir()
+    programs = directory / "bin"
+    programs.mkdir()
     for name in ("host", "id"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True
         )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd becomes nobody there
     port = free_port()
-    variables = {**centre.environment, "PATH": SEARCH_PATH}
+    variables = {**centre.environment, "PATH": f"{programs}:{SEARCH_PATH}"}
     (directory / "sshd_config").write_text(
         _CONFIG.format(
             port=port, directory=directory, sessions=MAX_SESSIONS, user=USER,

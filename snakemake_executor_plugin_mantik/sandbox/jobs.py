@@ -228,7 +228,6 @@ class UnicoreJob:
             if description.job_type == "ON_LOGIN_NODE":
                 await self._run_on_login_node(site, description)
             else:
-                self.queue = queue
                 await self._run_in_batch(site, description, queue)
         self.status = "STAGINGOUT"
         for item in description.exports:
@@ -350,6 +349,9 @@ class UnicoreJob:
             await self._next_look()
             if batch.state is State.RUNNING:
                 self.status = "RUNNING"
+            if self.queue == "N/A" and batch.state in (State.PENDING, State.RUNNING):
+                told = await site.scheduler.details(batch.id)
+                self.queue = (told or {}).get("Partition", self.queue)
         await self._next_look()
         code = self._exit_code()
         if code is None:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox import faults
-from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault, Protocol
+from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault
 from snakemake_executor_plugin_mantik.sandbox.record import request_kind
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.sandbox import FAST, FirecrestClient, message, wait_for
@@ -14,11 +14,6 @@ from tests.support.sandbox import FAST, FirecrestClient, message, wait_for
 
 def named(name: str) -> str:
     return f"#!/bin/bash\n#SBATCH --job-name={name}\ntrue\n"
-
-
-def wait_for_the_end_of_the_connection(fire: FirecrestClient) -> None:
-    """The server closes it soon after what it did not expect; until then it breaks requests."""
-    wait_for(lambda: fire.box.call(lambda: not Protocol.doomed))
 
 
 def test_refusals_have_the_form_of_the_api(faulty: Sandbox, fire: FirecrestClient) -> None:
@@ -48,7 +43,7 @@ def test_a_slow_sbatch(
     assert time.monotonic() - began >= FAST.firecrest.command_timeout
     assert message(answer, 500) == "('Channel not open for sending',)"
     assert answer.json()["user"] is None
-    wait_for_the_end_of_the_connection(fire)
+    fire.wait_for_the_end_of_the_connection()
     if seconds:
         assert fire.jobs(name=name) == {}, "it comes into being later"
     wait_for(lambda: len(fire.jobs(name=name)) == jobs)
@@ -65,7 +60,7 @@ def test_the_connection_breaks_after_what_the_server_did_not_expect(
     assert fire.http.get("/status/systems").status_code == 200
     monkeypatch.undo()
     assert fire.post_job(named("x")).status_code == 500
-    wait_for_the_end_of_the_connection(fire)
+    fire.wait_for_the_end_of_the_connection()
     assert fire.http.get("/status/systems").status_code == 200
 
 
@@ -79,7 +74,7 @@ def test_slow_commands(faulty: Sandbox, fire: FirecrestClient) -> None:
     faulty.faults.add(Fault("timeout_before", path="/ops/upload"))
     answer = fire.upload(fire.home, "slow-upload", b"1")
     assert message(answer, 500) == "('Channel not open for sending',)"
-    wait_for_the_end_of_the_connection(fire)
+    fire.wait_for_the_end_of_the_connection()
     faulty.faults.add(Fault("timeout_before", path="/jobs$"))
     answer = fire.http.get("/compute/hpc2/jobs")
     assert message(answer, 500) == "Error executing Slurm command."

@@ -32,7 +32,7 @@ class TestFiles:
     def test_single_quotes(self, fire: FirecrestClient, there: str) -> None:
         for answer in (
             fire.ops("GET", "stat", params={"path": f"{there}/it's"}),
-            fire.upload(there, "it's", b"1"),
+            fire.refused_upload(there, "it's"),
             fire.ops("POST", "mkdir", json={"path": f"{there}/it's"}),
         ):
             assert message(answer, 500).startswith("Remote process failed with exit status:2")
@@ -56,7 +56,7 @@ class TestFiles:
 
     def test_missing_or_there_already(self, fire: FirecrestClient, there: str) -> None:
         assert message(fire.ops("DELETE", "rm", params={"path": f"{there}/nothing"}), 404)
-        assert message(fire.upload(f"{there}/nothing", "x", b"1"), 404)
+        assert message(fire.refused_upload(f"{there}/nothing", "x"), 404)
         archive = {"sourcePath": f"{there}/a.tgz", "targetPath": there}
         assert message(fire.ops("POST", "extract", json=archive), 404)
         assert "File exists" in message(fire.ops("POST", "mkdir", json={"path": there}), 400)
@@ -67,9 +67,8 @@ class TestFiles:
         assert "File exists" in message(fire.ops("POST", "mkdir", json=over), 400)
         under = {"path": f"{there}/file/x", "parent": True}
         assert "Not a directory" in message(fire.ops("POST", "mkdir", json=under), 500)
-        assert "Is a directory" in message(
-            fire.upload(fire.home, there.rpartition("/")[2], b"1"), 500
-        )
+        over_it = fire.refused_upload(fire.home, there.rpartition("/")[2])
+        assert "Is a directory" in message(over_it, 500)
         view = fire.ops("GET", "view", params={"path": there})
         assert message(view, 500).startswith("Remote process failed")
 
@@ -105,7 +104,10 @@ class TestFiles:
         url = {"path": str(file)}
         assert fire.ops("GET", "download", params=url).status_code == 413
         file.write_bytes(bytes(5_505_027))
-        answers = [fire.ops("GET", "download", params=url) for _ in range(2)]
+        answers = []
+        for _ in range(2):
+            answers.append(fire.ops("GET", "download", params=url))
+            fire.wait_for_the_end_of_the_connection()
         assert {answer.status_code: answer.json()["message"] for answer in answers} == {
             500: "('Channel not open for sending',)",
             408: "Command execution timeout limit exceeded.",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from snakemake_executor_plugin_mantik.sandbox.faults import Protocol
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import (
@@ -131,6 +132,19 @@ class FirecrestClient:
         """Write a file."""
         files = {"file": (name, content)}
         return self.ops("POST", "upload", params={"path": directory}, files=files)
+
+    def refused_upload(self, directory: str, name: str) -> httpx.Response:
+        """What the shell says of an upload that cannot be.
+
+        The channel may be closed before it says anything: then another one is tried.
+        """
+        while "Channel" in (answer := self.upload(directory, name, b"1")).text:
+            self.wait_for_the_end_of_the_connection()
+        return answer
+
+    def wait_for_the_end_of_the_connection(self) -> None:
+        """The server closes it soon after what it did not expect; until then it breaks requests."""
+        wait_for(lambda: self.box.call(lambda: not Protocol.doomed))
 
     def directory(self, name: str) -> str:
         """A new directory below home."""

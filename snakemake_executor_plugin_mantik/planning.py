@@ -66,7 +66,7 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:
-                totals.setdefault(job.site, Total()).add(job.resources)
+                totals.setdefault(job.site, Total()).add(job.resources, job.cores)
         sources = {
             site: forecaster.sources(
                 site, startup.sources_of(checked, products, logger, site).paths
@@ -153,9 +153,11 @@ class _Look:
         own = None
         if not job.is_group():  # members of a group may have one each
             own = deployment.own_of(job, self.checked.context.deployment)
+        asked = planner.resources(given, threads)
         result = replace(
             result,
-            resources=planner.resources(given, threads),
+            resources=asked,
+            cores=planner.cores(asked),
             environment=deployment.words(own)
             if own
             else _words(environment_of(planner.config, self.checked.workdir)),

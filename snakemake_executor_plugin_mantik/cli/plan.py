@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from snakemake_executor_plugin_mantik.amounts import duration, size
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
-from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Uploads
+from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Total, Uploads
 from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
@@ -149,7 +149,7 @@ def _details(job: Forecast) -> Iterator[str]:
 def _totals(made: Plan) -> Iterator[str]:
     for site, total in made.sites.items():
         yield (
-            f"{site}: {_jobs(total.jobs)}, at most {total.core_hours:.1f} core hours"
+            f"{site}: {_jobs(total.jobs)}, at most {_core_hours(total)}"
             f" and {total.gpu_hours:.1f} GPU hours"
             + (f", and {total.without_runtime} ask no walltime" if total.without_runtime else "")
             + f"; files: {_uploads(total.uploads)}."
@@ -163,6 +163,17 @@ def _totals(made: Plan) -> Iterator[str]:
         yield "Checkpoints may lead to more jobs."
     if not made.jobs:
         yield "No job would be sent."
+
+
+def _core_hours(total: Total) -> str:
+    """Core hours in words; what a site gives a job that asks for no CPUs is not known here."""
+    if not total.without_cores:
+        return f"{total.core_hours:.1f} core hours"
+    unknown = (
+        f"an unknown number of core hours for {_jobs(total.without_cores)} that ask no CPUs (set"
+        " Resources: CPUsPerNode, or threads: of the rule)"
+    )
+    return f"{total.core_hours:.1f} core hours, {unknown}" if total.core_hours else unknown
 
 
 def _jobs(number: int) -> str:

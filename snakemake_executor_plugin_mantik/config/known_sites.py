@@ -1,10 +1,11 @@
 """Public HPC sites whose APIs can be spoken to: what they publish about themselves.
 
-For `smk-mantik init` and `check --connect` only: a run believes nothing of it. URLs and partitions
-change; each entry tells where it comes from. Looked up in November 2026.
+For `smk-mantik init`, `check --connect` and core hours only: no job that is sent depends on it.
+URLs and partitions change; each entry tells where it comes from. Looked up in November 2026.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
@@ -33,6 +34,8 @@ class KnownSite:
         source: where this is written.
         machine: firecREST's name of the system.
         token_url: issuer of firecREST's tokens.
+        cores: of one node, by partition, or under an empty name those of all others. Only where a
+            job gets, and is billed for, whole nodes.
     """
 
     name: str
@@ -45,16 +48,30 @@ class KnownSite:
     source: str
     machine: str = ""
     token_url: str = ""
+    cores: Mapping[str, int] = field(default_factory=dict)
 
 
-def _jsc(name: str, title: str, queues: str, architecture: str, *, url: bool = True) -> KnownSite:
+def _jsc(
+    name: str, title: str, queues: str, architecture: str, cores: int, *, url: bool = True
+) -> KnownSite:
     source = f"the registry {_JSC_REGISTRY}, https://apps.fz-juelich.de/jsc/hps/{name}/"
     address = _JSC.format(name.upper()) if url else ""
     found = tuple(queues.split())
-    return KnownSite(name, title, "unicore", address, found, architecture, _JSC_SCRATCH, source)
+    return KnownSite(
+        name, title, "unicore", address, found, architecture, _JSC_SCRATCH, source,
+        cores={"": cores},
+    )  # fmt: skip
 
 
-def _alps(name: str, platform: str, queues: str, architecture: str, title: str) -> KnownSite:
+def _alps(
+    name: str,
+    platform: str,
+    queues: str,
+    architecture: str,
+    title: str,
+    *,
+    cores: int | None = None,
+) -> KnownSite:
     return KnownSite(
         name,
         f"{title}, CSCS",
@@ -66,25 +83,36 @@ def _alps(name: str, platform: str, queues: str, architecture: str, title: str) 
         f"https://docs.cscs.ch/access/firecrest, https://docs.cscs.ch/clusters/{name}",
         machine=name,
         token_url=_CSCS_TOKENS,
+        cores=dict.fromkeys(queues.split(), cores) if cores is not None else {},
     )
 
 
 KNOWN_SITES: Final = {
     site.name: site
     for site in (
-        _jsc("juwels", "JUWELS, JSC", "booster develbooster batch devel", "amd64"),
-        _jsc("jureca", "JURECA-DC, JSC", "dc-gpu dc-gpu-devel dc-cpu dc-cpu-devel", "amd64"),
-        _jsc("jupiter", "JUPITER, JSC", "booster", "arm64"),
+        _jsc("juwels", "JUWELS, JSC", "booster develbooster batch devel", "amd64", 48),
+        _jsc("jureca", "JURECA-DC, JSC", "dc-gpu dc-gpu-devel dc-cpu dc-cpu-devel", "amd64", 128),
+        _jsc("jupiter", "JUPITER, JSC", "booster", "arm64", 288),
         # It was there in the same way; whether it still is, and under which URL, is not published.
-        _jsc("jusuf", "JUSUF, JSC", "batch gpus develgpus", "amd64", url=False),
-        _alps("daint", "hpc", "normal debug low", "arm64", "Daint, Alps (HPC platform)"),
-        _alps("eiger", "hpc", "normal debug", "amd64", "Eiger, Alps (HPC platform)"),
-        _alps("clariden", "ml", "normal debug", "arm64", "Clariden, Alps (ML platform)"),
+        _jsc("jusuf", "JUSUF, JSC", "batch gpus develgpus", "amd64", 128, url=False),
+        _alps("daint", "hpc", "normal debug low", "arm64", "Daint, Alps (HPC platform)", cores=288),
+        _alps("eiger", "hpc", "normal debug", "amd64", "Eiger, Alps (HPC platform)", cores=128),
+        _alps("clariden", "ml", "normal debug", "arm64", "Clariden, Alps (ML platform)", cores=288),
         _alps("bristen", "ml", "normal", "amd64", "Bristen, Alps (ML platform)"),
-        _alps("santis", "cw", "normal debug", "arm64", "Santis, Alps (climate and weather)"),
+        _alps(
+            "santis", "cw", "normal debug", "arm64", "Santis, Alps (climate and weather)", cores=288
+        ),
     )
 }
 """By name."""
+
+
+def cores_of_node(config: BackendConfig, queue: str | None) -> int | None:
+    """The cores of a node that a job gets whole, where that is known of its site and queue."""
+    site = known_site(config)
+    if site is None:
+        return None
+    return site.cores.get(queue or "", site.cores.get(""))
 
 
 def known_site(config: BackendConfig) -> KnownSite | None:

@@ -13,7 +13,6 @@ from typing import Any, Self
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
-from snakemake_executor_plugin_mantik.jobs.resources import cores
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.journal import Copy, FileLedger
 from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
@@ -50,6 +49,7 @@ class Forecast:
         rule: its rule; for a group the rules.
         site: where it would run; None if that follows from files that are still to be made.
         resources: what it asks the scheduler for; None where that is not known yet.
+        cores: how many it occupies; None where that is not known.
         full: whether it runs a Snakemake at the site.
         command: what the shell is given; None if it follows from files that are still to be made.
         environment: what the command runs in.
@@ -65,6 +65,7 @@ class Forecast:
     rule: str
     site: str | None
     resources: Resources | None = None
+    cores: int | None = None
     full: bool = False
     command: str | None = None
     environment: str = ""
@@ -82,6 +83,7 @@ class Total:
     Attributes:
         jobs: how many there are.
         core_hours, gpu_hours: of those whose walltime is known, if each takes all of it.
+        without_cores: how many occupy nobody knows how many cores, or will once they are known.
         without_runtime: how many ask for no walltime, or for one that is not known yet.
         uploads: files that go up, each once: inputs, images and sources.
     """
@@ -89,18 +91,20 @@ class Total:
     jobs: int = 0
     core_hours: float = 0.0
     gpu_hours: float = 0.0
+    without_cores: int = 0
     without_runtime: int = 0
     uploads: Uploads = field(default_factory=Uploads)
 
-    def add(self, resources: Resources | None) -> None:
-        """Count one more job."""
+    def add(self, resources: Resources | None, cores: int | None) -> None:
+        """Count one more job, which occupies `cores`."""
         self.jobs += 1
         if resources is None or resources.runtime_s is None:
             self.without_runtime += 1
             return
         hours = resources.runtime_s / 3600
         nodes = resources.nodes or 1
-        self.core_hours += hours * cores(resources)
+        self.core_hours += hours * (cores or 0)
+        self.without_cores += cores is None
         self.gpu_hours += hours * (resources.gpus_per_node or 0) * nodes
 
 

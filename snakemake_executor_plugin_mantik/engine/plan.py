@@ -10,12 +10,18 @@ from snakemake_executor_plugin_mantik.config.environment import (
     resources_of,
     script_limits,
 )
+from snakemake_executor_plugin_mantik.config.known_sites import cores_of_node
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
-from snakemake_executor_plugin_mantik.jobs.resources import merge, settled, slurm_directives
+from snakemake_executor_plugin_mantik.jobs.resources import (
+    billed_cores,
+    merge,
+    settled,
+    slurm_directives,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
@@ -75,6 +81,10 @@ class Planner:
         """The local image in use: where it is here, and where it goes in the workspace."""
         return image_upload(self.config, self.project)
 
+    def cores(self, resources: Resources) -> int | None:
+        """The cores that a job occupies and that its site bills; None where that is not known."""
+        return billed_cores(resources, cores_of_node(self.config, resources.queue))
+
     def spec(
         self, request: JobRequest, record: TryRecord, facts: SiteFacts, staged: Staged
     ) -> JobSpec:
@@ -90,6 +100,7 @@ class Planner:
             command=request.command,
             shell=request.shell,
             resources=resources,
+            cores=self.cores(resources),
             environment=environment,
             variables=request.variables,
             inputs=staged.inputs,

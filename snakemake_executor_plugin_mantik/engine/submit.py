@@ -64,9 +64,15 @@ class Submitter:
             content = secret_assignments(secrets)
             self._journal.secrets_sent(record.id)
             await self._patience.found(lambda: self._site.put(paths.secrets, content, private=True))
-        self._journal.submitting(record.id, submission.resources.queue or "")
+
+        def begin() -> None:
+            # Not before: what waits for its turn was not sent, whenever this process dies.
+            self._journal.submitting(record.id, submission.resources.queue or "")
+
         try:
-            site_job = await self._patience(lambda: self._site.submit(submission), repeat=_NOT_DONE)
+            site_job = await self._patience(
+                lambda: self._site.submit(submission, begin), repeat=_NOT_DONE
+            )
         except SiteUnreachable as error:
             self._patience.failed(error)
             return None

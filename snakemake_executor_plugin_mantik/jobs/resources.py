@@ -152,9 +152,19 @@ def total_cpus(resources: Resources) -> int | None:
     return (resources.tasks or resources.nodes or 1) * resources.cpus_per_task
 
 
-def cores(resources: Resources) -> int:
-    """CPUs over all nodes; where none are asked for, one for each task, or node."""
-    return total_cpus(resources) or resources.tasks or resources.nodes or 1
+def billed_cores(resources: Resources, of_node: int | None = None) -> int | None:
+    """The cores that a job occupies and that a site bills; None where that is not known.
+
+    Args:
+        resources: what it asks for.
+        of_node: the cores of a node, where a job gets whole nodes whatever it asks for.
+    """
+    cpus = total_cpus(resources) or resources.tasks
+    if of_node is None:
+        return cpus  # what a scheduler gives a job that asks for none is the site's default
+    if resources.nodes is not None:
+        return resources.nodes * of_node
+    return -(-(cpus or 1) // of_node) * of_node
 
 
 def slurm_directives(

@@ -191,6 +191,7 @@ class JobSpec:
         secrets: names of the variables that the file of secrets sets.
         benchmark: how the command is measured, if it is; `command` is then the first run's.
         umask: file mode mask that the command runs with; None for the site's own.
+        cores: how many it occupies, where that is known; nothing of the script depends on it.
         shared: whether the workspace's group may read what is ours in it, secrets excepted.
         incomplete: whether the outputs of a command that failed come back.
         live: a directory of which is told what the job writes to it, while it runs.
@@ -216,4 +217,5 @@ class JobSpec:
     launches: bool = False
     incomplete: bool = False
     live: LiveDirectory | None = None
+    cores: int | None = None
     limits: ScriptLimits = ScriptLimits()

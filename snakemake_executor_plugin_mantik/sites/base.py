@@ -11,7 +11,7 @@ may rely on then is said once here and, where it differs, at the method:
 - `SiteNotFound`: the site knows no such file or job just now. It proves nothing of a running job.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -147,6 +147,10 @@ class Entry:
     modified: float = 0.0
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class Site(Protocol):
     """One workspace at one HPC site, spoken to through its REST API.
 
@@ -180,9 +184,10 @@ class Site(Protocol):
         """Close all connections; nothing at the site changes."""
         ...
 
-    async def submit(self, submission: Submission) -> str:
+    async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
         """Submit a job and return the site's id of it.
 
+        `begin` is called when it is its turn, before anything leaves; what it raises ends that.
         Never repeated by the site object itself. `SiteUnreachable`: the job may exist, may run, or
         may come into being later; look for it with `find` and for its claim. Any other error: it
         does not exist. An id proves neither that the job will run nor that it runs once.

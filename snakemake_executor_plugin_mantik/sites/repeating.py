@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 import stamina
@@ -112,6 +113,25 @@ async def answers_of(
 
     await asyncio.gather(*(ask() for _ in range(min(len(ids), places))))
     return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
+
+
+class Turns:
+    """Lets submissions out one by one, and never so many that they take all places for requests.
+
+    However many wait for their turn, there is a place for those who watch, fetch and cancel.
+    """
+
+    def __init__(self, interval: float, places: int) -> None:
+        """Let one out every `interval` seconds, where there are `places` for requests at all."""
+        self._pace = Pace(interval)
+        self._free = asyncio.Semaphore(max(1, places - 1))
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """The context of one submission, once it is its turn."""
+        async with self._free:
+            await self._pace.wait()
+            yield
 
 
 class Pace:

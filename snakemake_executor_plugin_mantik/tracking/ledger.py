@@ -68,7 +68,7 @@ class JobRow:
 
     @property
     def core_hours(self) -> float | None:
-        """The cores that it asked for, times the hours that it ran."""
+        """The cores that it occupied, times the hours that it ran."""
         if self.cores is None or self.ran is None:
             return None
         return self.cores * self.ran / 3600
@@ -172,8 +172,8 @@ class Ledger:
         found = _job(row) if row is not None else None
         return found if found is not None and found.status not in ("", FINISHED) else None
 
-    def asked(self, try_id: str, cores: int) -> None:
-        """What a try asks for."""
+    def asked(self, try_id: str, cores: int | None) -> None:
+        """The cores that a try occupies; None where that is not known."""
         self._outbox.execute("UPDATE jobs SET cores = ? WHERE try = ?", (cores, try_id))
 
     def queued(self, try_id: str) -> None:

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Live
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.jobs.resources import cores
 from snakemake_executor_plugin_mantik.jobs.script import without_files
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -297,7 +296,7 @@ class Tracker:
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
         """Keep what it asks for, and the script for the run's artifacts."""
         if self._recording:
-            self._record(lambda ledger: ledger.asked(record.id, cores(spec.resources)))
+            self._record(lambda ledger: ledger.asked(record.id, spec.cores))
         if record.id in self._tracked:
             task = asyncio.create_task(asyncio.to_thread(self._keep_script, spec, script))
             self._writing.add(task)

@@ -119,6 +119,7 @@ def test_everything_that_would_be_sent_is_told_and_nothing_is_done(planned: Proj
     one, other = made["sites"]["hpc1"], made["sites"]["other"]
     assert (one["jobs"], other["jobs"], made["here"]) == (4, 1, 1)
     assert one["core_hours"] == 1.5 * 16
+    assert one["without_cores"] == 0
     assert one["gpu_hours"] == 1.5 * 4
     assert one["without_runtime"] == 3
     assert 3_000_004 < one["uploads"]["bytes"] < 3_010_000, "data.bin goes up once, with sources"

@@ -30,6 +30,8 @@ class Parrot:
         """Prepare a server of URLs that begin with `base`, with `tls` one of https."""
         self.answers: list[Say] = [Say()]
         self.asked: list[tuple[str, str, dict[str, str]]] = []
+        self.held: dict[str, threading.Event] = {}
+        """By method: requests are answered once that is set."""
         parrot = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,6 +39,8 @@ class Parrot:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 parrot.asked.append((self.command, self.path, dict(self.headers)))
                 say = parrot.answers.pop(0) if len(parrot.answers) > 1 else parrot.answers[0]
+                if self.command in parrot.held:
+                    parrot.held[self.command].wait(100)
                 time.sleep(say.delay_s)
                 self.send_response(say.status)
                 for name, value in {"Content-Type": "application/json", **say.headers}.items():

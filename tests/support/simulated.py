@@ -174,7 +174,8 @@ class SimulatedSite:
     async def close(self) -> None:
         pass
 
-    async def submit(self, submission: Submission) -> str:
+    async def submit(self, submission: Submission, begin: Callable[[], None] = lambda: None) -> str:
+        begin()
         return await self._call("submit", submission.tag, lambda: self.world.submit(submission))
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:

@@ -16,12 +16,12 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, nothing
 from snakemake_executor_plugin_mantik.sites.firecrest import states
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
-from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
+from snakemake_executor_plugin_mantik.sites.repeating import Turns, answers_of
 from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 
 LIST_WINDOW: Final = "1h"
@@ -53,17 +53,18 @@ class Jobs:
 
     def __init__(self, connection: Connection, submissions_per_second: float) -> None:
         self._connection = connection
-        self._pace = Pace(1 / submissions_per_second)
+        self._turns = Turns(1 / submissions_per_second, connection.places)
         self._too_many = False
         self.system = ""
         """The system's name, known once the site is open."""
 
-    async def submit(self, script: str, directory: str) -> str:
-        """Send a batch script: one request, never repeated."""
-        await self._pace.wait()
-        answer = await self._connection.once(
-            "submit", lambda client: client.submit(self.system, directory, script_str=script)
-        )
+    async def submit(self, script: str, directory: str, begin: Callable[[], None] = nothing) -> str:
+        """Send a batch script: one request, never repeated; `begin` when it is its turn."""
+        async with self._turns.turn():
+            begin()
+            answer = await self._connection.once(
+                "submit", lambda client: client.submit(self.system, directory, script_str=script)
+            )
         job_id = str(answer.get("jobId") or "")
         if not _ID.fullmatch(job_id):
             raise nonsense("a submission", self._connection.site)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteDetails,
     SiteFacts,
     Submission,
+    nothing,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
@@ -181,11 +182,11 @@ class FirecrestSite:
         """See `Site.close`."""
         await self._connection.close()
 
-    async def submit(self, submission: Submission) -> str:
+    async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
         """See `Site.submit`."""
         opened = self._open
         job = request_body(submission, opened.system.scheduler, opened.paths.root)["job"]
-        return await self._jobs.submit(job["script"], job["working_directory"])
+        return await self._jobs.submit(job["script"], job["working_directory"], begin)
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
         """See `Site.find`."""

@@ -72,6 +72,8 @@ class Connection:
             "small": asyncio.Semaphore(concurrent_requests),
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
+        # Nor must uploads keep downloads waiting, which end jobs.
+        self._uploads = asyncio.Semaphore(max(1, concurrent_requests - 1))
         self._client = Client(
             look=self._check,
             verify=tls(ca_file, site),
@@ -125,8 +127,11 @@ class Connection:
             arguments: of httpx (json, content, params, headers).
         """
         send = getattr(self._client, method.lower())
-        async with self._places["small" if size is None else "bulk"]:
-            return await self._run(send, kind, path, size=size or 0, **arguments)
+        if size is None:
+            async with self._places["small"]:
+                return await self._run(send, kind, path, **arguments)
+        async with self._uploads, self._places["bulk"]:
+            return await self._run(send, kind, path, size=size, **arguments)
 
     @asynccontextmanager
     async def download(

@@ -16,8 +16,8 @@ from snakemake_executor_plugin_mantik.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.repeating import Pace, answers_of
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, nothing
+from snakemake_executor_plugin_mantik.sites.repeating import Turns, answers_of
 from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
@@ -46,14 +46,15 @@ class Jobs:
     def __init__(self, connection: Connection, site: str, submissions_per_second: float) -> None:
         self._connection = connection
         self._site = site
-        self._pace = Pace(1 / submissions_per_second)
+        self._turns = Turns(1 / submissions_per_second, connection.places)
 
-    async def submit(self, description: dict[str, Any]) -> str:
-        """Send a job description: one request, never repeated."""
+    async def submit(self, description: dict[str, Any], begin: Callable[[], None] = nothing) -> str:
+        """Send a job description: one request, never repeated; `begin` when it is its turn."""
         for tag in description.get("Tags", ()):
             self._check_tag(tag)
-        await self._pace.wait()
-        response = await self._connection.once("submit", "POST", "/jobs", json=description)
+        async with self._turns.turn():
+            begin()
+            response = await self._connection.once("submit", "POST", "/jobs", json=description)
         job_id = response.headers.get("Location", "").rstrip("/").rsplit("/", 1)[-1]
         if response.status_code != 201 or not _ID.fullmatch(job_id):
             raise self._connection.nonsense("/jobs")

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteDetails,
     SiteFacts,
     Submission,
+    nothing,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
@@ -167,14 +168,14 @@ class UnicoreSite:
         """See `Site.close`."""
         await self._connection.close()
 
-    async def submit(self, submission: Submission) -> str:
+    async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
         """See `Site.submit`."""
         known = self._queues.known.get(submission.resources.queue or "", frozenset())
         scheduler = self._settings.scheduler
         description = job_description(submission, scheduler, known, self._server)
         for lost in lost_on_the_way(submission.resources, self._server):
             _log.debug("%s: sent RAW, since %s loses %s", submission.name, self._server, lost)
-        return await self._jobs.submit(description)
+        return await self._jobs.submit(description, begin)
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
         """See `Site.find`; a request for each tag."""

@@ -1,0 +1,57 @@
+"""Core hours: what a site bills, or the admission that nobody knows."""
+
+import pytest
+
+from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, cores_of_node
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.forecast import Total
+from snakemake_executor_plugin_mantik.jobs.resources import billed_cores
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+JUWELS = {
+    "UnicoreApiUrl": "https://unicore.fz-juelich.de/JUWELS/rest/core",
+    "Resources": {"Queue": "batch"},
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_node", "billed"),
+    [
+        (Resources(nodes=2), 48, 96),
+        (Resources(), 48, 48),
+        (Resources(nodes=2, cpus_per_task=1), 48, 96),
+        (Resources(cpus_per_task=4), 48, 48),
+        (Resources(tasks=49), 48, 96),
+        (Resources(total_cpus=96), 48, 96),
+        (Resources(nodes=2, cpus_per_task=4), None, 8),
+        (Resources(tasks=6), None, 6),
+        (Resources(total_cpus=5), None, 5),
+        (Resources(nodes=2), None, None),
+        (Resources(), None, None),
+    ],
+)
+def test_cores_that_are_billed(asked: Resources, of_node: int | None, billed: int | None) -> None:
+    assert billed_cores(asked, of_node) == billed
+
+
+def test_two_nodes_of_juwels_for_an_hour() -> None:
+    config = BackendConfig.model_validate(JUWELS)
+    asked = Resources(nodes=2, runtime_s=3600, queue="batch")
+    total = Total()
+    total.add(asked, billed_cores(asked, cores_of_node(config, asked.queue)))
+    assert (total.core_hours, total.without_cores) == (96.0, 0)
+
+
+def test_an_unknown_site_is_not_counted_as_one_core() -> None:
+    config = BackendConfig.model_validate(
+        {**JUWELS, "UnicoreApiUrl": "https://x.example/rest/core"}
+    )
+    asked = Resources(nodes=2, runtime_s=3600, queue="batch")
+    total = Total()
+    total.add(asked, billed_cores(asked, cores_of_node(config, asked.queue)))
+    assert (total.core_hours, total.without_cores) == (0.0, 1)
+
+
+def test_known_cores_are_of_known_partitions() -> None:
+    for site in KNOWN_SITES.values():
+        assert set(site.cores) <= {"", *site.queues}, site.name

@@ -116,7 +116,9 @@ class Ender:
         self._tidying: set[asyncio.Task[None]] = set()
         self._leftovers: set[str] = set()
 
-    async def done(self, try_id: str, ids: Sequence[str], *, let_end: bool = False) -> None:
+    async def done(
+        self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
+    ) -> None:
         """A try is committed: the site may forget it, some time.
 
         Args:
@@ -124,10 +126,13 @@ class Ender:
             ids: the site's ids of it.
             let_end: whether the site still has a command to run after the job's own end: forgetting
                 a job ends it.
+            succeeded: whether its job ended well.
         """
         self._journal.done(try_id)
         if ids:
-            task = asyncio.create_task(self._forget(ids, let_end))
+            # Of several jobs one has run, and the others have ended without a word.
+            alone = succeeded and len(ids) == 1
+            task = asyncio.create_task(self._forget(ids, let_end, succeeded=alone))
             self._tidying.add(task)
             task.add_done_callback(self._tidying.discard)
         self._drop_leftover(try_id)
@@ -169,14 +174,14 @@ class Ender:
         if leftover := self._observer.leftover(try_id):
             self._leftovers.add(leftover)
 
-    async def _forget(self, ids: Sequence[str], let_end: bool) -> None:
+    async def _forget(self, ids: Sequence[str], let_end: bool, *, succeeded: bool) -> None:
         # Records that stay behind do no harm: the site lets them expire.
         with suppress(SiteError):
             while let_end:
                 states = await self._site.states(ids)
                 let_end = any(s.phase in (Phase.WAITING, Phase.RUNNING) for s in states.values())
                 await asyncio.sleep(CONFIRM_EVERY_S if let_end else 0)
-            await self._site.forget(ids)
+            await self._site.forget(ids, succeeded=succeeded)
 
     async def give_up(self, records: Iterable[TryRecord]) -> None:
         """See to it that these tries are over and will never run; nothing of them is wanted.

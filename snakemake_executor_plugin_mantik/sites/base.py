@@ -45,6 +45,8 @@ class SiteFacts:
         user: the login name that jobs run as, where known.
         queues: limits by queue; empty where the site does not say.
         max_entries: most entries that one listing returns.
+        accounts: the compute budget accounts that the user may use; empty where the site does not
+            say, or not reliably.
     """
 
     workspace: str
@@ -52,6 +54,7 @@ class SiteFacts:
     user: str = ""
     queues: Mapping[str, QueueLimits] = field(default_factory=dict)
     max_entries: int = 10_000
+    accounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

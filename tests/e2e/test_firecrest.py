@@ -48,6 +48,19 @@ def own(own_sandbox: Sandbox, tmp_path: Path) -> Iterator[Project]:
     made.close()
 
 
+def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
+    firecrest: Project, sandbox: Sandbox
+) -> None:
+    firecrest.write(
+        "Snakefile", f"{GOOD}\n    rule bad:\n        output: 'bad'\n        input: 'good.txt'\n"
+        "        resources: slurm_account='nobody'\n        shell: 'touch bad'\n",
+    )  # fmt: skip
+    before = len(sandbox.record("hpc2")["runs"])
+    said = firecrest.run("bad").failed()
+    tells(said, "nothing was sent", "bad: you have no account 'nobody' there, only sandbox")
+    assert len(sandbox.record("hpc2")["runs"]) == before
+
+
 def of_kind(site: FirecrestSite, kind: str) -> dict[str, str]:
     """The variables of one kind of credentials, without their prefix."""
     tokens = site.tokens

@@ -135,10 +135,10 @@ class SiteSettings(Part):
         description="Jobs submitted and not ended at the same time, at most.",
     )
     submissions_per_second: Rate = Field(
-        default=10.0, alias="SubmissionsPerSecond", description="Submissions per second, at most."
+        default=50.0, alias="SubmissionsPerSecond", description="Submissions per second, at most."
     )
     poll_min_s: Duration = _time(
-        "PollMin", "2s", "Shortest time between two looks at the site's jobs."
+        "PollMin", "1s", "Shortest time between two looks at the site's jobs."
     )
     poll_max_s: Duration = _time(
         "PollMax", "15s", "Longest time between two looks at the site's jobs."
@@ -209,7 +209,7 @@ class SiteSettings(Part):
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
         """`PollMax` is not below `PollMin`."""
-        shortest = _seconds(data.get("PollMin", "2s"))
+        shortest = _seconds(data.get("PollMin", "1s"))
         longest = _seconds(data.get("PollMax", "15s"))
         if shortest and longest and longest < shortest:
             key = "PollMax" if "PollMax" in data else "PollMin"

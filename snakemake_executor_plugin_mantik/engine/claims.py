@@ -1,15 +1,21 @@
 """Claims as the controller sees them: a try is revoked here, and its owner told from others."""
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read
 
 CLAIM_BYTES = 64 << 10
 """A claim says who holds it in its first lines; the heartbeats that follow need not be read."""
+
+FRESH_S = 1.0
+"""Seconds for which a listing of a directory of claims serves others who look."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,53 @@ async def entries(site: Site, patience: Patience, directory: str) -> dict[str, E
             if not await patience.believed(error):
                 raise
     return {}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a listing of a directory of claims showed.
+
+    Attributes:
+        at: when it was asked for, in seconds of the loop's clock.
+        entries: what lay there, by name.
+        codes: the exit codes that markers tell, by try.
+    """
+
+    at: float
+    entries: Mapping[str, Entry]
+    codes: Mapping[str, int]
+
+
+class Looks:
+    """Lists directories of claims for many who look: one listing serves all of a second."""
+
+    def __init__(self, site: Site, patience: Patience) -> None:
+        self._site = site
+        self._patience = patience
+        self._last: dict[str, tuple[float, asyncio.Task[Seen]]] = {}
+
+    async def look(self, directory: str) -> Seen:
+        """What lies in a directory, as it was less than a second ago.
+
+        Raises:
+            SiteError: it is not known.
+        """
+        now = asyncio.get_running_loop().time()
+        at, task = self._last.get(directory, (-FRESH_S, None))
+        if task is None or now - at >= FRESH_S or _failed(task):
+            task = asyncio.create_task(self._list(directory, now))
+            task.add_done_callback(_failed)  # nobody may be left who hears of it
+            self._last[directory] = now, task
+        return await asyncio.shield(task)
+
+    async def _list(self, directory: str, now: float) -> Seen:
+        found = await entries(self._site, self._patience, directory)
+        markers = filter(None, map(marker_name, found))
+        return Seen(now, found, dict(markers))
+
+
+def _failed(task: asyncio.Task[Seen]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def owner(site: Site, record: TryRecord) -> Owner | None:

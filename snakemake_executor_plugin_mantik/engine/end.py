@@ -36,6 +36,11 @@ CANCEL_WAIT_S = 180.0
 leaves no marker takes longest: it must have missed some heartbeats before a site is believed that
 it has ended. A UNICORE server that runs jobs itself says so of each that it is asked to abort, and
 lets it run."""
+CANCELLED_IN_WAIT = 500
+"""Jobs that a site can be told to end in that time, at least: two requests for each."""
+ENDED_AT_ONCE = 16
+"""Jobs that a site is told to end at the same time: with all of them at once, none of them would be
+over before nearly all are."""
 CANCEL_AGAIN_S = 5.0
 """Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
 MISSED_BEATS = 2.5
@@ -113,10 +118,14 @@ class Ender:
         self._watcher = watcher
         self._tell = tell
         self._patience = patience
+        self._looks = claims.Looks(site, patience)
+        self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)
         self._tidying: set[asyncio.Task[None]] = set()
         self._leftovers: set[str] = set()
 
-    async def done(self, try_id: str, ids: Sequence[str], *, let_end: bool = False) -> None:
+    async def done(
+        self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
+    ) -> None:
         """A try is committed: the site may forget it, some time.
 
         Args:
@@ -124,10 +133,13 @@ class Ender:
             ids: the site's ids of it.
             let_end: whether the site still has a command to run after the job's own end: forgetting
                 a job ends it.
+            succeeded: whether its job ended well.
         """
         self._journal.done(try_id)
         if ids:
-            task = asyncio.create_task(self._forget(ids, let_end))
+            # Of several jobs one has run, and the others have ended without a word.
+            alone = succeeded and len(ids) == 1
+            task = asyncio.create_task(self._forget(ids, let_end, succeeded=alone))
             self._tidying.add(task)
             task.add_done_callback(self._tidying.discard)
         self._drop_leftover(try_id)
@@ -169,14 +181,14 @@ class Ender:
         if leftover := self._observer.leftover(try_id):
             self._leftovers.add(leftover)
 
-    async def _forget(self, ids: Sequence[str], let_end: bool) -> None:
+    async def _forget(self, ids: Sequence[str], let_end: bool, *, succeeded: bool) -> None:
         # Records that stay behind do no harm: the site lets them expire.
         with suppress(SiteError):
             while let_end:
                 states = await self._site.states(ids)
                 let_end = any(s.phase in (Phase.WAITING, Phase.RUNNING) for s in states.values())
                 await asyncio.sleep(CONFIRM_EVERY_S if let_end else 0)
-            await self._site.forget(ids)
+            await self._site.forget(ids, succeeded=succeeded)
 
     async def give_up(self, records: Iterable[TryRecord]) -> None:
         """See to it that these tries are over and will never run; nothing of them is wanted.
@@ -201,7 +213,10 @@ class Ender:
     ) -> list[TryRecord]:
         """Cancel tries at the end of a run; those that did not confirm it within `wait_s` seconds.
 
-        What has succeeded already stays as it is: the next run takes it up.
+        Of many, the time is as much longer as it takes to tell the site. What was never sent is
+        over at once; the others are ended one after the other, some at a time, so that whenever
+        the time is over as many as possible are known to have ended. What has succeeded already
+        stays as it is: the next run takes it up.
         """
 
         async def one(record: TryRecord, deadline: float) -> TryRecord | None:
@@ -224,18 +239,21 @@ class Ender:
             return None
 
         succeeded: set[str] = set()
-        deadline = asyncio.get_running_loop().time() + wait_s
+        sent = [record for record in records if record.state is not TryState.PLANNED]
+        unsent = [record for record in records if record.state is TryState.PLANNED]
+        now = asyncio.get_running_loop().time()
+        deadline = now + wait_s * (1 + len(sent) / CANCELLED_IN_WAIT)
+        results = await asyncio.gather(*(one(record, deadline) for record in unsent))
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout_at(deadline):
-                succeeded = await self._succeeded(records)
-        results = await asyncio.gather(*(one(record, deadline) for record in records))
+                succeeded = await self._succeeded(sent)
+        results += await asyncio.gather(*(one(record, deadline) for record in sent))
         return [record for record in results if record is not None]
 
     async def _succeeded(self, records: Sequence[TryRecord]) -> set[str]:
         """Those of the tries whose markers say that they succeeded."""
         found = set()
-        sent = [r for r in records if r.state is not TryState.PLANNED]
-        for directory in {record.paths.tries for record in sent}:
+        for directory in {record.paths.tries for record in records}:
             with suppress(SiteNotFound):
                 for name in await self._site.list(directory):
                     if (marker := marker_name(name)) is not None and marker[1] == 0:
@@ -249,13 +267,15 @@ class Ender:
             SiteRejected: the site does not let us make certain that it never runs.
         """
         runs = self._watcher.forget(record.id)
-        # A claim that was seen and is no longer there was purged: its job goes on.
-        revoked = await self._patience.found(lambda: claims.revoke(self._site, record)) and not runs
         clock = asyncio.get_running_loop().time
-        begun = told = asked = clock()
-        life = _Signs(begun)
-        ids = list(record.site_jobs) or await self._find(record)
-        await self._ask_to_end(ids)
+        async with self._lanes:
+            # A claim that was seen and is no longer there was purged: its job goes on.
+            stays = await self._patience.found(lambda: claims.revoke(self._site, record))
+            revoked = stays and not runs
+            begun = told = asked = clock()
+            life = _Signs(begun)
+            ids = list(record.site_jobs) or await self._find(record)
+            await self._ask_to_end(ids)
         while not revoked:
             over, code = await self._is_over(record, ids, begun, life)
             if over:
@@ -305,12 +325,11 @@ class Ender:
         when it was asked to end. A site that knows nothing of it is believed as late as the watcher
         would: not while its heartbeats tell that it goes on.
         """
-        now = asyncio.get_running_loop().time()
         try:
-            entries = await claims.entries(self._site, self._patience, record.paths.tries)
-            for name in entries:
-                if (marker := marker_name(name)) is not None and marker[0] == record.id:
-                    return True, marker[1]
+            seen = await self._looks.look(record.paths.tries)
+            if record.id in seen.codes:
+                return True, seen.codes[record.id]
+            now, entries = seen.at, seen.entries
             life.see(now, entries[record.id].size if record.id in entries else None)
             if now - begun <= self._grace_s:
                 return False, None

@@ -398,7 +398,10 @@ class SiteWork:
             self.local.touched([*filter(None, files), *chain.from_iterable(below)])
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
-            await self.ender.done(outcome.try_id, outcome.site_job.split(), let_end=let_end)
+            await self.ender.done(
+                outcome.try_id, outcome.site_job.split(), let_end=let_end,
+                succeeded=outcome.succeeded,
+            )  # fmt: skip
 
 
 def _text(request: JobRequest) -> str:

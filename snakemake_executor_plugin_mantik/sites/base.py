@@ -220,8 +220,12 @@ class Site(Protocol):
         """
         ...
 
-    async def forget(self, ids: Sequence[str]) -> None:
-        """Let the site remove its own records and directories of jobs that have ended."""
+    async def forget(self, ids: Sequence[str], *, succeeded: bool = False) -> None:
+        """Let the site remove its own records and directories of jobs that have ended.
+
+        With `succeeded` each of them has run and ended well: its script has already removed what
+        the scheduler wrote of it, where the submission says where that is.
+        """
         ...
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:

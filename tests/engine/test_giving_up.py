@@ -1,13 +1,17 @@
 """A job at a simulated site that nobody wants any more: it ends, or never runs."""
 
+import asyncio
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.engine.end import ENDED_AT_ONCE
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import TryRecord
 from tests.support.controller import Controller, killed_when, request, run_one, simulate
 from tests.support.simulated import Fate, Fault, World
 
@@ -221,3 +225,100 @@ def test_secrets_that_the_site_does_not_remove_now_are_removed_later(tmp_path: P
         return secrets_at(world)
 
     assert simulate(tmp_path, world, play) == []
+
+
+def sent_and_unsent(controller: Controller, sent: int, unsent: int) -> list[TryRecord]:
+    """Tries as a run leaves them that was interrupted while it submitted."""
+    journal = controller.journal
+    for number in range(sent + unsent):
+        record = journal.new_try(site="sim", job=f"j{number}", rule="r", name="n", fingerprint="f")
+        if number < sent:
+            journal.submitting(record.id, "batch")
+            journal.submitted(record.id, f"id-{number}")
+    return journal.all_open_tries()
+
+
+def test_many_are_cancelled_with_two_requests_each(tmp_path: Path) -> None:
+    """Those that wait in the queue; of those that were never sent the site is told nothing."""
+
+    async def play(controller: Controller) -> tuple[list[TryRecord], Counter[str]]:
+        records = sent_and_unsent(controller, 600, 700)
+        before = controller.site.calls.copy()
+        left = await controller.work.ender.cancel(records)
+        return left, controller.site.calls - before
+
+    left, calls = simulate(tmp_path, World(), play)
+    assert left == []
+    assert (calls["make_directory"], calls["cancel"]) == (600, 600)
+    assert calls["list"] <= 3, "one for each bucket"
+    assert calls.total() <= 2 * 600 + 3
+
+
+def test_what_was_never_sent_is_over_though_the_site_does_not_answer(tmp_path: Path) -> None:
+    async def play(controller: Controller) -> tuple[list[TryRecord], list[TryRecord]]:
+        records = sent_and_unsent(controller, 3, 50)
+        controller.site.fault = lambda method, about: "unreachable"
+        return records, await controller.work.ender.cancel(records)
+
+    records, left = simulate(tmp_path, World(), play)
+    assert {r.id for r in left} == {r.id for r in records if r.site_jobs}
+    assert len(left) == 3
+
+
+def test_when_the_time_is_over_as_many_as_possible_are_known_to_have_ended(
+    tmp_path: Path,
+) -> None:
+    """The site takes 600 requests and then no more: about 300 jobs are over, not none."""
+
+    async def play(controller: Controller) -> list[TryRecord]:
+        records = sent_and_unsent(controller, 500, 0)
+        left = 600
+
+        def fault(method: str, about: str) -> Fault:
+            nonlocal left
+            left -= 1
+            return "" if left > 0 else "unreachable"
+
+        controller.site.fault = fault
+        return await controller.work.ender.cancel(records)
+
+    assert len(simulate(tmp_path, World(), play)) <= 500 - 300 + ENDED_AT_ONCE
+
+
+def test_the_time_to_cancel_grows_with_the_number(tmp_path: Path) -> None:
+    """A site that takes a second for each: more are cancelled than in the time for one."""
+
+    async def play(controller: Controller) -> list[TryRecord]:
+        records = sent_and_unsent(controller, 500, 0)
+        lock = asyncio.Lock()
+        make = controller.site.make_directory
+
+        async def slow(path: str) -> None:
+            async with lock:
+                await asyncio.sleep(0.5)
+            await make(path)
+
+        controller.site.make_directory = slow  # type: ignore[method-assign]
+        return await controller.work.ender.cancel(records)
+
+    assert simulate(tmp_path, World(), play) == []
+
+
+def test_jobs_that_run_are_looked_for_together(tmp_path: Path) -> None:
+    """One listing a second and bucket, however many are waited for."""
+
+    async def play(controller: Controller) -> tuple[float, int]:
+        jobs = [asyncio.ensure_future(controller.job(request(n))) for n in range(40)]
+        while len(controller.world.runs) < 40:
+            await asyncio.sleep(1.0)
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        records = controller.journal.all_open_tries()
+        loop, before = asyncio.get_running_loop(), controller.site.calls["list"]
+        begun = loop.time()
+        assert await controller.work.ender.cancel(records) == []
+        return loop.time() - begun, controller.site.calls["list"] - before
+
+    took, listed = simulate(tmp_path, World(duration=lambda spec: 1000.0), play)
+    assert listed <= took + 3

@@ -441,7 +441,7 @@ def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None
         for pause in (0, 100, 2000):
             await asyncio.sleep(pause)
             seen.append(round(bench.watcher.interval()))
-        assert seen == [2, 10, 15]
+        assert seen == [1, 10, 15]
         return await waiting
 
     play(fated(Fate(starts=(4000.0,))), scenario)

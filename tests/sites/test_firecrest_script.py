@@ -64,6 +64,7 @@ def test_slurm() -> None:
         "#SBATCH --mem=65536M\n"
         "#SBATCH --no-requeue\n"
         '#SBATCH --output="/scratch/me/ws/.mantik/jobs/%j.out"\n'
+        "_m_scheduler_output=/scratch/me/ws/.mantik/jobs/$SLURM_JOB_ID.out\n"
         "# Job\necho hi\n"
     )
 

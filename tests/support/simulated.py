@@ -197,7 +197,7 @@ class SimulatedSite:
     async def cancel(self, ids: Sequence[str]) -> None:
         await self._call("cancel", " ".join(ids), partial(_for_all, self.world.cancel, ids))
 
-    async def forget(self, ids: Sequence[str]) -> None:
+    async def forget(self, ids: Sequence[str], *, succeeded: bool = False) -> None:
         await self._call("forget", " ".join(ids), partial(_for_all, self.world.forget, ids))
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:

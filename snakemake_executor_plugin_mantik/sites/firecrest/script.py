@@ -1,6 +1,7 @@
 """Submissions as batch scripts with the scheduler's own directives: pure functions."""
 
 import re
+import shlex
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.errors import SiteRejected
@@ -60,16 +61,19 @@ def batch_script(submission: Submission, scheduler: Scheduler, output: str) -> s
             *slurm_directives(submission.resources, name),
             f'--output="{output}/%j.out"',
         ]
+        # The job script removes it after a success (`jobs/script.sh.j2`).
+        variables = [f"_m_scheduler_output={shlex.quote(output)}/$SLURM_JOB_ID.out"]
     else:
         prefix = "#PBS "
         asked = pbs_directives(submission.resources, name, longest_name=JOB_NAME_LENGTH)
         lines = [*asked, f'-o "{output}/"', "-j oe"]
+        variables = []  # PBS puts it there when the job is over
     first, _, rest = submission.script.partition("\n")
     if not first.startswith("#!"):
         first, rest = "#!/bin/bash", submission.script
     if submission.login_shell:
         first = "#!/bin/bash -l"
-    script = "\n".join([first, *(f"{prefix}{line}" for line in lines), rest])
+    script = "\n".join([first, *(f"{prefix}{line}" for line in lines), *variables, rest])
     if len(script.encode()) > SCRIPT_BYTES:
         raise SiteRejected(
             f"the job's script has more than {SCRIPT_BYTES} bytes, which no Slurm takes",

@@ -209,8 +209,10 @@ class FirecrestSite:
         """See `Site.cancel`."""
         await self._jobs.cancel(ids)
 
-    async def forget(self, ids: Sequence[str]) -> None:
+    async def forget(self, ids: Sequence[str], *, succeeded: bool = False) -> None:
         """See `Site.forget`: what the scheduler wrote goes; its records are its own."""
+        if succeeded and self._open.system.scheduler == "slurm":
+            return
         known = [job_id for job_id in ids if job_id.isalnum()]
         await self._jobs.each(known, lambda job: self._files.remove(f"{JOBS}/{job}.out"))
 

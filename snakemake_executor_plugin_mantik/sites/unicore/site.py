@@ -193,7 +193,12 @@ class UnicoreSite:
         """See `Site.cancel`."""
         await self._jobs.cancel(ids)
 
-    async def forget(self, ids: Sequence[str]) -> None:
+    async def forget(
+        self,
+        ids: Sequence[str],
+        *,
+        succeeded: bool = False,  # noqa: ARG002 - directories are left
+    ) -> None:
         """See `Site.forget`."""
         await self._jobs.forget(ids)
 

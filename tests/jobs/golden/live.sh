@@ -610,6 +610,7 @@ _m_main() {
   exec {_m_beat}>&-
   # All of it comes with what the job made.
   rm -rf -- "$_m_claim.live" "$_m_work/live" 2>/dev/null
+  if [ -n "${_m_scheduler_output-}" ] && (( ! _m_code )); then rm -f -- "$_m_scheduler_output"; fi
   if [ -n "${_m_leftover-}" ]; then kill -s KILL -- "-$_m_leftover" 2>/dev/null; fi
   exit "$_m_code"
 }

@@ -490,6 +490,7 @@ _m_main() {
     2>/dev/null
   _m_make_marker
   exec {_m_beat}>&-
+  if [ -n "${_m_scheduler_output-}" ] && (( ! _m_code )); then rm -f -- "$_m_scheduler_output"; fi
   if [ -n "${_m_leftover-}" ]; then kill -s KILL -- "-$_m_leftover" 2>/dev/null; fi
   exit "$_m_code"
 }

@@ -570,6 +570,7 @@ _m_main() {
   [ ! -e ./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/secrets ] || rm -f -- ./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/secrets
   _m_make_marker
   exec {_m_beat}>&-
+  if [ -n "${_m_scheduler_output-}" ] && (( ! _m_code )); then rm -f -- "$_m_scheduler_output"; fi
   if [ -n "${_m_leftover-}" ]; then kill -s KILL -- "-$_m_leftover" 2>/dev/null; fi
   exit "$_m_code"
 }

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,9 +36,9 @@ SYSTEM = "centre"
 CLIENT, SECRET = "a-client", "a-secret-that-stays-here"
 """What the user's client calls itself at the issuer."""
 PROBE, PROBE_SECRET = "a-health-check", "its-secret"
-CONFIGURATION = "config.yaml"
-LOGIN_NODE = "login"
+CONFIGURATION, LOG, LOGIN_NODE = "config.yaml", "console.log", "login"
 """Names in the directory of a server."""
+_REQUEST = re.compile(r'"(?P<method>[A-Z]+) (?P<path>\S+) HTTP/')
 START_S = 180.0
 """How long the server may take until it answers, seconds."""
 
@@ -129,7 +131,7 @@ class OwnFirecrest(Firecrest):
         return Daemon(
             [str(PYTHON), "-m", "uvicorn", "firecrest.main:app", "--port", port],
             SERVERS / "firecrest-v2" / "src",
-            self.files / "console.log",
+            self.files / LOG,
             # The sources may belong to somebody else.
             {**os.environ, "YAML_CONFIG_FILE": str(self.files / CONFIGURATION),
              "PYTHONDONTWRITEBYTECODE": "1"},
@@ -193,6 +195,16 @@ def _running(
             yield server
         finally:
             server.stop()
+
+
+def requests(log: Path) -> "Counter[str]":
+    """Count the requests in the log of a server by method and path below its system."""
+    asked: Counter[str] = Counter()
+    for line in log.read_text().splitlines():
+        if (found := _REQUEST.search(line)) is not None:
+            path = found["path"].partition("?")[0].split(f"/{SYSTEM}/")[-1]
+            asked[f"{found['method']} {'jobs/ID' if path.startswith('jobs/') else path}"] += 1
+    return asked
 
 
 def lacking() -> list[str]:

@@ -11,6 +11,7 @@ slurm       the other one: this machine's Slurm
 schedulers  which of the two
 description UNICORE job descriptions: parsing as the server parses, scripts as its TSI writes
 jobs        the life of UNICORE jobs, from READY to SUCCESSFUL or FAILED
+submitting  their way to the scheduler
 staging     imports and exports of jobs
 files       storages and files
 tsi         UNICORE's arm on the login node, and its errors

@@ -22,7 +22,8 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
     shown,
 )
 from snakemake_executor_plugin_mantik.sandbox.description import tags_of
-from snakemake_executor_plugin_mantik.sandbox.jobs import Surroundings, UnicoreJob
+from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
+from snakemake_executor_plugin_mantik.sandbox.submitting import Surroundings
 from snakemake_executor_plugin_mantik.sandbox.tsi import TsiUnavailableError
 
 _LETTERS = string.ascii_letters + string.digits

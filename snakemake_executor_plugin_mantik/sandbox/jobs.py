@@ -1,16 +1,15 @@
 """The life of a UNICORE job, from READY to SUCCESSFUL or FAILED, and what REST shows of it."""
 
 import asyncio
-import secrets
 import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from snakemake_executor_plugin_mantik.sandbox import scripts
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, State
 from snakemake_executor_plugin_mantik.sandbox.description import (
     Command,
     Description,
@@ -20,28 +19,21 @@ from snakemake_executor_plugin_mantik.sandbox.description import (
 )
 from snakemake_executor_plugin_mantik.sandbox.login import run_on_login_node
 from snakemake_executor_plugin_mantik.sandbox.resources import check_resources
-from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 from snakemake_executor_plugin_mantik.sandbox.staging import (
     StagingError,
     refused,
     stage_in,
     stage_out,
 )
-from snakemake_executor_plugin_mantik.sandbox.tsi import (
-    Tsi,
-    TsiError,
-    TsiUnavailableError,
-    submission_failed,
+from snakemake_executor_plugin_mantik.sandbox.submitting import (
+    Surroundings,
+    batch_script,
+    submit,
 )
-
-_SUBMISSIONS = 4
-"""How often a submission that the scheduler refuses is tried; as in the real server."""
+from snakemake_executor_plugin_mantik.sandbox.tsi import TsiError
 
 _DIRECTORY_ATTEMPTS = 3
 """How often a job's directory is tried to be made where the TSI does not answer."""
-_SUBMIT_EXCHANGES = 8
-"""What submitting a job takes of the TSI: so two or three a second come to the scheduler."""
 _IMPORT_EXCHANGES = 3
 
 _PROCESSING_FAILED = "Processing failed: eu.unicore.xnjs.ems.ExecutionException: "
@@ -49,21 +41,6 @@ _NOT_NORMAL = (
     "Failed: Job did not complete normally on BSS, please check standard error file and job log "
     "for more information."
 )
-
-
-class Surroundings(Protocol):
-    """What a job needs of the site that it lives at."""
-
-    settings: Settings
-    scheduler: Scheduler
-    user_variables: dict[str, str]
-    tsi: Tsi
-    workers: asyncio.Semaphore
-    submitting: asyncio.Lock
-
-    def local_path(self, url: str) -> Path | None:
-        """The file behind a URL of one of the site's storages."""
-        ...
 
 
 class _Failed(Exception):  # noqa: N818
@@ -305,43 +282,11 @@ class UnicoreJob:
         return code
 
     async def _run_in_batch(self, site: Surroundings, description: Description, queue: str) -> None:
-        script = self._batch_script(site, description, queue)
+        script = batch_script(description, self.directory, site.user_variables, queue)
         self.note(f"Command is:\n{script}")
-        variables = {"PYTHONPATH": str(site.tsi.module_path)}
-        for attempt in range(1, _SUBMISSIONS + 1):
-            try:
-                async with site.workers, site.submitting:
-                    await site.tsi.exchange(_SUBMIT_EXCHANGES)
-                    for _ in range(self.submissions):
-                        self.batch = await site.scheduler.submit(
-                            script, self.directory, environment=variables
-                        )
-                        self.batch_ids.append(self.batch.id)
-                break
-            except SbatchError as error:
-                reason = submission_failed(str(error), secrets.token_hex(3).upper())
-                problem = TsiError(f"eu.unicore.xnjs.tsi.TSIProblem: {reason}")
-            except TsiUnavailableError as error:
-                reason, problem = "Error communicating to the TSI", error
-            if attempt == _SUBMISSIONS:
-                self.note(f"Could not submit job: {reason}")
-                raise problem
-            self.note(f"Submit attempt {attempt} (of {_SUBMISSIONS - 1}) failed: {reason}")
-            await asyncio.sleep(site.settings.timing.resubmit_delay)
+        self.batch = await submit(script, self, site)
         self.note(f"Submitted executable: {description.executable}")
-        assert self.batch is not None
         self._judge(await self._follow(site, self.batch), description)
-
-    def _batch_script(self, site: Surroundings, description: Description, queue: str) -> str:
-        own = scripts.unicore_script(description, self.directory, site.user_variables)
-        if description.job_type != "RAW":
-            return scripts.batch_script(description, self.directory, own, queue)
-        file = self.directory / f"TSI_submit_{int(time.time() * 1000)}"
-        file.write_text(own)
-        file.chmod(0o700)
-        bss = self.directory / description.bss_file
-        text = bss.read_text() if bss.is_file() else ""
-        return f"{text}\n{_quoted(file)}\n"
 
     async def _follow(self, site: Surroundings, batch: BatchJob) -> int:
         """Follow the scheduler, as seldom as the real server looks, and return the exit code."""
@@ -394,7 +339,3 @@ class UnicoreJob:
             await site.tsi.exchange()
         found = await site.scheduler.details(self.batch.id) if self.batch else None
         return found or {"rawDetailsData": "N/A"}
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "'\\''") + "'"

@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.real.centre import USER, Centre, firecrest
 from tests.real.centre.firecrest import Firecrest
+from tests.real.centre.tsi import Unicore
 from tests.support.sandbox import FirecrestClient, RestClient, raw_job, wait_for
 from tests.support.unicoreserver import UnicoreX
 
@@ -211,6 +212,30 @@ def _refusal(server: Server, url: str) -> tuple[str, str]:
     last = [line for line in job["log"] if "Could not submit job" in line]
     logged = server.plain(last[-1]).partition(": ")[2] if last else ""
     return server.plain(job["statusMessage"]), logged
+
+
+def test_what_unicore_says_without_its_tsi(
+    own_unicore: Unicore, sandbox: Sandbox, unicore_sandbox: Server
+) -> None:
+    home = str(Path(f"~{USER}").expanduser())
+    with own_unicore.server.client() as http:
+        real = _unicore(http, own_unicore.server.url, USER, home)
+        own_unicore.tsi.kill()
+        said = _without_tsi(real)
+    with sandbox.tsi_down("hpc1"):
+        assert _without_tsi(unicore_sandbox) == said
+
+
+def _without_tsi(server: Server) -> list[tuple[int, str] | str]:
+    """What is said of files and of a job while the TSI is away."""
+    wait_for(lambda: "Unavailable" in ask("GET", "x")(server).text)
+    requests = (ask("GET", "x"), ask("GET", "x", headers=DOWNLOAD), put("x"), ask("POST", "x"),
+                ask("DELETE", "x"))  # fmt: skip
+    url = server.http.post("/jobs", json=raw_job("true")).headers["Location"]
+    wait_for(lambda: server.http.get(url).json()["status"] == "FAILED")
+    job = server.http.get(url).json()
+    logged = [line.partition(": ")[2] for line in job["log"] if "Problem creating" in line]
+    return [*(told(server, act(server)) for act in requests), job["statusMessage"], *logged]
 
 
 # --- firecREST -----------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """The TSI of the sandbox's UNICORE: its errors, its outages, and what it leaves to jobs."""
 
-import asyncio
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,15 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import REAL_TIMING, SiteOption, Timing
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi, TsiError
 from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
-from tests.support.sandbox import FAST, FirecrestClient, RestClient, message, raw_job, wait_for
+from tests.support.sandbox import (
+    FAST,
+    FirecrestClient,
+    RestClient,
+    held_workers,
+    message,
+    raw_job,
+    wait_for,
+)
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 AWAY = "eu.unicore.xnjs.tsi.TSIUnavailableException: Error communicating to the TSI"
@@ -28,17 +34,6 @@ def own(tmp_path: Path) -> Iterator[tuple[Sandbox, RestClient]]:
         client = RestClient(box)
         with client.http:
             yield box, client
-
-
-@contextmanager
-def held_workers(box: Sandbox) -> Iterator[None]:
-    """Let the server bring no job's files, and then one job's at a time."""
-    site = box.site("hpc1")
-    assert isinstance(site, UnicoreSite)
-    one_at_a_time = box.call(lambda: asyncio.Semaphore(0))
-    site.workers = one_at_a_time
-    yield
-    box.call(one_at_a_time.release)
 
 
 class TestErrors:

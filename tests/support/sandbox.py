@@ -1,7 +1,9 @@
 """A running sandbox for tests, and what is needed to talk to it."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import (
     SiteOption,
     Timing,
 )
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
 from tests.support import clusters
 
 FAST = Settings(
@@ -245,3 +248,14 @@ def raw_job(script: str, *options: str, **more: Any) -> dict[str, Any]:
         ],
         **more,
     }
+
+
+@contextmanager
+def held_workers(box: Sandbox) -> Iterator[None]:
+    """Let `hpc1`, of UNICORE, bring no files of jobs, and afterwards those of one job at a time."""
+    site = box.site("hpc1")
+    assert isinstance(site, UnicoreSite)
+    one_at_a_time = box.call(lambda: asyncio.Semaphore(0))
+    site.workers = one_at_a_time
+    yield
+    box.call(one_at_a_time.release)

@@ -1,0 +1,99 @@
+"""UNICORE jobs on their way to the scheduler: batch scripts, and attempts to submit them."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from snakemake_executor_plugin_mantik.sandbox import scripts
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, Scheduler
+from snakemake_executor_plugin_mantik.sandbox.description import Description
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
+from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.tsi import (
+    Tsi,
+    TsiError,
+    TsiUnavailableError,
+    submission_failed,
+)
+
+_ATTEMPTS = 4
+"""How often a submission that the scheduler refuses is tried; as in the real server."""
+_EXCHANGES = 8
+"""What submitting a job takes of the TSI: so two or three a second come to the scheduler."""
+
+
+class Surroundings(Protocol):
+    """What a job needs of the site that it lives at."""
+
+    settings: Settings
+    scheduler: Scheduler
+    user_variables: dict[str, str]
+    tsi: Tsi
+    workers: asyncio.Semaphore
+    submitting: asyncio.Lock
+
+    def local_path(self, url: str) -> Path | None:
+        """The file behind a URL of one of the site's storages."""
+        ...
+
+
+class Submitted(Protocol):
+    """What a submission needs of its job; see `UnicoreJob`."""
+
+    directory: Path
+    submissions: int
+    batch_ids: list[int]
+
+    def note(self, text: str) -> None:
+        """Add a line to the job's log."""
+        ...
+
+
+async def submit(script: str, job: Submitted, site: Surroundings) -> BatchJob:
+    """Submit a batch script; of several submissions the last one counts.
+
+    Raises:
+        TsiError: if the scheduler refuses it, or the TSI is away, each time.
+    """
+    variables = {"PYTHONPATH": str(site.tsi.module_path)}
+    attempt = 1
+    while True:
+        try:
+            async with site.workers, site.submitting:
+                await site.tsi.exchange(_EXCHANGES)
+                for _ in range(job.submissions):
+                    batch = await site.scheduler.submit(
+                        script, job.directory, environment=variables
+                    )
+                    job.batch_ids.append(batch.id)
+            return batch
+        except SbatchError as error:
+            reason = submission_failed(str(error), secrets.token_hex(3).upper())
+            problem = TsiError(f"eu.unicore.xnjs.tsi.TSIProblem: {reason}")
+        except TsiUnavailableError as error:
+            reason, problem = "Error communicating to the TSI", error
+        if attempt == _ATTEMPTS:
+            job.note(f"Could not submit job: {reason}")
+            raise problem
+        job.note(f"Submit attempt {attempt} (of {_ATTEMPTS - 1}) failed: {reason}")
+        attempt += 1
+        await asyncio.sleep(site.settings.timing.resubmit_delay)
+
+
+def batch_script(
+    description: Description, directory: Path, user: Mapping[str, str], queue: str
+) -> str:
+    """What sbatch gets: the job's own file and a call of UNICORE's script, or that script alone."""
+    own = scripts.unicore_script(description, directory, user)
+    if description.job_type != "RAW":
+        return scripts.batch_script(description, directory, own, queue)
+    file = directory / f"TSI_submit_{int(time.time() * 1000)}"
+    file.write_text(own)
+    file.chmod(0o700)
+    bss = directory / description.bss_file
+    text = bss.read_text() if bss.is_file() else ""
+    quoted = "'" + str(file).replace("'", "'\\''") + "'"
+    return f"{text}\n{quoted}\n"

@@ -47,6 +47,7 @@ class Watcher:
         *,
         on_started: Callable[[TryRecord], None] = lambda _: None,
         on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
+        on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
     ) -> None:
         """Make a watcher; `run` must be running for anything to happen.
 
@@ -57,6 +58,8 @@ class Watcher:
             on_found: called with a try's id and a site's job id that was found for it.
             clock: seconds that only grow.
             on_started: called with a try that has been seen to run.
+            on_waiting: called with a try that waits and the scheduler's word for why it cannot
+                start, whenever that is another one; empty if it only waits its turn.
             on_logged: called at each look with a try that tells what it logs, and how much that is.
         """
         self._site = site
@@ -70,7 +73,9 @@ class Watcher:
         self._changed = clock()
         self._wake = asyncio.Event()
         self._mistakes = 0
-        self._examiner = Examiner(site, settings, patience, self, on_found=on_found, clock=clock)
+        self._examiner = Examiner(
+            site, settings, patience, self, on_found=on_found, on_waiting=on_waiting, clock=clock
+        )
         self._extender = Extender(site, patience, self._examiner, clock)
         self.cycles = 0
 

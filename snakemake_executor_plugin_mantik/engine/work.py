@@ -120,6 +120,7 @@ class SiteWork:
         self.watcher = Watcher(
             site, settings, patience, journal.submitted, clock,
             on_started=self._observer.started, on_logged=self._live.grown,
+            on_waiting=self._waiting,
         )  # fmt: skip
         self._submitter = Submitter(site, journal, patience)
         fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
@@ -213,6 +214,12 @@ class SiteWork:
             why = "a part of the site was away"
         await self._concluder.again(life, why)
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
+
+    def _waiting(self, record: TryRecord, why: str) -> None:
+        """A job waits for something else than its turn, or no longer does."""
+        self._journal.waiting(record.id, why)
+        if why:
+            self._tell(f"{record.name}: it waits at {record.site} and cannot start: {why}.")
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
         kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]

@@ -52,6 +52,7 @@ CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
 _ADDED_IN_7 = """
 CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
 ALTER TABLE tries ADD COLUMN sent REAL;
+ALTER TABLE tries ADD COLUMN waits TEXT NOT NULL DEFAULT '';
 """
 
 _SCHEMA = f"""

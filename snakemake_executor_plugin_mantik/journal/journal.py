@@ -261,6 +261,11 @@ class Journal:
                 (TryState.SUBMITTED, time.time(), sent, try_id, *list(TryState)[:3]),
             )
 
+    def waiting(self, try_id: str, why: str) -> None:
+        """The scheduler's word for why the try cannot start; empty if it only waits its turn."""
+        with self._database.write() as db:
+            db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
+
     def ended(
         self,
         try_id: str,

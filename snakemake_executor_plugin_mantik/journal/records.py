@@ -48,6 +48,7 @@ class TryRecord:
         reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
         log: local path of the job's log once it is there.
         sent: when its submission was acknowledged, by the site's own clock.
+        waits: the scheduler's word for why it cannot start; empty if there is none, or it started.
         made_of: what it is made of, to tell changes later (`engine.adopt.note`).
     """
 
@@ -71,6 +72,7 @@ class TryRecord:
     reason: str = ""
     made_of: str = ""
     sent: float | None = None
+    waits: str = ""
 
     @property
     def may_run(self) -> bool:

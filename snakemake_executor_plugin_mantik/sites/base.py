@@ -120,6 +120,9 @@ class JobState:
             been seen to tell 0 for one that ended while it was still being taken in.
         scheduler_id: the scheduler's id of the job, empty before it has one.
         queue: the queue it waits or runs in, empty if the site does not say.
+        waits: the scheduler's word for why a job that waits cannot start, other than that it is not
+            its turn; empty if it has none.
+        never: whether it will never start as it is: it asks for more than a limit allows.
         later: whether it was not run for now only: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
     """
@@ -131,6 +134,8 @@ class JobState:
     scheduler_id: str = ""
     queue: str = ""
     later: bool = False
+    waits: str = ""
+    never: bool = False
 
 
 @dataclass(frozen=True)

@@ -354,3 +354,21 @@ def test_submission_with_a_slow_sbatch_runs_once(
     assert firecrest.read("out.txt") == "ran\n", said
     assert (firecrest.workspace / "ran.txt").read_text() == "ran\n"
     assert len(firecrest.tries) == 1
+
+
+def test_a_job_beyond_its_queues_limit_fails_with_the_schedulers_reason(firecrest: Project) -> None:
+    """Slurm takes it and lets it wait for ever; nobody else would say so."""
+    firecrest.write(
+        "Snakefile",
+        """
+        rule long:
+            output: "long.txt"
+            resources: runtime="72h"
+            shell: "touch {output}"
+        """,
+    )
+    said = firecrest.run().failed()
+    assert said.count("cannot start: PartitionTimeLimit") == 1
+    tells(said, "it would wait for ever in the queue: PartitionTimeLimit", "reason: rejected")
+    [record] = firecrest.tries
+    assert (record.reason, record.waits) == ("rejected", "PartitionTimeLimit")

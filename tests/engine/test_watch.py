@@ -34,6 +34,7 @@ class Bench:
         self.site = SimulatedSite(world)
         self.journal = journal
         self.said: list[str] = []
+        self.waits: list[str] = []
         self.logged: list[tuple[float, int]] = []
         self.settings = SiteSettings()
         clock = asyncio.get_running_loop().time
@@ -41,6 +42,7 @@ class Bench:
             self.site, self.settings, Patience("sim", self.said.append, clock),
             journal.submitted, clock,
             on_logged=lambda _, size: self.logged.append((self.now, size)),
+            on_waiting=lambda _, why: self.waits.append(why),
         )  # fmt: skip
 
     def new(self, name: str = "job") -> TryRecord:
@@ -526,3 +528,35 @@ def test_submission_that_another_process_did_not_live_to_see_is_repeated_soon(pl
         return end
 
     assert play(World(), scenario).kind is EndKind.VANISHED
+
+
+def test_a_job_that_cannot_start_is_reported_once(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    world = World(lambda spec: Fate(starts=(4000.0,), waits=("ReqNodeNotAvail", False)))
+
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        end = await bench.watcher.watch(record, [job], sent=1)
+        assert end.exit_code == 0, "it did start, later"
+        assert bench.waits == ["ReqNodeNotAvail"]
+
+    play(world, scenario)
+
+
+def test_a_job_that_would_wait_for_ever_fails_and_never_runs(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    world = World(lambda spec: Fate(starts=(4000.0,), waits=("PartitionTimeLimit", True)))
+
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        end = await bench.watcher.watch(record, [job], sent=1)
+        assert end.state is not None
+        assert (end.kind, end.state.reason) == (EndKind.SCHEDULER, Reason.REJECTED)
+        assert "PartitionTimeLimit" in end.state.detail
+        assert bench.now < 600
+        await asyncio.sleep(DAY_S)
+        assert not bench.world.runs
+
+    play(world, scenario)

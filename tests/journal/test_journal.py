@@ -174,7 +174,10 @@ def test_the_first_acknowledgement_counts(journal: Journal) -> None:
     assert (found.sent, set(found.site_jobs)) == (100.0, {"1", "2"})
 
 
-UNDO_7 = "DROP TABLE secrets; ALTER TABLE tries DROP COLUMN sent; PRAGMA user_version = 6;"
+UNDO_7 = (
+    "DROP TABLE secrets; ALTER TABLE tries DROP COLUMN sent; ALTER TABLE tries DROP COLUMN waits;"
+    "PRAGMA user_version = 6;"
+)
 UNDO_6 = "DROP INDEX bundle_files_content; PRAGMA user_version = 5;"
 UNDO_5 = (
     "ALTER TABLE sites DROP COLUMN config; ALTER TABLE tries DROP COLUMN made_of;"

@@ -40,6 +40,7 @@ class Fate:
         refused: whether the scheduler refuses it, so that it ends without a start.
         full: whether it does so because there are too many jobs.
         stalled: after how many seconds of running its node hangs, and for how long.
+        waits: the scheduler's word for why it does not start yet, and whether it never will.
         deaf: whether the site says that it is cancelled, when asked to, and lets it run on.
     """
 
@@ -53,6 +54,7 @@ class Fate:
     full: bool = False
     stalled: tuple[float, float] = (0.0, 0.0)
     deaf: bool = False
+    waits: tuple[str, bool] = ("", False)
 
 
 @dataclass(frozen=True)
@@ -354,7 +356,10 @@ class World:
             return JobState(Phase.ENDED, Reason.REJECTED, said, later=full)
         if job.promised:
             return JobState(Phase.ENDED, Reason.CANCELLED)
-        return self._last_state(job.starts[-1], lag_s) if job.starts else JobState(Phase.UNKNOWN)
+        state = self._last_state(job.starts[-1], lag_s) if job.starts else JobState(Phase.UNKNOWN)
+        if state.phase is Phase.WAITING:
+            return replace(state, waits=job.fate.waits[0], never=job.fate.waits[1])
+        return state
 
     def _last_state(self, start: _Start, lag_s: float) -> JobState:
         number = "" if start.phase is Phase.WAITING else str(start.number)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -163,6 +163,38 @@ def test_groups_are_found_by_their_members(journal: Journal) -> None:
     assert [r.id for r in journal.open_tries("x", "c", "b")] == [group, other]
     journal.abandoned(group, "failed: x")
     assert [r.id for r in journal.open_tries("b", "a")] == [one]
+
+
+def test_a_submission_is_on_disk_before_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite syncs its log at each commit where `synchronous` is FULL (2), and not where it is
+    NORMAL (1); of the spare Python itself is asked."""
+    synced: list[str] = []
+    fsync = os.fsync
+    with closing(Journal(tmp_path)) as journal:
+        record = new_try(journal)
+        db = journal._db
+        write, modes = journal._database.write, list[int]()
+
+        @contextmanager
+        def written() -> Iterator[sqlite3.Connection]:
+            with write() as connection:
+                yield connection
+                modes.append(db.execute("PRAGMA synchronous").fetchone()[0])
+
+        def noted(descriptor: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            fsync(descriptor)
+
+        monkeypatch.setattr(journal._database, "write", written)
+        monkeypatch.setattr(os, "fsync", noted)
+        assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        journal.submitting(record.id, "q")
+        assert modes == [2]
+        assert [Path(path).name for path in synced] == ["journal.spare"]
+        journal.submitted(record.id, "1")
+        assert modes == [2, 1], "what the site can tell need not be"
 
 
 def test_the_first_acknowledgement_counts(journal: Journal) -> None:

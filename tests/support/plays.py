@@ -112,10 +112,13 @@ class Play:
                     method, s.loop.time()
                 )
                 site.cut = lambda: self.schedule.has("interrupts", 0.5)
-            if how == "dies":
+            if how in ("dies", "loses power"):
                 session.die_at(round(when))
-            with suppress(Died):
+            try:
                 session.run(self._snakemake(session, how, when))
+            except Died:
+                if how == "loses power":
+                    session.lose_power()
             self._check_files()
             self._pass(session.loop.time() + self.schedule.pause())
             if all(self._is_done(job) for job in self.jobs):

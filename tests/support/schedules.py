@@ -22,6 +22,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 KINDS: Final = (
     "answers",  # single requests fail, or act and lose their answer, or act late
     "odd",  # the site refuses to give a file, once in a while, for no reason
+    "slow posts",  # submissions take a minute
     "outages",  # a site is away for a while, or refuses the credentials
     "strays",  # one submission is started several times, some of them late
     "lost",  # a submission is acknowledged and never started, or the site denies it
@@ -37,6 +38,7 @@ KINDS: Final = (
     "deaf",  # jobs go on that the site has cancelled
     "clock",  # the site's clock is hours off
     "deaths",  # kill -9 here
+    "power",  # what was not synced when it dies is gone
     "interrupts",  # Ctrl-C, once or twice
     "detaches",  # a hang-up
     "changes",  # the user changes a command, an input, a source or a job's site between two runs
@@ -221,7 +223,8 @@ class Schedule:
             return "rejected"
         chance = self.stream("answers")
         if chance.random() >= self._rate:
-            return ""
+            slow = method == "submit" and self.has("slow posts", 0.5)
+            return "slowly" if slow else ""
         kinds: list[Fault] = ["unreachable", "lost", "lost", "busy", "unauthorized", "hang"]
         if method in ("states", "find", "submit", "list"):
             kinds.append("not found")
@@ -241,6 +244,8 @@ class Schedule:
         """How a run is ended from here, and when: at a point (see `Session.point`) or a time."""
         if self.has("deaths", 0.6):
             return "dies", 10 ** self.stream("deaths").uniform(0.5, 3)
+        if self.has("power", 0.6):
+            return "loses power", 10 ** self.stream("power").uniform(0.5, 3)
         for kind, how in (("interrupts", "cancels"), ("detaches", "detaches")):
             if self.has(kind, 0.5):
                 return how, 10 ** self.stream(kind).uniform(0, 4 + self.slow)

@@ -436,13 +436,18 @@ _m_fail_inputs() {
   _m_fail "$1"
 }
 
-# The inode of each input. What is put into the workspace comes by a rename and has another one.
+# The inode of each input, `-` if it is gone. What is put into the workspace comes by a rename and has
+# another one.
 _m_inodes() {
-  local i
+  local i path found
   local -a paths=()
   for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do paths+=("${_m_inputs[i + 2]}"); done
   for (( i = 0; i < ${#paths[@]}; i += 500 )); do
-    stat -L -c %i -- "${paths[@]:i:500}" || { echo; return; }
+    if found=$(stat -L -c %i -- "${paths[@]:i:500}"); then
+      printf '%s\n' "$found"
+    else
+      for path in "${paths[@]:i:500}"; do stat -L -c %i -- "$path" || echo -; done
+    fi
   done
 } 2>/dev/null
 
@@ -455,10 +460,9 @@ _m_find_replaced() {
   [ -s "$_m_work/inodes" ] || return 0
   mapfile -t before < "$_m_work/inodes"
   mapfile -t now < <(_m_inodes)
-  # Where one is gone, the command itself may have removed it.
-  (( ${#now[@]} == ${#before[@]} )) || return 0
   for (( i = 0; i < ${#now[@]}; i++ )); do
-    [ "${now[i]}" = "${before[i]}" ] && continue
+    # One that is gone the command itself has removed.
+    [ "${now[i]}" = "${before[i]-}" ] || [ "${now[i]}" = - ] && continue
     case ${_m_inputs[3 * i + 1]} in *+) ;; *) replaced+=("$(( 3 * i ))") ;; esac
   done
   (( ${#replaced[@]} )) || return 0

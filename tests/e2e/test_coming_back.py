@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import signal
 from pathlib import Path
 

@@ -87,9 +87,15 @@ class Planner:
         return billed_cores(resources, cores_of_node(self.config, resources.queue))
 
     def spec(
-        self, request: JobRequest, record: TryRecord, facts: SiteFacts, staged: Staged
+        self,
+        request: JobRequest,
+        record: TryRecord,
+        facts: SiteFacts,
+        staged: Staged,
+        *,
+        term: int = 0,
     ) -> JobSpec:
-        """The complete try."""
+        """The complete try, sent by the controller that leads its place for the `term`."""
         resources = self.resources(request.resources, request.threads)
         environment = environment_of(self.config, self.project, resources.cpus_per_task)
         if request.own_environment:
@@ -108,6 +114,8 @@ class Planner:
             outputs=request.outputs,
             bundles=staged.bundles,
             inline=staged.inline,
+            numbers=staged.numbers,
+            term=term,
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,

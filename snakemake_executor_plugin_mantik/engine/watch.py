@@ -45,6 +45,7 @@ class Watcher:
         on_found: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
+        on_seen: Callable[[str, Iterable[Entry]], None] = lambda _, __: None,
         on_started: Callable[[TryRecord], None] = lambda _: None,
         on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
         on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
@@ -57,6 +58,7 @@ class Watcher:
             patience: hears whether the site answers.
             on_found: called with a try's id and a site's job id that was found for it.
             clock: seconds that only grow.
+            on_seen: called with each directory of claims that is looked at, and what is in it.
             on_started: called with a try that has been seen to run.
             on_waiting: called with a try that waits and the scheduler's word for why it cannot
                 start, whenever that is another one; empty if it only waits its turn.
@@ -65,6 +67,7 @@ class Watcher:
         self._site = site
         self._on_logged = on_logged
         self._on_started = on_started
+        self._on_seen = on_seen
         self._settings = settings
         self._patience = patience
         self._clock = clock
@@ -163,8 +166,11 @@ class Watcher:
     def _mistaken(self, error: Exception) -> None:
         """A cycle broke on a mistake of ours: if that goes on, the jobs must not wait for ever."""
         self._mistakes += 1
-        if self._mistakes < MISTAKES:
-            return
+        if self._mistakes >= MISTAKES:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Watch nothing any more: whoever waits for a try gets the error instead of its end."""
         for watched in self._watched.values():
             if not watched.future.done():
                 watched.future.set_exception(error)
@@ -188,7 +194,9 @@ class Watcher:
         failed: SiteError | None = None
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
-                self._see(bucket, await claims.entries(self._site, self._patience, directory))
+                entries = await claims.entries(self._site, self._patience, directory)
+                self._see(bucket, entries)
+                self._on_seen(directory, entries.values())
             except SiteError as error:
                 failed = error
         if failed is not None:

@@ -79,8 +79,15 @@ class Session:
         full: whether there is no room here for files.
     """
 
-    def __init__(self, worlds: Mapping[str, World], workdir: Path, config: BackendConfig) -> None:
-        """Start a process at the worlds' time."""
+    def __init__(
+        self,
+        worlds: Mapping[str, World],
+        workdir: Path,
+        config: BackendConfig,
+        *,
+        one_client: bool = False,
+    ) -> None:
+        """Start a process at the worlds' time; names of one world may share a client."""
         self.loop = VirtualLoop(max(world.now for world in worlds.values()))
         self.loop.around = self._around
         self.sites = {name: SimulatedSite(world, name) for name, world in worlds.items()}
@@ -95,9 +102,13 @@ class Session:
         self.journal._database.write = self._written  # type: ignore[method-assign]
         self._sync()
         sites: dict[str, tuple[Site, Planner]] = {}
+        shared: dict[int, SimulatedSite] = {}
         for name, site in self.sites.items():
             site.called = self.point
-            sites[name] = (site, SimulatedPlanner(config, None, workdir, worlds[name]))
+            if one_client:
+                site = self.sites[name] = shared.setdefault(id(worlds[name]), site)  # noqa: PLW2901
+            own = config.model_copy(update={"unicore_api_url": f"https://{site.name}.example"})
+            sites[name] = (site, SimulatedPlanner(own, None, workdir, worlds[name]))
         self.engine = InPlace(
             self.loop, sites, journal=self.journal, workdir=workdir, state=workdir / ".state",
             tell=self.said.append,

@@ -43,6 +43,10 @@ KINDS: Final = (
     "detaches",  # a hang-up
     "changes",  # the user changes a command, an input, a source or a job's site between two runs
     "unwanted",  # Snakemake does not take the outputs
+    "edits",  # the user changes inputs while jobs wait and run
+    "same times",  # what the user changes keeps its modification time
+    "one place",  # two servers see the same directory
+    "two names",  # a server has two names
 )
 
 REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf"})
@@ -90,6 +94,8 @@ class Schedule:
         some = [kind for kind in KINDS if plan.random() < plan.choice((0.2, 0.5))]
         self.kinds = frozenset(some) - frozenset(without)
         self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
+        if self.kinds & {"one place", "two names"}:
+            self.names = ("sim", "other")
         self.slow = "slow" in self.kinds
         grace = plan.choice((10, 30, 120))
         # Few looks: they are what most of the time goes into.

@@ -268,9 +268,15 @@ class SimulatedPlanner(Planner):
     world: World = field(default_factory=World)
 
     def spec(
-        self, request: JobRequest, record: TryRecord, facts: SiteFacts, staged: Staged
+        self,
+        request: JobRequest,
+        record: TryRecord,
+        facts: SiteFacts,
+        staged: Staged,
+        *,
+        term: int = 0,
     ) -> JobSpec:
         """See `Planner.spec`."""
-        spec = super().spec(request, record, facts, staged)
+        spec = super().spec(request, record, facts, staged, term=term)
         self.world.specs[record.id] = spec
         return spec

@@ -65,7 +65,7 @@ def test_golden(name: str, description: dict[str, Any]) -> None:
 
 
 def test_batch_file_begins_with_the_schedulers_lines() -> None:
-    text = batch_file(FULL, "slurm", "")
+    text = batch_file(FULL, "slurm", whole=False)
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     first, _, rest = text.rpartition("\n#SBATCH ")
@@ -86,7 +86,7 @@ def test_a_job_that_is_told_to_end_may_say_its_last_words(
     )
     (tmp_path / "job.sh").write_text(f"{last_words}\n")
     (tmp_path / "own.sh").write_text("bash job.sh\necho $? > code\n")
-    (tmp_path / "bss.sh").write_text(f"{batch_file(PLAIN, 'slurm', '')}\n{shell} own.sh\n")
+    (tmp_path / "bss.sh").write_text(f"{batch_file(PLAIN, 'slurm', whole=False)}\n{shell} own.sh\n")
     os.mkfifo(tmp_path / "never")
     batch = subprocess.Popen([shell, "bss.sh"], cwd=tmp_path, start_new_session=True)
     wait_until(lambda: (tmp_path / "job").exists() and (tmp_path / "job").read_text())
@@ -102,14 +102,24 @@ def test_a_job_that_is_told_to_end_may_say_its_last_words(
     assert not (tmp_path / "code").exists()
 
 
-@pytest.mark.parametrize("shell", ["bash", "sh"])
-def test_the_batch_file_writes_the_jobs_script(shell: str, tmp_path: Path) -> None:
-    script = "#!/bin/bash\ncat <<'E'\n$HOME `a` \\ it's \"q\"\nE\n: end\n"
+@pytest.mark.parametrize("scheduler", ["slurm", None])
+def test_the_batch_file_runs_the_jobs_script(scheduler: str | None, tmp_path: Path) -> None:
+    """Once: with a scheduler, and where UNICORE itself runs jobs and ignores the batch file."""
+    script = "#!/bin/bash\ncat <<'E'\n$HOME `a` \\ it's \"q\"\nE\nexit 3\n"
     submission = Submission(TRY, "x", script, Resources())
-    (tmp_path / "bss.sh").write_text(batch_file(submission, "slurm", "job.sh"))
-    subprocess.run([shell, "bss.sh"], cwd=tmp_path, check=True)
+    description = job_description(submission, "slurm")
+    (batch,) = (each["Data"] for each in description["Imports"])
+    (tmp_path / description["BSS file"]).write_text(batch)
+    command = " ".join([description["Executable"], *description["Arguments"]])
+    (tmp_path / "UNICORE_Job").write_text(f"#!/bin/bash\n{command}\necho $? > code\n")
+    (tmp_path / "UNICORE_Job").chmod(0o755)
+    (tmp_path / "slurm_script").write_text(f"{batch}\n{tmp_path}/UNICORE_Job\n")
+    first = "slurm_script" if scheduler else "./UNICORE_Job"
+    done = subprocess.run(["bash", first], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout == '$HOME `a` \\ it\'s "q"\n'
     assert (tmp_path / "job.sh").read_text() == script
     assert not (tmp_path / "job.sh.new").exists()
+    assert (tmp_path / "code").read_text() == "3\n"
 
 
 @pytest.mark.parametrize("script", ["echo ü\n", "echo a\r\n", f"# {'x' * (1 << 20)}\n"])
@@ -134,7 +144,7 @@ def test_jobs_do_not_see_the_modules_of_the_tsi(
     if given is not None:
         environment["PYTHONPATH"] = given.format(tsi=tmp_path / "tsi")
     show = 'echo "${PYTHONPATH-unset}"\n'
-    (tmp_path / "bss.sh").write_text(batch_file(PLAIN, "slurm", "") + show)
+    (tmp_path / "bss.sh").write_text(batch_file(PLAIN, "slurm", whole=False) + show)
     done = subprocess.run(
         [shell, "bss.sh"], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
     )

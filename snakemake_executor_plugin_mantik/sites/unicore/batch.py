@@ -1,8 +1,9 @@
 """The batch file of a RAW job: what sbatch or qsub is given. Pure functions, without I/O.
 
 UNICORE's TSI appends a line that runs its own script, which runs the job's. Each file that UNICORE
-is to bring costs five commands of the TSI (measured: UNICORE/X 11.0.0), so the batch file writes
-the job's script itself, where it can carry it.
+is to import costs five commands of the TSI (measured: UNICORE/X 11.0.0), so the batch file holds
+the job's script, too, where it can carry it: it is both what the scheduler runs and what UNICORE's
+script runs. A server in embedded mode, which has no scheduler, runs only the latter.
 """
 
 from typing import Final, Literal
@@ -10,6 +11,10 @@ from typing import Final, Literal
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import slurm_directives
 from snakemake_executor_plugin_mantik.sites.base import Submission
+
+BATCH_FILE: Final = "bss.sh"
+SCRIPT: Final = "job.sh"
+"""Their names in the directory that a job has at the server."""
 
 LARGEST_BATCH_FILE: Final = 1 << 20
 """Bytes of script that a batch file carries at most. Slurm takes 4 MiB by default
@@ -50,22 +55,33 @@ run it so.
 """
 
 
-def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], script: str) -> str:
+def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], *, whole: bool) -> str:
     """The file that UNICORE appends its own script to and gives to sbatch or qsub.
 
     Args:
         submission: the job.
         scheduler: which reads the first lines.
-        script: name of the file that the job's script is written to; empty if it is there.
+        whole: whether it holds the job's script, and runs it where UNICORE's script runs the file.
     """
     directory = _PBS_DIRECTORY if scheduler == "pbs" else ()
-    lines = [*directives(submission, scheduler), *directory, *OWN_PATH, *_HOLD]
-    if script:
-        # Under another name until it is complete: half a script must not run.
-        end = f"mantik-{submission.tag}"
-        lines += [f"cat > {script}.new <<'{end}' && mv {script}.new {script}"]
-        lines += [submission.script.removesuffix("\n"), end]
+    script = _script(submission) if whole else ()
+    lines = [*directives(submission, scheduler), *OWN_PATH, *script, *directory, *_HOLD]
     return "\n".join([*lines, ""])
+
+
+def _script(submission: Submission) -> list[str]:
+    """The part that UNICORE's script runs, under the file's own name; a scheduler has another."""
+    end = f"mantik-{submission.tag}"
+    shell = "/bin/bash -l" if submission.login_shell else "/bin/bash"
+    return [
+        f'if [ "$0" = {BATCH_FILE} ]; then',
+        # Under another name until it is complete: half a script must not run.
+        f"cat > {SCRIPT}.new <<'{end}' && mv {SCRIPT}.new {SCRIPT} && exec {shell} {SCRIPT}",
+        submission.script.removesuffix("\n"),
+        end,
+        "exit 1",
+        "fi",
+    ]
 
 
 def carries(script: str) -> bool:

@@ -13,7 +13,12 @@ from snakemake_executor_plugin_mantik.config.units import unicore_duration, unic
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
-from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_file, carries
+from snakemake_executor_plugin_mantik.sites.unicore.batch import (
+    BATCH_FILE,
+    SCRIPT,
+    batch_file,
+    carries,
+)
 from snakemake_executor_plugin_mantik.sites.unicore.hooks import (
     HOOK_FILES,
     hook_file,
@@ -33,8 +38,6 @@ LOSSLESS_MIB: Final = 2047
 """The most memory that these versions hand on."""
 
 _LONGEST_NAME = 120
-_SCRIPT = "job.sh"
-_BATCH_FILE = "bss.sh"
 
 
 def job_description(
@@ -54,16 +57,18 @@ def job_description(
     Raises:
         UserError: what is asked cannot reach the scheduler.
     """
+    whole = scheduler != "none" and carries(submission.script)
+    shell = ["-l"] if submission.login_shell and not whole else []
     description: dict[str, Any] = {
         "Name": _readable(submission.name),
         "Tags": [submission.tag, COMMON_TAG],
         "Executable": "/bin/bash",
-        "Arguments": ["-l", _SCRIPT] if submission.login_shell else [_SCRIPT],
+        "Arguments": [*shell, BATCH_FILE if whole else SCRIPT],
         "Imports": [],
     }
     imports = description["Imports"]
-    if apart := scheduler == "none" or not carries(submission.script):
-        imports.append(_inline(_SCRIPT, submission.script))
+    if not whole:
+        imports.append(_inline(SCRIPT, submission.script))
     for when, commands in _hooks(submission):
         description |= hook_properties(when)
         imports.append(_inline(HOOK_FILES[when], hook_file(commands)))
@@ -71,9 +76,8 @@ def job_description(
         description["Project"] = submission.resources.account
     if scheduler != "none":
         description["Job type"] = "RAW"
-        description["BSS file"] = _BATCH_FILE
-        batch = batch_file(submission, scheduler, "" if apart else _SCRIPT)
-        imports.append(_inline(_BATCH_FILE, batch))
+        description["BSS file"] = BATCH_FILE
+        imports.append(_inline(BATCH_FILE, batch_file(submission, scheduler, whole=whole)))
     elif lost := lost_on_the_way(submission.resources, server):
         raise UserError(
             f"{server} loses {' and '.join(lost)} on the way to the scheduler",

@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.atsites import (
 )
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all, read_named
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
+from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import (
@@ -62,7 +63,7 @@ class Afterwards:
     Attributes:
         journal: of the workflow.
         workdir: its directory.
-        works: the sites that answered, by name; names of one workspace share all but the planner.
+        works: the sites that answered, by name.
         away: why the others cannot be reached.
     """
 
@@ -75,9 +76,7 @@ class Afterwards:
         """Whether a try is in a workspace that is within reach."""
         if (work := self.works.get(record.site)) is None:
             return False
-        known = self.journal.sites().get(record.site)
-        where = record.left_where or (known.workspace if known is not None else "")
-        return work.facts.workspace == where
+        return work.place.id == record.place
 
     def unreached(self, record: TryRecord) -> str:
         """Why a try's workspace is not within reach."""
@@ -166,31 +165,26 @@ async def _open(
     works: dict[str, SiteWork] = {}
     away: dict[str, str] = {}
 
+    places = Places(Workflow(journal, workdir, journal.path.parent, tell, _nobody))
+
     async def one(name: str, site: Site, planner: Planner) -> None:
+        known, server = journal.sites()[name], planner.config.server
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
                 facts = await site.open()
+            place = await places.at(site, facts, planner.config.site, server)
         except TimeoutError:
             away[name] = f"site {name}: it has not answered for {OPEN_WAIT_S:.0f} s."
+            return
         except MantikError as error:
             away[name] = str(error)
-        else:
-            works[name] = SiteWork(
-                site, facts, planner, journal,
-                workdir=workdir, state=journal.path.parent, tell=tell, give_up=_nobody,
-                observer=tracker,
-            )  # fmt: skip
+            return
+        # Another one than the last run's is only visited.
+        if known.workspace == facts.workspace:
+            journal.set_site(name, server, facts.workspace, place.id, known.config)
+        works[name] = SiteWork(site, facts, planner, place, places, observer=tracker)
 
-    first: dict[int, str] = {}
-    for name, (site, _) in sites.items():
-        first.setdefault(id(site), name)
-    await asyncio.gather(*(one(name, *sites[name]) for name in first.values()))
-    for name, (site, planner) in sites.items():
-        twin = first[id(site)]
-        if name != twin and twin in works:
-            works[name] = SiteWork.sharing(works[twin], planner)
-        elif name != twin:
-            away[name] = away[twin]
+    await asyncio.gather(*(one(name, *found) for name, found in sites.items()))
     return works, away
 
 

@@ -18,6 +18,12 @@ from snakemake_executor_plugin_mantik.tracking.run import target
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
+_OF_CLIENTS = (
+    "workspace", "storage", "sharing", "scheduler", "ca_file", "proxy", "timeout_s",
+    "concurrent_requests", "submissions_per_second",
+)  # fmt: skip
+"""The settings of a site that its client keeps to; the others are the engine's."""
+
 
 def credentials_of(configs: Mapping[str, LoadedConfig], workdir: Path) -> dict[str, Credential]:
     """The credentials of the sites that configs describe, from the environment or the keyring.
@@ -76,14 +82,14 @@ def sites_of(
     planners: Mapping[str, Planner],
     workspace: str,
 ) -> dict[str, tuple[Site, Planner]]:
-    """The sites by name. Names for one workspace, reached as one user, share a client and it."""
+    """The sites by name. Names that reach one workspace as one user in one way share a client."""
     made: dict[object, Site] = {}
     sites: dict[str, tuple[Site, Planner]] = {}
     for name, loaded in configs.items():
         config, credential = loaded.config, credentials[name]
         key = (
-            config.api_url, config.firecrest, config.site.workspace, config.site.storage,
-            id(credential),
+            config.api_url, config.firecrest, *(getattr(config.site, k) for k in _OF_CLIENTS),
+            id(credential), planners[name].account,
         )  # fmt: skip
         if key not in made:
             made[key] = make_site(

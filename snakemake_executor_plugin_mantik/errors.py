@@ -7,7 +7,8 @@ The class says whose it is, and so what a caller may do about it:
     ├── UserError               the user's: reported at once, never retried
     │   ├── ConfigError         one or more mistakes in configuration files, all of them
     │   ├── CredentialError     credentials that are missing or that a site refuses
-    │   └── WorkflowNotRunnable rules or options of a workflow that the executor cannot run
+    │   ├── WorkflowNotRunnable rules or options of a workflow that the executor cannot run
+    │   └── PlaceTaken          another workflow owns a workspace, or another controller leads it
     ├── SiteError               what a site answered, or that it did not
     │   ├── SiteUnreachable     no answer, or none that can be trusted: the act may have happened
     │   ├── SiteBusy            the site asks to come later: the act did not happen
@@ -115,6 +116,10 @@ class CredentialError(UserError):
 
 class WorkflowNotRunnable(UserError):  # noqa: N818 - reads as what it says
     """The workflow asks for something that the executor cannot do."""
+
+
+class PlaceTaken(UserError):  # noqa: N818 - reads as what it says
+    """Another workflow owns a workspace, or another controller of this one leads it."""
 
 
 class SiteError(MantikError):

@@ -11,7 +11,7 @@ _TRIES: Final = 4
 _PAUSE_S: Final = 0.1
 
 
-def take(file: IO[Any]) -> bool:
+def take(file: IO[Any] | int) -> bool:
     """Take the lock of an open file, which is then the caller's until the file is closed.
 
     Returns:

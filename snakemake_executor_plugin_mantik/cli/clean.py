@@ -104,10 +104,10 @@ def _clearers(there: Afterwards) -> dict[str, Clearer]:
                 f"{name}: its backend config names {work.facts.workspace} now, but the last run"
                 f" used {known.workspace}; name the config of that run with --site {name}=FILE."
             )
-        elif known.workspace not in seen:
-            seen.add(known.workspace)
+        elif work.place.id not in seen:
+            seen.add(work.place.id)
             shared = bool(work.planner.config.site.workspace)
-            found[name] = Clearer(work.site, there.journal, shared=shared)
+            found[name] = Clearer(work.site, work.place.id, there.journal, shared=shared)
     return found
 
 
@@ -130,16 +130,12 @@ async def _clear(there: Afterwards, name: str, clearer: Clearer) -> bool:
 
 def _needed(journal: Journal, name: str) -> list[TryRecord]:
     """The tries in a workspace that may run, or whose outputs may not be here."""
-    names = journal.neighbours(name)
-    workspace = journal.sites()[name].workspace
+    place = journal.sites()[name].place
     return [
         record
         for record in history(journal.path.parent)
-        if record.site in names
-        and (
-            (record.may_run and record.left_where in ("", workspace))
-            or (record.state is TryState.ENDED and record.outcome == "succeeded")
-        )
+        if record.place == place
+        and (record.may_run or (record.state is TryState.ENDED and record.outcome == "succeeded"))
     ]
 
 

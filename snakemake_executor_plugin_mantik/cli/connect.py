@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.config.environment import image_upload
 from snakemake_executor_plugin_mantik.config.images import architecture
 from snakemake_executor_plugin_mantik.config.known_sites import known_site
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.plan import Planner, misfits
+from snakemake_executor_plugin_mantik.engine.plan import ACCOUNT, Planner, misfits, unchecked
 from snakemake_executor_plugin_mantik.errors import (
     CredentialError,
     MantikError,
@@ -167,7 +167,8 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
         yield Finding("user", "ok", f"jobs run as {facts.user}")
     else:
         yield Finding("user", "note", "the server does not say as whom jobs run")
-    found = list(misfits(resources, facts))
+    # Whether the account may be used is told of every site, below.
+    found = [misfit for misfit in misfits(resources, facts) if misfit.key != ACCOUNT]
     for misfit in found:
         text = f"Resources.{misfit.key}: {misfit.what}. {misfit.do}."
         yield Finding("resources", "wrong", text)
@@ -177,9 +178,14 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
     yield Finding("queues", "ok", ", ".join(facts.queues))
     limits = facts.queues.get(resources.queue or "")
     if limits is not None:
-        yield Finding("queue", "ok", f"{resources.queue} allows {_limits(limits)}")
-        if not found:
-            yield Finding("resources", "ok", "fit into what the queue allows")
+        told, left = _limits(limits), unchecked(resources, limits)
+        text = f"{resources.queue} allows {told}" if told else f"{resources.queue} is there"
+        yield Finding("queue", "ok", text)
+        if not found and told:
+            yield Finding("resources", "ok", "fit into what the queue is told to allow")
+        if left:
+            text = f"{', '.join(left)}: not checked, since the site tells no limits of the queue's"
+            yield Finding("resources", "note", f"{text}; the scheduler tells, or lets jobs wait")
 
 
 def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
@@ -262,7 +268,7 @@ def _limits(limits: QueueLimits) -> str:
         told.append(f"memory {pair(limits.memory_mib_per_node, ' MiB')} per node")
     if limits.gpus_per_node:
         told.append(f"{pair(limits.gpus_per_node, '')} GPUs per node")
-    return ", ".join(told) or "whatever it is not asked about"
+    return ", ".join(told)
 
 
 async def _workspace(site: Site, workspace: str) -> list[Finding]:

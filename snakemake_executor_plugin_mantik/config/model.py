@@ -334,6 +334,11 @@ class BackendConfig(Part):
         return "unicore" if self.firecrest is None else "firecrest"
 
     @property
+    def server(self) -> str:
+        """What the ids of jobs belong to: the API, and the machine behind it if it has several."""
+        return f"{self.api_url}#{self.firecrest.machine}" if self.firecrest else self.api_url
+
+    @property
     def api_url(self) -> str:
         """The URL of the site's API, without a slash at its end."""
         return self.firecrest.api_url if self.firecrest else str(self.unicore_api_url)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
-from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES, OURS, OUTSIDE, TRIES
+from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES, OURS, OUTSIDE, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
@@ -47,16 +47,18 @@ class Part:
 class Clearer:
     """Looks at one workspace, and empties it."""
 
-    def __init__(self, site: Site, journal: Journal, *, shared: bool) -> None:
+    def __init__(self, site: Site, place: str, journal: Journal, *, shared: bool) -> None:
         """Make a clearer.
 
         Args:
             site: opened.
+            place: the identity of its place, which the workflow owns.
             journal: of the workflow.
             shared: whether other things than the workflow's may lie in the workspace, whose path
                 was configured: only what the journal knows is then looked at.
         """
         self._site = site
+        self._place = place
         self._journal = journal
         self._shared = shared
 
@@ -80,6 +82,8 @@ class Clearer:
             for directory, entries in zip(level, listings, strict=True):
                 for entry in entries:
                     path = f"{directory}/{entry.name}" if directory else entry.name
+                    if path == PLACE:  # who looks has put it there
+                        continue
                     if entry.directory:
                         below.append(path)
                     else:
@@ -93,13 +97,12 @@ class Clearer:
         The journal forgets first. Then the tries go, so that a job that the site starts late finds
         no place for a claim.
         """
-        known = self._known()
-        names = self._journal.neighbours(self._site.name)
-        self._journal.retire_buckets(self._site.name)
-        for name in names:
-            self._journal.files.forget_remote_files(name, [f.path for f in known])
-            for bundle in self._journal.files.pending_bundles(name):
-                self._journal.files.set_bundle(bundle, "gone")
+        known, place = self._known(), self._place
+        for bucket in self._journal.retire_buckets(place):
+            self._journal.bucket_gone(place, bucket)
+        self._journal.files.forget_remote_files(place, [f.path for f in known])
+        for bundle in self._journal.files.pending_bundles(place):
+            self._journal.files.set_bundle(bundle, "gone")
         left = await self._remove([TRIES])
         if self._shared:
             left += await self._remove([OURS, *(file.path for file in known)])
@@ -109,9 +112,7 @@ class Clearer:
         return left
 
     def _known(self) -> list[FileRecord]:
-        names = self._journal.neighbours(self._site.name)
-        files = {f.path: f for n in names for f in self._journal.files.remote_files(n)}
-        return list(files.values())
+        return self._journal.files.remote_files(self._place)
 
     async def _remove(self, paths: Iterable[str]) -> list[str]:
         async def one(path: str) -> str | None:

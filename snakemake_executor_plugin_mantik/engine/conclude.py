@@ -28,6 +28,8 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
 
+MOST_TOLD = 5
+"""Files that a line names at most."""
 BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
 """Steps of a script in which what it carried may not have been unpacked."""
 
@@ -103,7 +105,14 @@ class Concluder:
                 request, life, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
         if self._purged(life, marker):
-            await self.again(life, "files were purged at the site")
+            others = ", ".join(map(shown, marker.missing_inputs[:MOST_TOLD]))
+            if others:
+                self._tell(
+                    f"{record.name}: its inputs changed while it waited or ran ({others}), or the"
+                    " site has lost them; it is sent again with what they are now."
+                )
+            why = f"its inputs changed: {others}" if others else "files were purged at the site"
+            await self.again(life, why)
             return None
         self._journal.files.landed(record.id)
         self._journal.secrets_gone(record.id)  # its script removes them however it ends

@@ -16,15 +16,14 @@ from typing import Any, TypeVar
 
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
+from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.engine.unnamed import send_sources
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
-from snakemake_executor_plugin_mantik.errors import MantikError, SiteNotFound, UserError, printable
-from snakemake_executor_plugin_mantik.jobs.paths import TRIES
+from snakemake_executor_plugin_mantik.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import Journal, SiteRecord, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class Engine:
         """Start the thread.
 
         Args:
-            sites: by name, not yet opened. Names with the same site object share its workspace.
+            sites: by name, not yet opened. Names may share a site object.
             journal: of the workflow; closed with the engine.
             workdir: the workflow's directory.
             state: our own local directory: logs, things on their way.
@@ -70,14 +69,15 @@ class Engine:
         self._observer = observer or Nobody()
         self._sites = sites
         self._configs = {name: str(path) for name, path in (configs or {}).items()}
-        self._workdir = workdir
-        self._state = state
 
         def tell_safely(text: str) -> None:
             tell(printable(text))
 
         self._tell = tell_safely
         self._journal = journal
+        self._places = Places(Workflow(journal, workdir, state, self._tell, self._give_up))
+        self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
+        self._chosen: set[tuple[str, str, int]] = set()
         self._work: dict[str, SiteWork] = {}
         self._opening: dict[str, asyncio.Task[SiteWork]] = {}
         self._watching: list[asyncio.Task[None]] = []
@@ -210,49 +210,54 @@ class Engine:
 
     async def _open_site(self, name: str) -> SiteWork:
         site, planner = self._sites[name]
-        first = next(other for other, (shared, _) in self._sites.items() if shared is site)
-        if first != name:
-            twin = await self._site(first)
-            self._note_site(name, planner, twin.facts.workspace)
-            self._work[name] = SiteWork.sharing(twin, planner)
-            return self._work[name]
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
-                facts = await site.open()
+                facts = await self._facts(site)
+            place = await self._places.at(site, facts, planner.config.site, planner.config.server)
         except TimeoutError:
             raise MantikError(
                 f"the site has not answered for {OPEN_WAIT_S:.0f} s",
                 where=f"site {name}",
                 do="Check the URL and the network, then start again; nothing was sent",
             ) from None
-        if planner.config.site.workspace and name not in self._journal.sites():
-            await _unused(site, facts.workspace)
-        self._note_site(name, planner, facts.workspace)
-        work = SiteWork(
-            site, facts, planner, self._journal,
-            workdir=self._workdir, state=self._state, tell=self._tell, give_up=self._give_up,
-            observer=self._observer,
-        )  # fmt: skip
-        sources = await asyncio.to_thread(self._source_choice, name)
-        work.sources = await send_sources(sources.paths, work.local, work.stager, self._tell)
-        self._work[name] = work
-        self._watching.append(asyncio.create_task(work.watcher.run()))
-        return work
-
-    def _note_site(self, name: str, planner: Planner, workspace: str) -> None:
-        config = self._configs.get(name, "")
-        left = self._journal.set_site(name, planner.config.api_url, workspace, config)
+        left = self._journal.set_site(
+            name, planner.config.server, facts.workspace, place.id, self._configs.get(name, "")
+        )
         if left:
             self._tell(
                 f"Site {name} is another server or workspace than in the last run: what that run"
                 f" left there is not taken up ({', '.join(record.name for record in left)}), but"
                 " may still run: see smk-mantik jobs."
             )
+        work = SiteWork(site, facts, planner, place, self._places, observer=self._observer)
+        config = planner.config
+        chosen = (place.id, str(config.exclude), config.site.source_file_limit_bytes)
+        if chosen not in self._chosen:  # of names with the same choice the first sends
+            self._chosen.add(chosen)
+            try:
+                sources = await asyncio.to_thread(self._source_choice, name)
+                await place.send_sources(sources.paths)
+            except BaseException:
+                self._chosen.discard(chosen)
+                raise
+        self._work[name] = work
+        self._watching.append(asyncio.create_task(work.watcher.run()))
+        self._watching.append(asyncio.create_task(place.keep()))
+        return work
+
+    async def _facts(self, site: Site) -> SiteFacts:
+        """What a client tells when it is opened; names may share one."""
+        if id(site) not in self._opened:
+            self._opened[id(site)] = asyncio.create_task(site.open())
+        try:
+            return await asyncio.shield(self._opened[id(site)])
+        except BaseException:
+            self._opened.pop(id(site), None)
+            raise
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
         for record in records:
-            known = self._journal.sites().get(record.site)
-            if (work := await self._keeper(record.site, known)) is not None:
+            if (work := await self._keeper(record)) is not None:
                 await work.ender.give_up([record])
             else:
                 self._tell(
@@ -260,19 +265,21 @@ class Engine:
                     " this run's sites; it is left there and its results are not used."
                     f" To end it: smk-mantik cancel {record.id}"
                 )
+                known = self._journal.sites().get(record.site)
                 where = known.workspace if known is not None else record.site
                 self._journal.left_behind(record.id, where)
 
-    async def _keeper(self, name: str, known: SiteRecord | None) -> SiteWork | None:
-        """The work of the workspace that a site had in earlier runs; None if this run has it not.
+    async def _keeper(self, record: TryRecord) -> SiteWork | None:
+        """The work of the site of a try, or of another one at its place; None if there is none.
 
-        A name may mean another workspace now, and the workspace may have another name.
+        A name may mean another place now, and the place may have another name.
         """
-        for other in [name, *(s.site for s in self._journal.sites().values() if _same(s, known))]:
-            if other in self._sites:
-                work = await self._site(other)
-                if known is None or work.facts.workspace == known.workspace:
-                    return work
+        known = self._journal.sites().values()
+        names = [record.site, *(s.site for s in known if s.place == record.place)]
+        for name in filter(self._sites.__contains__, names):
+            work = await self._site(name)
+            if work.place.id == record.place:
+                return work
         return None
 
     def _start(self, request: JobRequest) -> None:
@@ -320,10 +327,12 @@ class Engine:
             for record in self._journal.open_tries(*keys)
             if record.state is not TryState.ENDED
         ]
+        # What another controller looks after by now is none of our business.
         left = await asyncio.gather(
             *(
                 work.ender.cancel([r for r in records if r.site == name], wait_s)
                 for name, work in self._work.items()
+                if work.place.deposed is None
             )
         )
         return [record for of_site in left for record in of_site]
@@ -345,34 +354,12 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
-        enders = dict.fromkeys(work.ender for work in self._work.values())
+        enders = [work.ender for work in self._work.values()]
         if tidy:
             self._tell_unasked()
-            await asyncio.gather(*(ender.tidy() for ender in enders))
+            await asyncio.gather(*(ender.settle() for ender in enders))
+            await asyncio.gather(*(place.tidy() for place in self._places))
         await asyncio.gather(*(ender.close() for ender in enders))
+        await asyncio.gather(*(place.close() for place in self._places))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
-
-
-def _same(site: SiteRecord, other: SiteRecord | None) -> bool:
-    return other is not None and (site.url, site.workspace) == (other.url, other.workspace)
-
-
-async def _unused(site: Site, workspace: str) -> None:
-    """See to it that no jobs that this journal does not know may write into a workspace.
-
-    Raises:
-        UserError: another workflow uses it, or an earlier run whose journal is lost.
-    """
-    try:
-        buckets = await site.list(TRIES)
-    except SiteNotFound:
-        return
-    if buckets:
-        raise UserError(
-            "another workflow uses this workspace, or an earlier run of this one whose journal is"
-            " no longer here; its jobs may still write there",
-            where=f"site {site.name}, {workspace}",
-            do=f"Set Site: Workspace to another path; or, once no job of it runs, remove {TRIES}"
-            " in it",
-        )

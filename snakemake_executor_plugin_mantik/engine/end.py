@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
@@ -14,7 +14,6 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
-from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.errors import (
     JournalError,
@@ -22,12 +21,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteNotFound,
     SiteRejected,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    BUNDLES,
-    TRIES,
-    WORK,
-    marker_name,
-)
+from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
@@ -50,8 +44,8 @@ of silence: file systems show a file's size up to a minute late."""
 CONFIRM_EVERY_S = 1.0
 CONFIRM_LONGEST_S = 15.0
 """Seconds between two looks at a job that was told to end, at first and in the end."""
-TIDY_WAIT_S = 30.0
-"""Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
+SETTLE_WAIT_S = 20.0
+"""Seconds that a site has at the end of a run to forget the jobs that are over."""
 
 
 @dataclass
@@ -84,7 +78,7 @@ class _Signs:
 
 
 class Ender:
-    """Ends tries at one site and tidies up after them."""
+    """Ends tries at one site."""
 
     def __init__(
         self,
@@ -92,7 +86,7 @@ class Ender:
         journal: Journal,
         watcher: Watcher,
         fetcher: Fetcher,
-        sweeper: Sweeper,
+        leftovers: set[str],
         *,
         settings: SiteSettings,
         patience: Patience,
@@ -103,7 +97,6 @@ class Ender:
     ) -> None:
         self._site = site
         self._fetcher = fetcher
-        self._sweeper = sweeper
         self._logs = logs
         self._workdir = workdir
         self._observer = observer or Nobody()
@@ -121,7 +114,7 @@ class Ender:
         self._looks = claims.Looks(site, patience)
         self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)
         self._tidying: set[asyncio.Task[None]] = set()
-        self._leftovers: set[str] = set()
+        self._leftovers = leftovers
 
     async def done(
         self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
@@ -347,37 +340,16 @@ class Ender:
             return False, None
         return life.denied and life.silent > self._silent_s, None
 
-    async def tidy(self) -> None:
-        """At the end of a run: remove what nobody needs any more, as far as the site answers.
-
-        That is our own directories once no try is open, and the site's copies of files that are no
-        longer here (`temp()` outputs, mostly).
-        """
+    async def settle(self) -> None:
+        """At the end of a run: see to it that the site has forgotten what it may forget."""
         with suppress(TimeoutError, SiteError):
-            async with asyncio.timeout(TIDY_WAIT_S):
+            async with asyncio.timeout(SETTLE_WAIT_S):
                 await asyncio.gather(*self._tidying, return_exceptions=True)
-                await self._sweeper.finish()
                 for record in self._journal.forgotten_secrets(self._site.name):
                     await self.remove_secrets(record)
-                # Another name of the same workspace may have jobs there, too.
-                names = set(self._journal.neighbours(self._site.name))
-                unused = not any(r.site in names for r in self._journal.all_open_tries())
-                left = self._leftovers
-                if unused:
-                    left = {str(PurePosixPath(path).parent) for path in left}
-                await asyncio.gather(*(self._site.remove(path) for path in left))
-                if unused:
-                    await self._empty()
 
     async def close(self) -> None:
         """Give up what is still being tidied up; the next run or the site's own expiry does it."""
         for task in self._tidying:
             task.cancel()
         await asyncio.gather(*self._tidying, return_exceptions=True)
-
-    async def _empty(self) -> None:
-        if not self._journal.retire_buckets(self._site.name):
-            return
-        for bundle in self._journal.files.pending_bundles(self._site.name):
-            self._journal.files.set_bundle(bundle, "gone")
-        await asyncio.gather(*(self._site.remove(path) for path in (TRIES, WORK, BUNDLES)))

@@ -9,7 +9,7 @@ asked about, not on luck. With the defaults an end without a marker is known wit
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -92,6 +92,7 @@ class Examiner:
         watching: Watching,
         *,
         on_found: Callable[[str, str], None],
+        on_waiting: Callable[[TryRecord, str], None],
         clock: Callable[[], float],
     ) -> None:
         """Make an examiner; the arguments are those of the watcher, and the watcher itself."""
@@ -100,6 +101,7 @@ class Examiner:
         self._patience = patience
         self._watching = watching
         self._on_found = on_found
+        self._on_waiting = on_waiting
         self._clock = clock
 
     def _overdue(self, watched: Watched, now: float) -> bool:
@@ -130,6 +132,8 @@ class Examiner:
             watched.next_check = now + watched.check_delay
             if self._judge(watched, {i: states.get(i, UNKNOWN) for i in watched.ids}, now):
                 over.append(watched)
+        stuck = [watched for watched in asked if self._hears_why_it_waits(watched, states)]
+        await self.each(stuck, self._give_up)
         over = await self.each(over, self._certain)
         if over:
             # A marker may have come in the meantime: it wins, and so does a new sign of life.
@@ -259,6 +263,30 @@ class Examiner:
         else:
             self._watching.end(watched, End(EndKind.VANISHED))
         return False
+
+    def _hears_why_it_waits(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
+        """Report why a try cannot start, once; whether it never will."""
+        known = [states[i] for i in watched.ids if i in states]
+        waiting = [state for state in known if state.phase is Phase.WAITING]
+        if watched.claimed or not waiting or len(waiting) < len(known):
+            return False
+        why = waiting[-1].waits
+        if why != watched.waits:
+            watched.waits = why
+            self._on_waiting(watched.record, why)
+            return False  # an odd answer alone ends nothing
+        return all(state.never for state in waiting)
+
+    async def _give_up(self, watched: Watched) -> bool:
+        """End a try that would wait for ever, unless it has started after all."""
+        if not await self._certain(watched):
+            return False
+        with suppress(SiteNotFound, SiteRejected):
+            await self._site.cancel(watched.ids)
+        detail = f"it would wait for ever in the queue: {watched.waits}"
+        state = JobState(Phase.ENDED, Reason.REJECTED, detail)
+        self._watching.end(watched, End(EndKind.SCHEDULER, state=state))
+        return True
 
     def _grace_s(self, watched: Watched) -> float:
         """How long the marker of a try may still come whose end the scheduler has told."""

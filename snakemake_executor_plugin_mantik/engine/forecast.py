@@ -159,17 +159,17 @@ class Forecaster:
         """
         self._copy = copy = Copy(state)
         self._ledger = FileLedger(copy)
-        self._neighbours = {name: _neighbours(copy, name, planners) for name in planners}
+        self._places = _places(copy, planners)
         self._planners = planners
         self._made = made
         self._pending = {
-            (name, file.path): (file.size, file.sha256)
-            for name in planners
-            for files in self._ledger.pending_bundles(name).values()
+            (place, file.path): (file.size, file.sha256)
+            for place in set(self._places.values())
+            for files in self._ledger.pending_bundles(place).values()
             for file in files
         }
         sizes = {size for size, _ in self._pending.values()}
-        sizes |= {f.size for name in planners for f in self._ledger.remote_files(name)}
+        sizes |= {f.size for p in self._places.values() for f in self._ledger.remote_files(p)}
         self._local = _Looking(workdir, self._ledger, sizes)
         self._workdir = workdir
         self._runner = asyncio.Runner()
@@ -193,7 +193,7 @@ class Forecaster:
         """
         found: dict[str, tuple[str, int]] = {}
         look: list[tuple[str, Path | None]] = []
-        near = self._neighbours[request.site]
+        place = self._places[request.site]
         kept = [
             o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
         ]
@@ -202,7 +202,7 @@ class Forecaster:
             if maker is None:
                 look.append((path, None))
             else:
-                found[path] = ("made_there" if maker in near else "later", 0)
+                found[path] = ("made_there" if self._places.get(maker) == place else "later", 0)
         image = self._planners[request.site].image
         if image is not None and not request.own_environment:
             look.append((image[1], image[0]))
@@ -234,8 +234,8 @@ class Forecaster:
 
     def all(self, site: str) -> Uploads:
         """All files that were looked at for a site, and for other names of it, each once."""
-        first = self._neighbours[site][0]
-        return _sum(kind for (at, _), kind in self._all.items() if at == first)
+        place = self._places[site]
+        return _sum(kind for (at, _), kind in self._all.items() if at == place)
 
     def _maker(self, path: str) -> str | None:
         """The site at which a job of the run makes a file, or a directory above it."""
@@ -246,8 +246,8 @@ class Forecaster:
         return None
 
     def _note(self, site: str, found: Mapping[str, tuple[str, int]]) -> None:
-        first = self._neighbours[site][0]
-        self._all |= {(first, path): kind for path, kind in found.items()}
+        place = self._places[site]
+        self._all |= {(place, path): kind for path, kind in found.items()}
 
     async def _look(
         self, paths: Iterable[tuple[str, Path | None]], *, source: bool = False
@@ -256,12 +256,12 @@ class Forecaster:
 
     def _kind(self, site: str, file: LocalFile) -> tuple[str, int]:
         content = (file.size, file.sha256)
-        for name in self._neighbours[site]:
-            known = self._ledger.remote_file(name, file.path)
-            if known is not None and (known.size, known.sha256) == content:
-                return "at_site", 0
-            if self._pending.get((name, file.path)) == content:
-                return "at_site", 0
+        place = self._places[site]
+        known = self._ledger.remote_file(place, file.path)
+        if known is not None and (known.size, known.sha256) == content:
+            return "at_site", 0
+        if self._pending.get((place, file.path)) == content:
+            return "at_site", 0
         return "files", file.size
 
 
@@ -278,21 +278,21 @@ class _Looking(LocalFiles):
         return {**new, **(await super()._read(alike) if alike else {})}
 
 
-def _neighbours(copy: Copy, name: str, planners: Mapping[str, Planner]) -> list[str]:
-    """The names of the same workspace, always in the same order."""
-    rows = copy.db.execute(
-        "SELECT b.site AS site FROM sites a JOIN sites b ON a.workspace = b.workspace"
-        " WHERE a.site = ? ORDER BY b.site",
-        (name,),
-    ).fetchall()
-    key = _workspace(planners[name])
-    known = {row["site"] for row in rows}
-    return sorted(known | {other for other, p in planners.items() if _workspace(p) == key})
+def _places(copy: Copy, planners: Mapping[str, Planner]) -> dict[str, str]:
+    """The place of each site, by its name; of one that no run has opened what its config tells."""
+    known = {
+        row["site"]: row["place"] or row["site"]
+        for row in copy.db.execute("SELECT site, place FROM sites")
+    }
+    of_config: dict[str, str] = {}
+    for name, planner in planners.items():
+        of_config.setdefault(_workspace(planner), known.get(name, f"new {name}"))
+    return {name: known.get(name, of_config[_workspace(p)]) for name, p in planners.items()}
 
 
-def _workspace(planner: Planner) -> Any:
+def _workspace(planner: Planner) -> str:
     config = planner.config
-    return config.api_url, config.firecrest, config.site.workspace, config.site.storage
+    return f"{config.server} {config.site.workspace} {config.site.storage}"
 
 
 def _sum(kinds: Iterable[tuple[str, int]]) -> Uploads:

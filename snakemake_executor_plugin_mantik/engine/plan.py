@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from snakemake_executor_plugin_mantik.config.environment import (
     environment_of,
@@ -24,7 +25,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
 )
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sites.base import SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,15 @@ class Planner:
         return billed_cores(resources, cores_of_node(self.config, resources.queue))
 
     def spec(
-        self, request: JobRequest, record: TryRecord, facts: SiteFacts, staged: Staged
+        self,
+        request: JobRequest,
+        record: TryRecord,
+        facts: SiteFacts,
+        staged: Staged,
+        *,
+        term: int = 0,
     ) -> JobSpec:
-        """The complete try."""
+        """The complete try, sent by the controller that leads its place for the `term`."""
         resources = self.resources(request.resources, request.threads)
         environment = environment_of(self.config, self.project, resources.cpus_per_task)
         if request.own_environment:
@@ -107,6 +114,8 @@ class Planner:
             outputs=request.outputs,
             bundles=staged.bundles,
             inline=staged.inline,
+            numbers=staged.numbers,
+            term=term,
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,
@@ -117,12 +126,16 @@ class Planner:
         )
 
 
+ACCOUNT: Final = "account"
+"""What misfits that are none of the config's Resources are about."""
+
+
 @dataclass(frozen=True)
 class Misfit:
     """One thing that is asked and that the site does not have.
 
     Attributes:
-        key: the key of the config's Resources that asks for it.
+        key: the key of the config's Resources that asks for it, or `ACCOUNT`.
         what: what is asked, and what there is.
         do: what may be done about it.
     """
@@ -133,7 +146,15 @@ class Misfit:
 
 
 def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
-    """What is asked beyond what the site says of its queues."""
+    """What is asked beyond what the site says of its accounts and queues."""
+    account = resources.account
+    # Slurm does not distinguish capital letters in them.
+    if account and facts.accounts and account.lower() not in map(str.lower, facts.accounts):
+        yield Misfit(
+            ACCOUNT,
+            f"you have no account {account!r} there, only {', '.join(facts.accounts)}",
+            "Correct MANTIK_COMPUTE_BUDGET_ACCOUNT or the rule's resource slurm_account",
+        )
     if not facts.queues or resources.queue is None:
         return
     limits = facts.queues.get(resources.queue)
@@ -144,27 +165,44 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
             "Correct Resources: Queue or the rule's resource",
         )
         return
-    checks = (
-        ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, "s"),
-        ("Nodes", "nodes", resources.nodes, limits.nodes, ""),
-        ("CPUsPerNode", "CPUs per node", _cpus_per_node(resources), limits.cpus_per_node, ""),
-        (
-            "MemoryPerNode",
-            "memory",
-            resources.memory_mib_per_node,
-            limits.memory_mib_per_node,
-            " MiB",
-        ),
-        ("GPUsPerNode", "gpus", resources.gpus_per_node, limits.gpus_per_node, ""),
-    )
-    for key, name, asked, allowed, unit in checks:
-        if asked is not None and allowed is not None and not allowed[0] <= asked <= allowed[1]:
+    for asked in _limited(resources, limits):
+        low, high = asked.allowed or (asked.number, asked.number)
+        if not low <= asked.number <= high:
             yield Misfit(
-                key,
-                f"{name} of {asked}{unit} is asked, queue {resources.queue} allows"
-                f" {allowed[0]} to {allowed[1]}{unit}",
+                asked.key,
+                f"{asked.name} of {asked.number}{asked.unit} is asked, queue {resources.queue}"
+                f" allows {low} to {high}{asked.unit}",
                 "Ask for less, or choose another queue",
             )
+
+
+def unchecked(resources: Resources, limits: QueueLimits) -> list[str]:
+    """Name what is asked for and the site tells no limit of."""
+    return [asked.name for asked in _limited(resources, limits) if asked.allowed is None]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Something that is asked of a queue; `allowed` is the range that it allows, where told."""
+
+    key: str
+    name: str
+    number: int
+    allowed: tuple[int, int] | None
+    unit: str = ""
+
+
+def _limited(resources: Resources, limits: QueueLimits) -> Iterator[_Asked]:
+    cpus, memory = _cpus_per_node(resources), resources.memory_mib_per_node
+    for key, name, number, allowed, unit in (
+        ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, "s"),
+        ("Nodes", "nodes", resources.nodes, limits.nodes, ""),
+        ("CPUsPerNode", "CPUs per node", cpus, limits.cpus_per_node, ""),
+        ("MemoryPerNode", "memory", memory, limits.memory_mib_per_node, " MiB"),
+        ("GPUsPerNode", "gpus", resources.gpus_per_node, limits.gpus_per_node, ""),
+    ):
+        if number is not None:
+            yield _Asked(key, name, number, allowed, unit)
 
 
 def _cpus_per_node(resources: Resources) -> int | None:

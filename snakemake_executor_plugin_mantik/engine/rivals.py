@@ -7,12 +7,11 @@ same files as that of the new one. None of this is seen by a job's own tries.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import compress
 
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import ended_since
-from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.jobs.paths import shown
@@ -22,15 +21,20 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 
 class Rivals:
-    """Makes way for the jobs of this run in one workspace."""
+    """Makes way for the jobs of this run at one place."""
 
     def __init__(
-        self, site: Site, journal: Journal, stager: Stager, ender: Ender, patience: Patience
+        self,
+        site: Site,
+        journal: Journal,
+        stager: Stager,
+        patience: Patience,
+        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
     ) -> None:
         self._site = site
         self._journal = journal
         self._stager = stager
-        self._ender = ender
+        self._give_up = give_up
         self._patience = patience
         self._own: set[str] = set()
         # Of many jobs that find the same rivals one deals with them.
@@ -59,7 +63,7 @@ class Rivals:
             if not self._stager.rivals(path, sha256):
                 continue
             if makers := self._among(path, sha256, makes=True):
-                await self._ender.give_up(makers)
+                await self._give_up(makers)
                 why = f"since another job of this run has to do with {shown(path)}"
                 told += [ended_since(record, why) for record in makers]
             if self._among(path, sha256, makes=False):
@@ -80,7 +84,7 @@ class Rivals:
     async def _keep_from_starting(self, record: TryRecord) -> bool:
         """Whether a try will never run. Else it has unpacked already, and is in nobody's way."""
         if await self._patience.found(lambda: claims.revoke(self._site, record)):
-            await self._ender.give_up([record])
+            await self._give_up([record])
             return True
         self._journal.files.landed(record.id)
         return False

@@ -4,14 +4,14 @@ import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
-from snakemake_executor_plugin_mantik.journal import MADE, FileLedger, FileRecord, Rival
+from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, Rival
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
@@ -29,55 +29,63 @@ class Staged:
         inline: a bundle that travels in the script.
         carried: the files in `inline`.
         inputs: what must lie in the workspace after that.
+        numbers: by path, the number of what `bundles` and `inline` bring, where it has one.
     """
 
     bundles: tuple[str, ...]
     inline: bytes
     carried: tuple[FileRecord, ...]
     inputs: tuple[InputFile, ...]
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 class Stager:
-    """Knows what lies in one site's workspace and sends what is missing.
+    """Knows what lies at one place and sends what is missing.
+
+    Attributes:
+        sent: the bundles that it has sent.
 
     A file counts as there when a job that unpacked it has told so; until then, small files travel
     with each job that needs them and large ones in one uploaded bundle that each such job names.
     """
 
     def __init__(
-        self, site: Site, ledger: FileLedger, patience: Patience, scratch: Path, inline_limit: int
+        self, site: Site, place: str, journal: Journal, patience: Patience, scratch: Path
     ) -> None:
         """Make a stager.
 
         Args:
-            site: where the workspace is.
-            ledger: holds the manifest.
+            site: what files go through.
+            place: the place's identity.
+            journal: of the workflow; it holds the manifest.
             patience: repeats what the site does not answer.
             scratch: a local directory for bundles on their way.
-            inline_limit: bytes of a packed bundle up to which it travels in the script.
         """
         self._site = site
-        self._ledger = ledger
+        self._place = place
+        self._journal = journal
+        self._ledger = journal.files
         self._patience = patience
         self._scratch = scratch
-        self._inline_limit = inline_limit
+        self.sent: set[str] = set()
         # By path: the checksum and the bundle of what is on its way; one content at a time.
         self._pending: dict[str, tuple[str, str]] = {}
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._old: dict[str, list[FileRecord]] = {}
         self._comparisons: dict[str, asyncio.Task[None]] = {}
         self._distrust()
-        self._source_files: Sequence[LocalFile] = ()
+        self._source_files: dict[str, LocalFile] = {}
         self._sources: set[str] = set()
         self._sources_lost = False
+        self._numbered: dict[str, dict[str, int]] = {}
         self._sending = asyncio.Lock()
-        for bundle, files in ledger.pending_bundles(site.name).items():
+        for bundle, files in self._ledger.pending_bundles(place).items():
             self._pending |= {file.path: (file.sha256, bundle) for file in files}
 
     def _distrust(self) -> None:
         """Compare with the site, before it counts, what the manifest says now."""
         old = defaultdict(list)
-        for file in self._ledger.remote_files(self._site.name):
+        for file in self._ledger.remote_files(self._place):
             old[_directory(file.path)].append(file)
         self._old = dict(old)
         self._comparisons = {}
@@ -88,19 +96,19 @@ class Stager:
         Sources of an earlier run that are no longer here are removed at the site, so that nothing
         imports them there.
         """
-        self._source_files = sources
+        self._source_files = {file.path: file for file in sources}
         here = {file.path: file.sha256 for file in sources}
         await self._withdraw(
             bundle
-            for bundle, files in self._ledger.pending_bundles(self._site.name).items()
+            for bundle, files in self._ledger.pending_bundles(self._place).items()
             if any(file.source and here.get(file.path) != file.sha256 for file in files)
         )
-        known = self._ledger.remote_files(self._site.name)
+        known = self._ledger.remote_files(self._place)
         gone = [file.path for file in known if file.source and file.path not in here]
         for path in gone:
             if rest_safe(path):
                 await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
-        self._ledger.forget_remote_files(self._site.name, gone)
+        self._ledger.forget_remote_files(self._place, gone)
         await self._check(sources)
         missing = [file for file in sources if not self._there(file)]
         pending, fresh = self._sort(missing)
@@ -110,12 +118,22 @@ class Stager:
         self._sources_lost = False
         return len(fresh)
 
+    def code(self, paths: Iterable[str]) -> list[LocalFile]:
+        """The sources at these paths, as they go up."""
+        return [self._source_files[path] for path in paths if path in self._source_files]
+
+    def renew(self, source: LocalFile) -> None:
+        """A source is another one by now."""
+        self._source_files[source.path] = source
+
     async def stage(
         self,
         files: Sequence[LocalFile],
         named: Sequence[str],
         makes: Iterable[str] = (),
         own: Sequence[LocalFile] = (),
+        *,
+        inline_limit: int,
     ) -> Staged:
         """Send what is missing of `files`.
 
@@ -124,10 +142,11 @@ class Stager:
             named: the inputs' own paths as the rule names them, directories included.
             makes: paths of what the job makes, or of directories in which it does.
             own: small files that this try needs besides, and no other one; in its script.
+            inline_limit: bytes of a packed bundle up to which it travels in the script.
         """
         async with self._sending:
             if self._sources_lost:
-                await self.send_sources(self._source_files)
+                await self.send_sources([*self._source_files.values()])
         await self._withdraw(self._older(files, makes))
         await self._check(files)
         await self._clear(files, named)
@@ -135,9 +154,9 @@ class Stager:
         missing = [f for f in files if not self._there(f) or self.rivals(f.path, f.sha256)]
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
-        if fresh and sum(file.size for file in fresh) <= COMPRESSION * self._inline_limit:
+        if fresh and sum(file.size for file in fresh) <= COMPRESSION * inline_limit:
             packed = await asyncio.to_thread(pack, [*fresh, *own])
-            if len(packed) <= self._inline_limit:
+            if len(packed) <= inline_limit:
                 inline, carried = packed, tuple(file.record for file in fresh)
             else:
                 # Another job may have begun to upload some of them in the meantime.
@@ -148,10 +167,23 @@ class Stager:
             inline = pack(own)  # in memory already
         needed = tuple(dict.fromkeys([*sorted(self._sources), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
-        sizes = {file.path: file.size for file in [*files, *own] if not file.directory}
-        checks = [InputFile(path, size) for path, size in sizes.items()]
-        checks += [InputFile(path, directory=True) for path in named if path not in sizes]
-        return Staged(needed, inline, carried, tuple(checks))
+        return Staged(
+            needed, inline, carried, _checks([*files, *own], named, makes),
+            self._numbers(carried, needed),
+        )  # fmt: skip
+
+    def _numbers(self, carried: Iterable[FileRecord], bundles: Iterable[str]) -> dict[str, int]:
+        """The numbers of contents that a job is about to be sent with, where they have one."""
+        numbers: dict[str, int] = {}
+        for bundle in bundles:
+            if bundle not in self._numbered:
+                self._numbered[bundle] = self._number(self._ledger.bundle_files(bundle))
+            numbers |= self._numbered[bundle]
+        return numbers | self._number(carried)
+
+    def _number(self, files: Iterable[FileRecord]) -> dict[str, int]:
+        numbers = {f.path: self._ledger.number(self._place, f.path, f.sha256) for f in files}
+        return {path: number for path, number in numbers.items() if number}
 
     async def _clear(self, files: Sequence[LocalFile], named: Sequence[str]) -> None:
         """Remove from directories that a job reads what is no longer in them here."""
@@ -160,18 +192,18 @@ class Stager:
         links: set[str] = set()
         for directory in named:
             if directory not in here:
-                known = self._ledger.remote_files(self._site.name, below=directory)
+                known = self._ledger.remote_files(self._place, below=directory)
                 gone += [f.path for f in known if f.path not in here and rest_safe(f.path)]
                 links.update(self._ledger.links(directory))
         for path in gone:
             if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
                 continue  # A job's link, or behind one: what it leads to is not meant.
             await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
-        self._ledger.forget_remote_files(self._site.name, gone)
+        self._ledger.forget_remote_files(self._place, gone)
 
     def rivals(self, path: str, sha256: str = MADE) -> list[Rival]:
         """See `FileLedger.rivals`."""
-        return self._ledger.rivals(self._site.name, path, sha256)
+        return self._ledger.rivals(self._place, path, sha256)
 
     def _older(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
         """Bundles on their way that hold something else than `files`, or what a job makes."""
@@ -184,7 +216,7 @@ class Stager:
 
     def carry(self, try_id: str, staged: Staged, makes: Iterable[str]) -> None:
         """A try is about to be sent with what is `staged` for it; it makes what lies at `makes`."""
-        self._ledger.carry(self._site.name, try_id, staged.carried, makes)
+        self._ledger.carry(self._place, try_id, staged.carried, makes)
 
     def confirm(self, staged: Staged) -> None:
         """A job that was given `staged` has unpacked it."""
@@ -194,14 +226,15 @@ class Stager:
                 files += held
                 self._ledger.set_bundle(bundle, "unpacked")
             self._sources.discard(bundle)
-        if files:
+        # A newer content that lies there already was left.
+        if files := [f for f in files if not self._ledger.superseded(self._place, f)]:
             self.made(files)
 
     def made(self, files: Sequence[FileRecord]) -> None:
         """These files lie in the workspace now: a job unpacked or made them."""
         for file in files:
             self._pending.pop(file.path, None)
-        self._ledger.set_remote_files(self._site.name, [f for f in files if _is_text(f.path)])
+        self._ledger.set_remote_files(self._place, [f for f in files if _is_text(f.path)])
 
     def gone(self, bundles: Sequence[str]) -> None:
         """A job could not unpack these bundles: what they hold is sent again."""
@@ -215,7 +248,7 @@ class Stager:
     def purged(self) -> None:
         """The workspace has lost things: nothing is believed to be there before it is seen."""
         self._distrust()
-        self.gone(list(self._ledger.pending_bundles(self._site.name)))
+        self.gone(list(self._ledger.pending_bundles(self._place)))
         self._sources_lost = True
 
     def lost(self, paths: Sequence[str]) -> None:
@@ -225,9 +258,9 @@ class Stager:
         """
         for path in paths:
             self._pending.pop(path, None)
-        below = [f.path for p in paths for f in self._ledger.remote_files(self._site.name, below=p)]
-        self._ledger.forget_remote_files(self._site.name, [*paths, *below])
-        self._ledger.forget_bundled_files(self._site.name, paths)
+        below = [f.path for p in paths for f in self._ledger.remote_files(self._place, below=p)]
+        self._ledger.forget_remote_files(self._place, [*paths, *below])
+        self._ledger.forget_bundled_files(self._place, paths)
 
     def _drop(self, bundle: str) -> None:
         self._pending = {path: p for path, p in self._pending.items() if p[1] != bundle}
@@ -254,12 +287,13 @@ class Stager:
         return known is not None and known[0] == file.sha256
 
     def _there(self, file: LocalFile) -> bool:
-        known = self._ledger.remote_file(self._site.name, file.path)
+        known = self._ledger.remote_file(self._place, file.path)
         return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
 
     async def _upload(self, files: Sequence[LocalFile]) -> str:
         """Start to upload one bundle of `files`; jobs that need it wait for its task."""
-        bundle = str(uuid.uuid4())
+        bundle = f"{self._journal.bucket(self._place)}/{uuid.uuid4()}"
+        self.sent.add(bundle)
         self._pending |= {file.path: (file.sha256, bundle) for file in files}
         self._uploads[bundle] = asyncio.create_task(self._send(bundle, files))
         try:
@@ -272,7 +306,7 @@ class Stager:
         return bundle
 
     async def _send(self, bundle: str, files: Sequence[LocalFile]) -> None:
-        local = self._scratch / f"{bundle}.tar.gz"
+        local = self._scratch / f"{bundle.rpartition('/')[2]}.tar.gz"
         try:
             try:
                 await asyncio.to_thread(pack_to, files, local)
@@ -285,7 +319,7 @@ class Stager:
             await self._patience.found(lambda: self._site.put(bundle_path(bundle), local))
         finally:
             local.unlink(missing_ok=True)
-        self._ledger.add_bundle(self._site.name, bundle, [file.record for file in files])
+        self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
 
     async def _check(self, files: Sequence[LocalFile]) -> None:
         """Compare what the manifest holds from earlier runs with the site, once per directory.
@@ -312,11 +346,30 @@ class Stager:
             for file in files
             if not _matches(file, entries)
             # What a job of this run has made since is newer than the records of earlier ones.
-            and self._ledger.remote_file(self._site.name, file.path) == file
+            and self._ledger.remote_file(self._place, file.path) == file
         ]
-        self._ledger.forget_remote_files(self._site.name, lost)
+        self._ledger.forget_remote_files(self._place, lost)
         if self._old.get(directory) is files:
             del self._old[directory]
+
+
+def _checks(
+    files: Sequence[LocalFile], named: Sequence[str], makes: Iterable[str]
+) -> tuple[InputFile, ...]:
+    """What a job looks for before its command starts; it may change what it makes itself."""
+    made = dict.fromkeys(makes)
+    contents = {file.path: file for file in files if not file.directory}
+    checks = [
+        InputFile(
+            path,
+            file.size,
+            sha256=file.sha256,
+            changed=path in made or any(str(up) in made for up in PurePosixPath(path).parents),
+        )
+        for path, file in contents.items()
+    ]
+    checks += [InputFile(path, directory=True) for path in named if path not in contents]
+    return tuple(checks)
 
 
 def _matches(file: FileRecord, entries: Mapping[str, Entry]) -> bool:

@@ -18,18 +18,22 @@ from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
 
 
 class Sweeper:
-    """Removes from one site's workspace what is gone here."""
+    """Removes from one place what is gone here."""
 
-    def __init__(self, site: Site, ledger: FileLedger, patience: Patience, workdir: Path) -> None:
+    def __init__(
+        self, site: Site, place: str, ledger: FileLedger, patience: Patience, workdir: Path
+    ) -> None:
         """Make a sweeper.
 
         Args:
-            site: where the workspace is.
+            site: what files go through.
+            place: the place's identity.
             ledger: tells what lies there.
             patience: repeats what the site does not answer.
             workdir: the workflow's directory.
         """
         self._site = site
+        self._place = place
         self._ledger = ledger
         self._patience = patience
         self._workdir = workdir
@@ -47,10 +51,10 @@ class Sweeper:
                 return
             gone = [path for path in self._used if not os.path.lexists(self._here(path))]
             self._used.clear()
-            known = (self._ledger.remote_file(self._site.name, path) for path in gone)
+            known = (self._ledger.remote_file(self._place, path) for path in gone)
             files = [file for file in known if file is not None]
             for path in gone:
-                files += self._ledger.remote_files(self._site.name, below=path)
+                files += self._ledger.remote_files(self._place, below=path)
             # What cannot be removed is no reason for a job to fail.
             with suppress(SiteRejected):
                 await self._patience(lambda: self._remove(files))
@@ -61,7 +65,7 @@ class Sweeper:
         Raises:
             SiteError: the site does not answer.
         """
-        await self._remove(self._ledger.remote_files(self._site.name))
+        await self._remove(self._ledger.remote_files(self._place))
 
     async def _remove(self, files: Iterable[FileRecord]) -> None:
         """Remove those of `files` that are jobs' own and no longer here."""
@@ -74,7 +78,7 @@ class Sweeper:
             and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))
         ]
         await asyncio.gather(*(self._site.remove(path) for path in gone))
-        self._ledger.forget_remote_files(self._site.name, gone)
+        self._ledger.forget_remote_files(self._place, gone)
         # Of a temp(directory()) the directories are left.
         left = {
             parent.as_posix()

@@ -45,8 +45,10 @@ class Watcher:
         on_found: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
+        on_seen: Callable[[str, Iterable[Entry]], None] = lambda _, __: None,
         on_started: Callable[[TryRecord], None] = lambda _: None,
         on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
+        on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
     ) -> None:
         """Make a watcher; `run` must be running for anything to happen.
 
@@ -56,12 +58,16 @@ class Watcher:
             patience: hears whether the site answers.
             on_found: called with a try's id and a site's job id that was found for it.
             clock: seconds that only grow.
+            on_seen: called with each directory of claims that is looked at, and what is in it.
             on_started: called with a try that has been seen to run.
+            on_waiting: called with a try that waits and the scheduler's word for why it cannot
+                start, whenever that is another one; empty if it only waits its turn.
             on_logged: called at each look with a try that tells what it logs, and how much that is.
         """
         self._site = site
         self._on_logged = on_logged
         self._on_started = on_started
+        self._on_seen = on_seen
         self._settings = settings
         self._patience = patience
         self._clock = clock
@@ -70,7 +76,9 @@ class Watcher:
         self._changed = clock()
         self._wake = asyncio.Event()
         self._mistakes = 0
-        self._examiner = Examiner(site, settings, patience, self, on_found=on_found, clock=clock)
+        self._examiner = Examiner(
+            site, settings, patience, self, on_found=on_found, on_waiting=on_waiting, clock=clock
+        )
         self._extender = Extender(site, patience, self._examiner, clock)
         self.cycles = 0
 
@@ -158,8 +166,11 @@ class Watcher:
     def _mistaken(self, error: Exception) -> None:
         """A cycle broke on a mistake of ours: if that goes on, the jobs must not wait for ever."""
         self._mistakes += 1
-        if self._mistakes < MISTAKES:
-            return
+        if self._mistakes >= MISTAKES:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Watch nothing any more: whoever waits for a try gets the error instead of its end."""
         for watched in self._watched.values():
             if not watched.future.done():
                 watched.future.set_exception(error)
@@ -183,7 +194,9 @@ class Watcher:
         failed: SiteError | None = None
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
-                self._see(bucket, await claims.entries(self._site, self._patience, directory))
+                entries = await claims.entries(self._site, self._patience, directory)
+                self._see(bucket, entries)
+                self._on_seen(directory, entries.values())
             except SiteError as error:
                 failed = error
         if failed is not None:

@@ -64,6 +64,7 @@ class Watched:
         revoked: whether we have revoked it.
         live: whether what it logs is told while it runs.
         detailed: when the scheduler's details of it were last asked for.
+        waits: the scheduler's word for why it cannot start.
         ended_since: since when the scheduler says that it ended.
         word: the scheduler's word that it ended.
     """
@@ -87,5 +88,6 @@ class Watched:
     live: bool = False
     check_delay: float = FIRST_CHECK_S
     detailed: float = 0.0
+    waits: str = ""
     ended_since: float | None = None
     word: tuple[str, JobState] = ("", UNKNOWN)

@@ -3,13 +3,11 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import asdict, replace
 from itertools import chain, starmap
 from pathlib import Path
-from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import (
@@ -26,13 +24,11 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.life import Life
 from snakemake_executor_plugin_mantik.engine.live import LiveCopies
 from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
-from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
+from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S
+from snakemake_executor_plugin_mantik.engine.place import Place, Places, patience_of
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
-from snakemake_executor_plugin_mantik.engine.rivals import Rivals
-from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, submission_of
-from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.engine.witness import Witness
@@ -41,12 +37,13 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteRejected,
     UserError,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import TRIES, local_path, shown
+from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import Landing
 
 FULL_FIRST_S = 30.0
@@ -54,28 +51,22 @@ FULL_FIRST_S = 30.0
 AWAY_FIRST_S = 5.0
 """Seconds until a job is submitted again that a site lost because a part of it was away; doubled,
 too. The site answers by then, or its loss of the job would not be certain."""
-RESTAGED = 2
-"""How often a job is sent again because files were purged at the site while it waited."""
+RESENT = 2
+"""How often a job is sent again because files at the site were not those that it was sent for,
+while those here stay the same."""
 
 
 class SiteWork:
-    """The jobs of one site. All methods belong to the event loop's thread.
-
-    Attributes:
-        sources: checksums of the sources that have gone up, by path.
-    """
+    """The jobs of one site. All methods belong to the event loop's thread."""
 
     def __init__(
         self,
         site: Site,
         facts: SiteFacts,
         planner: Planner,
-        journal: Journal,
+        place: Place,
+        places: Places,
         *,
-        workdir: Path,
-        state: Path,
-        tell: Callable[[str], None],
-        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
         observer: Observer | None = None,
     ) -> None:
         """Make the work of an opened site.
@@ -84,11 +75,8 @@ class SiteWork:
             site: opened.
             facts: what it told.
             planner: knows its config.
-            journal: of the workflow.
-            workdir: the workflow's directory.
-            state: our own local directory, for logs and things on their way.
-            tell: writes a line to the user's log.
-            give_up: sees to it that tries, at whatever site, are over and will never run.
+            place: where its jobs run.
+            places: all that there are, of the workflow whose jobs they are.
             observer: looks on.
         """
         self._observer = observer or Nobody()
@@ -96,61 +84,45 @@ class SiteWork:
         self.site = site
         self.facts = facts
         self.planner = planner
-        self._journal = journal
-        self._workdir = workdir
-        self._tell = tell
-        self._give_up = give_up
-        scratch = state / "transfers" / quote(site.name, safe="")
-        scratch.mkdir(parents=True, exist_ok=True)
-        for left in scratch.iterdir():
-            left.unlink()  # of a run that was killed
-        self.local = LocalFiles(workdir, journal.files)
-        self.sources: dict[str, str] = {}
+        self.place = place
+        self.local = places.local
+        workflow = places.workflow
+        self._journal = journal = workflow.journal
+        self._workdir = workdir = workflow.workdir
+        self._tell = tell = workflow.tell
+        self._give_up = workflow.give_up
+        logs = workflow.state / "logs"
         clock = asyncio.get_running_loop().time
-        patience = self._patience = Patience(
-            site.name,
-            tell,
-            clock,
-            missing_s=settings.marker_grace_s,
-            insist_s=settings.fetch_wait_s,
-            proof=lambda: site.make_directory(TRIES),
+        patience = self._patience = patience_of(
+            site, tell, settings.marker_grace_s, settings.fetch_wait_s
         )
-        self.stager = Stager(site, journal.files, patience, scratch, settings.inline_limit_bytes)
         self._live = LiveCopies(site, self._observer, workdir, tell)
         self.watcher = Watcher(
-            site, settings, patience, journal.submitted, clock,
+            site, settings, patience, journal.submitted, clock, on_seen=place.saw,
             on_started=self._observer.started, on_logged=self._live.grown,
+            on_waiting=self._waiting,
         )  # fmt: skip
+        place.on_deposed(self.watcher.fail)
         self._submitter = Submitter(site, journal, patience)
-        fetcher = Fetcher(site, patience, workdir, scratch, on_links=journal.files.set_links)
-        self._sweeper = Sweeper(site, journal.files, patience, workdir)
+        fetcher = Fetcher(site, patience, workdir, place.scratch, on_links=journal.files.set_links)
         self.ender = Ender(
-            site, journal, self.watcher, fetcher, self._sweeper,
+            site, journal, self.watcher, fetcher, place.leftovers,
             settings=settings, patience=patience, tell=tell,
-            observer=self._observer, workdir=workdir, logs=state / "logs",
+            observer=self._observer, workdir=workdir, logs=logs,
         )  # fmt: skip
         self._concluder = Concluder(
             journal,
-            stager=self.stager,
+            stager=place.stager,
             submitter=self._submitter,
             fetcher=fetcher,
             ender=self.ender,
             witness=Witness(site, settings),
             observer=self._observer,
             workdir=workdir,
-            logs=state / "logs",
+            logs=logs,
             tell=tell,
         )
-        self._rivals = Rivals(site, journal, self.stager, self.ender, patience)
         self._slots = asyncio.Semaphore(settings.max_jobs)
-
-    @classmethod
-    def sharing(cls, twin: "SiteWork", planner: Planner) -> "SiteWork":
-        """The work of another name of the same workspace: other jobs, the same files and client."""
-        work = copy(twin)
-        work.planner = planner
-        work._slots = asyncio.Semaphore(planner.config.site.max_jobs)
-        return work
 
     async def run(self, request: JobRequest) -> Outcome:
         """The whole life of a job; returns when its end is known and its outputs are here.
@@ -158,44 +130,64 @@ class SiteWork:
         Raises:
             MantikError: it cannot be run at all, with nothing left at the site.
         """
-        files = await self._files(request)
         async with self._slots:
-            restaged, pause = 0, 0.0
-            while restaged <= RESTAGED:
-                record = await self._try(request, files)
-                self._rivals.own(record)
-                # An earlier run may have submitted it once more than it could write down.
-                sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
-                submitted_at = record.submitted or time.time()
-                life = Life(record, list(record.site_jobs), submitted_at, sent, record.sent)
-                try:
-                    whole, own = await self._observed(request, life)
-                    self._live.follow(record, life.addition)
-                    end = await self._carry(whole, life, files, own)
-                except MantikError as error:
-                    self._unsent(life, error)
-                    raise
-                finally:
-                    await self._live.stop(record)
-                if end.state is not None and end.state.later and not end.claimed:
-                    full = end.state.reason is Reason.REJECTED
-                    pause = max(2 * pause, FULL_FIRST_S if full else AWAY_FIRST_S)
-                    pause = min(pause, LONGEST_BUSY_S)
-                    await self._wait_to_submit(life, end.state, pause)
-                    continue
-                runtime_s = self._runtime_s(request)
-                outcome = await self._concluder.conclude(whole, life, end, runtime_s)
+            resent, pause, before = 0, 0.0, frozenset[FileRecord]()
+            while resent <= RESENT:
+                files = await self._files(request)
+                contents = frozenset(file.record for file in files)
+                # What the user has edited meanwhile is no sign of trouble at the site.
+                resent, before = (resent if contents == before else 0), contents
+                outcome, later = await self._once(request, files)
                 if outcome is not None:
-                    if outcome.succeeded:
-                        await self._tell_changed(request, files)
                     return outcome
-                restaged += 1
+                if later is None:
+                    resent += 1
+                    continue
+                first = FULL_FIRST_S if later[1].reason is Reason.REJECTED else AWAY_FIRST_S
+                pause = min(max(2 * pause, first), LONGEST_BUSY_S)
+                await self._wait_to_submit(*later, pause)
         raise MantikError(
-            "files that the job needs keep disappearing at the site",
+            "files that the job needs keep disappearing or changing at the site",
             where=f"{request.name} at {request.site}",
-            do="See whether the workspace is on a file system that is purged or full; set Site:"
-            " Workspace to another one",
+            do="See whether the workspace is on a file system that is purged or full, and whether"
+            " the command changes its own inputs; set Site: Workspace to another one",
         )
+
+    async def _once(
+        self, request: JobRequest, files: list[LocalFile]
+    ) -> tuple[Outcome | None, tuple[Life, JobState] | None]:
+        """The outcome of one try, if it has one; or its life and why it is to be sent later."""
+        record = await self._try(request, files)
+        self.place.rivals.own(record)
+        # An earlier run may have submitted it once more than it could write down.
+        sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
+        submitted_at = record.submitted or time.time()
+        life = Life(record, list(record.site_jobs), submitted_at, sent, record.sent)
+        try:
+            whole, own = await self._observed(request, life)
+            self._live.follow(record, life.addition)
+            end = await self._carry(whole, life, files, own)
+        except FileChanged as error:
+            await self.place.look_again(error.path)
+            if life.sent:  # it left no trace, but may come
+                await self._give_up([record])
+            else:
+                await self._concluder.again(life, "its inputs changed while they were being sent")
+            return None, None
+        except MantikError as error:
+            self._unsent(life, error)
+            raise
+        finally:
+            await self._live.stop(record)
+        if end.state is not None and end.state.later and not end.claimed:
+            return None, (life, end.state)
+        outcome = await self._concluder.conclude(whole, life, end, self._runtime_s(request))
+        if outcome is None:
+            self.place.doubt()
+        elif outcome.succeeded:
+            self.local.settled(self._made(request))
+            await self._tell_changed(request, files)
+        return outcome, None
 
     async def _wait_to_submit(self, life: Life, state: JobState, pause: float) -> None:
         """The site runs no more jobs just now: this try is over, another one comes later."""
@@ -214,6 +206,12 @@ class SiteWork:
         await self._concluder.again(life, why)
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
+    def _waiting(self, record: TryRecord, why: str) -> None:
+        """A job waits for something else than its turn, or no longer does."""
+        self._journal.waiting(record.id, why)
+        if why:
+            self._tell(f"{record.name}: it waits at {record.site} and cannot start: {why}.")
+
     async def _files(self, request: JobRequest) -> list[LocalFile]:
         kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
         wanted: list[tuple[str, Path | None]] = []
@@ -227,14 +225,14 @@ class SiteWork:
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
         """The try to go on with: one of an earlier run, or a new one."""
         inputs = {file.path: file.sha256 for file in files}
-        code = named(_text(request), {p: s for p, s in self.sources.items() if p not in inputs})
+        code = self._code(request, inputs)
         made_of = request.made_of(inputs, self.planner.environment, code)
-        resources, sources = self._asked(request), fingerprint(self.sources)
+        resources, sources = self._asked(request), fingerprint(self.place.sources)
         choice = choose(
             request, fingerprint(made_of), self._journal.open_tries(*request.jobs),
             already=self._updated_already(request, files),
         )  # fmt: skip
-        left = self._journal.left_tries(request.jobs, self.facts.workspace)
+        left = self._journal.left_tries(request.jobs, self.place.id)
         gone = (*choice.unwanted, *left)
         for told in filter(None, (unwanted(request, record, made_of) for record in gone)):
             self._tell(told)
@@ -256,13 +254,18 @@ class SiteWork:
             made_of=note(made_of, resources, sources),
         )  # fmt: skip
 
+    def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:
+        """Checksums of the sources that a job's command names, inputs left out."""
+        sources = {p: sha for p, sha in self.place.sources.items() if p not in inputs}
+        return named(_text(request), sources)
+
     def _updated_already(self, request: JobRequest, files: list[LocalFile]) -> bool:
         """Whether all that the job updates is here as the last job at the site left it."""
-        ledger, site = self._journal.files, self.site.name
+        ledger, place = self._journal.files, self.place.id
         there: set[FileRecord] = set()
         for output in request.updated:
-            there.update(filter(None, [ledger.remote_file(site, output.path)]))
-            there.update(ledger.remote_files(site, below=output.path))
+            there.update(filter(None, [ledger.remote_file(place, output.path)]))
+            there.update(ledger.remote_files(place, below=output.path))
         below = tuple(f"{output.path}/" for output in request.updated)
         here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
         return bool(here) and _contents(here) == _contents(there)
@@ -336,18 +339,24 @@ class SiteWork:
     async def _submit(
         self, request: JobRequest, life: Life, files: list[LocalFile], own: list[LocalFile]
     ) -> None:
-        await self._sweeper.follow()
+        await self.place.assure()
+        await self.place.sweeper.follow()
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
-        for told in await self._rivals.make_way(files, made):
+        code = self._code(request, {file.path for file in files})
+        files = [*files, *self.place.stager.code(code)]
+        for told in await self.place.rivals.make_way(files, made):
             self._tell(told)
-        staged = await self.stager.stage(files, request.inputs, outputs, own)
-        spec = self.planner.spec(request, life.record, self.facts, staged)
+        limit = self.planner.config.site.inline_limit_bytes
+        staged = await self.place.stager.stage(
+            files, request.inputs, outputs, own, inline_limit=limit
+        )
+        spec = self.planner.spec(request, life.record, self.facts, staged, term=self.place.term)
         spec = replace(spec, live=life.live)
         submission = submission_of(spec)
         # From now on the job may change them there, whether it succeeds or not.
-        self.stager.lost(outputs)
-        self.stager.carry(life.record.id, staged, made)
+        self.place.stager.lost(outputs)
+        self.place.stager.carry(life.record.id, staged, made)
         if not life.sent:
             life.submitted_at = time.time()
         self._observer.submitting(life.record, spec, submission.script)
@@ -388,20 +397,22 @@ class SiteWork:
         """
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
-        self._sweeper.used([*request.inputs, *(output.path for output in request.outputs)])
+        self.place.sweeper.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
-            ledger, site = self._journal.files, self.site.name
-            files = [ledger.remote_file(site, output.path) for output in request.outputs]
-            below = [
-                ledger.remote_files(site, below=o.path) for o in request.outputs if o.directory
-            ]
-            self.local.touched([*filter(None, files), *chain.from_iterable(below)])
+            self.local.touched(self._made(request))
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
             await self.ender.done(
                 outcome.try_id, outcome.site_job.split(), let_end=let_end,
                 succeeded=outcome.succeeded,
             )  # fmt: skip
+
+    def _made(self, request: JobRequest) -> list[FileRecord]:
+        """What a job that succeeded has made, as it lies there and here."""
+        ledger, place = self._journal.files, self.place.id
+        files = [ledger.remote_file(place, output.path) for output in request.outputs]
+        below = [ledger.remote_files(place, below=o.path) for o in request.outputs if o.directory]
+        return [*filter(None, files), *chain.from_iterable(below)]
 
 
 def _text(request: JobRequest) -> str:

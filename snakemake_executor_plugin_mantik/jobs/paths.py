@@ -12,8 +12,11 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/conda/<content>-<machine>/      conda environments of rules
     .mantik/images/<source>-<machine>/      container images that lie nowhere in the workflow
     .mantik/shadow/<job>                    shadow directory of a job, while it runs
-    .mantik/bundles/<bundle>.tar.gz         files on their way up
-    .mantik/bundles/<bundle>.done           says that a bundle has been unpacked
+    .mantik/bundles/<bucket>/<id>.tar.gz    bundle: files on their way up
+    .mantik/bundles/<bucket>/<id>.done      says that a bundle has been unpacked
+    .mantik/place/                          whose the workspace is (`engine.leases`)
+    .mantik/newer/<path>.n                  number of the newest content for a path, if it has one
+    .mantik/known/<path>.k                  checksum of a large file, and what changes with it
 
 One listing of a bucket of `tries` tells of all its tries: claimed, alive (a claim grows), revoked,
 ended and with which exit code. A bucket whose tries are all done goes with two requests.
@@ -25,6 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OURS = ".mantik"
+PLACE = f"{OURS}/place"
+NEWER = f"{OURS}/newer"
+KNOWN = f"{OURS}/known"
 TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
@@ -99,7 +105,10 @@ class TryPaths:
 
 
 def bundle_path(bundle: str) -> str:
-    """The path of the uploaded bundle `bundle`, a gzipped tar relative to the workspace."""
+    """The path of the uploaded bundle `bundle`, a gzipped tar relative to the workspace.
+
+    A bundle is named `<bucket>/<UUID>` and removed with its bucket, one of older versions `<UUID>`.
+    """
     return f"{BUNDLES}/{bundle}.tar.gz"
 
 

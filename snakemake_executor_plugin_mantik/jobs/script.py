@@ -23,7 +23,7 @@ STEPS: Final = (
     "workspace",  # the workspace is there
     "secrets",  # the file of secrets is read and removed
     "bundles",  # uploaded and inline bundles are unpacked
-    "inputs",  # all inputs are there in their sizes
+    "inputs",  # all inputs are there, with the content that the job was sent for
     "outputs",  # old outputs are removed, directories of outputs made
     "modules",
     "variables",
@@ -37,6 +37,12 @@ STEPS: Final = (
 
 COMMAND_BYTES: Final = 100_000
 """A longer command goes through a file: Linux takes no word of 128 KiB or more."""
+
+SUM_DIGITS: Final = 32
+"""Digits of an input's checksum that a script holds: 128 bits, for many inputs in one script."""
+
+SMALL_BYTES: Final = 1 << 20
+"""A larger input is read only where there is doubt that its content is the one that was sent."""
 
 VARIABLE_BYTES: Final = 131_000
 """A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
@@ -92,6 +98,10 @@ def render(spec: JobSpec) -> str:
             for name in spec.bundles
         ],
         inline=_base64(spec.inline),
+        numbers=[(quoted(place(p), "an input"), n) for p, n in sorted(spec.numbers.items())],
+        term=spec.term,
+        sum_digits=SUM_DIGITS,
+        small_bytes=SMALL_BYTES,
         secrets=" ".join(_name(name) for name in spec.secrets),
         secrets_path=shlex.quote(f"./{paths.secrets}"),
         variables=exports({**spec.variables, **environment.variables}),
@@ -163,6 +173,7 @@ def _readable(path: str) -> str:
 def _inputs(spec: JobSpec) -> str:
     return _lines(
         f"{'/' if file.directory else '-' if file.size is None else file.size} "
+        f"{file.sha256[:SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
         f"{quoted(place(file.path), 'an input')}"
         for file in spec.inputs
     )

@@ -86,11 +86,15 @@ class InputFile:
         path: relative to the workspace.
         size: size in bytes that it must have; None for a directory or where it is not known.
         directory: whether it is a directory.
+        sha256: checksum that its content must have, hexadecimal; empty where it is not known.
+        changed: whether the job itself changes it (`update()`).
     """
 
     path: str
     size: int | None = None
     directory: bool = False
+    sha256: str = ""
+    changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,9 @@ class JobSpec:
         outputs: made by the command; old ones are removed first, their directories made.
         bundles: uploaded bundles that must be unpacked before the command starts, in this order.
         inline: a gzipped tar that travels in the script, unpacked after `bundles`; empty for none.
+        numbers: by path, the number of the content that `bundles` or `inline` bring, where it has
+            one: an older content never replaces a newer one.
+        term: that of the controller that sends the try (`engine.leases`); 0 for none.
         secrets: names of the variables that the file of secrets sets.
         benchmark: how the command is measured, if it is; `command` is then the first run's.
         umask: file mode mask that the command runs with; None for the site's own.
@@ -210,6 +217,8 @@ class JobSpec:
     outputs: tuple[OutputFile, ...] = ()
     bundles: tuple[str, ...] = ()
     inline: bytes = b""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    term: int = 0
     secrets: tuple[str, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None

@@ -1,23 +1,24 @@
 """The journal's file: its tables, its lock, its transactions; and a copy of it to look at."""
 
+import hashlib
 import itertools
 import os
 import platform
 import shutil
 import sqlite3
+import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.errors import JournalError, JournalLocked, printable
 from snakemake_executor_plugin_mantik.journal import spare
 from snakemake_executor_plugin_mantik.journal.records import TryState
 from snakemake_executor_plugin_mantik.locks import take
-from snakemake_executor_plugin_mantik.private import make_private
+from snakemake_executor_plugin_mantik.private import STATE, make_private
 
-VERSION = 7
+VERSION = 8
 FILE = "journal.sqlite"
 LOCK = "lock"
 
@@ -52,13 +53,38 @@ CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
 _ADDED_IN_7 = """
 CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
 ALTER TABLE tries ADD COLUMN sent REAL;
+ALTER TABLE tries ADD COLUMN waits TEXT NOT NULL DEFAULT '';
 """
+
+_ADDED_IN_8 = """
+ALTER TABLE workflow ADD COLUMN instance TEXT NOT NULL DEFAULT '';
+ALTER TABLE workflow ADD COLUMN seat TEXT NOT NULL DEFAULT '';
+CREATE TABLE places (place TEXT PRIMARY KEY, bucket INTEGER);
+CREATE TABLE buckets (
+    place TEXT NOT NULL, bucket INTEGER NOT NULL, PRIMARY KEY (place, bucket)
+);
+CREATE TABLE numbered (
+    place TEXT NOT NULL, path TEXT NOT NULL, number INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    PRIMARY KEY (place, path)
+);
+ALTER TABLE sites ADD COLUMN place TEXT NOT NULL DEFAULT '';
+ALTER TABLE tries ADD COLUMN place TEXT NOT NULL DEFAULT '';
+CREATE INDEX tries_place ON tries (place, bucket);
+ALTER TABLE remote_files RENAME COLUMN site TO place;
+ALTER TABLE bundles RENAME COLUMN site TO place;
+DROP TABLE local_files;
+CREATE TABLE local_files (
+    path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
+    ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, sha256 TEXT NOT NULL
+);
+"""
+"""Until a site is opened again, what an older journal knows has no place: its files and bundles
+stand under the site's name (`Journal.set_site`)."""
 
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
-    site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL,
-    first_bucket INTEGER NOT NULL DEFAULT 0
+    site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL
 );
 CREATE TABLE tries (
     id TEXT PRIMARY KEY, site TEXT NOT NULL, bucket INTEGER NOT NULL,
@@ -92,10 +118,12 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_5}
 {_ADDED_IN_6}
 {_ADDED_IN_7}
+{_ADDED_IN_8}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
+    8: _ADDED_IN_8,
 }  # fmt: skip
 """What each version has beyond the one before."""
 
@@ -188,6 +216,7 @@ class Database(Tables):
     """An open journal file, locked.
 
     Attributes:
+        instance: a random name of this file; a copy of it gets another one.
         remark: what the user has to be told of it; empty if nothing.
     """
 
@@ -205,12 +234,13 @@ class Database(Tables):
         """
         make_private(directory, shared=shared)
         self.path = directory / FILE
-        self._lock = _locked(directory)
+        self._locks = _locked(directory)
         try:
             try:
                 self._open(self.path)
             except sqlite3.DatabaseError as error:
                 self._anew(error)
+            self.instance = self._instance()
         except BaseException as error:
             self.close()
             if isinstance(error, sqlite3.DatabaseError | OSError):
@@ -252,28 +282,58 @@ class Database(Tables):
             f" {len(known.tries)} are looked for there; files go up again."
         )
 
+    def _instance(self) -> str:
+        """The name of this file, a new one if it is a copy of the one that had it.
+
+        A copy lies on another machine, at another path or in another inode.
+        """
+        inode = os.stat(self.path.with_name(LOCK)).st_ino
+        seat = f"{_machine()} {inode} {self.path.parent.resolve()}".encode(errors="replace")
+        digest = hashlib.sha256(seat).hexdigest()
+        row = self.db.execute("SELECT instance, seat FROM workflow").fetchone()
+        if row["instance"] and row["seat"] == digest:
+            return str(row["instance"])
+        instance = uuid.uuid4().hex[:16]
+        with self.write() as db:
+            db.execute("UPDATE workflow SET instance = ?, seat = ?", (instance, digest))
+            # The one that it is a copy of may go on to fill its buckets.
+            db.execute("UPDATE places SET bucket = NULL")
+        return instance
+
     def close(self) -> None:
-        """Close the file and give the lock back."""
+        """Close the file and give the locks back."""
         if hasattr(self, "db"):
             self.db.close()
-        self._lock.close()
+        self._locks.close()
+
+
+def _machine() -> str:
+    """What tells this machine from others."""
+    with suppress(OSError):
+        return f"{Path('/etc/machine-id').read_text().strip()} {platform.node()}"
+    return platform.node()
 
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """What SQLite says of a file that is damaged, and not just out of reach."""
 
 
-def _locked(directory: Path) -> TextIO:
-    """The lock of the journal in `directory`, which tells who holds it.
+def _locked(directory: Path) -> ExitStack:
+    """The locks of the journal in `directory`, one of which tells who holds it.
+
+    The other one is that of the workflow's directory: it outlives the removal of `.snakemake`.
 
     Raises:
         JournalError: somebody does.
     """
-    lock = (directory / LOCK).open("a+")
+    locks = ExitStack()
+    lock = locks.enter_context((directory / LOCK).open("a+"))
     try:
         taken = take(lock)
+        if taken and directory.parts[-len(STATE.parts) :] == STATE.parts:
+            taken = _take_directory(directory.parents[len(STATE.parts) - 1], locks)
     except OSError as error:
-        lock.close()
+        locks.close()
         raise JournalError(
             f"the journal cannot be locked ({error.strerror})",
             where=str(directory),
@@ -282,7 +342,7 @@ def _locked(directory: Path) -> TextIO:
     if not taken:
         lock.seek(0)
         holder = printable(lock.read(200)).strip()
-        lock.close()
+        locks.close()
         raise JournalLocked(
             "another Snakemake with the mantik executor is running in this directory"
             + (f" ({holder})" if holder else ""),
@@ -293,7 +353,20 @@ def _locked(directory: Path) -> TextIO:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}\n")
         lock.flush()
-    return lock
+    return locks
+
+
+def _take_directory(directory: Path, locks: ExitStack) -> bool:
+    """Whether nobody holds the lock of a directory, which is ours from now on.
+
+    Some network file systems have no locks on directories: the journal's own has to do there.
+    """
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    locks.callback(os.close, opened)
+    try:
+        return take(opened)
+    except OSError:
+        return True
 
 
 def _fill(db: sqlite3.Connection, known: spare.Known) -> None:

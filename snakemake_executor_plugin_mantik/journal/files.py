@@ -36,52 +36,55 @@ class FileLedger:
         self._database = database
         self._db = database.db
 
-    def local_file(self, path: str, size: int, mtime_ns: int) -> str | None:
-        """The checksum of a local file, if it was taken when it had this size and mtime."""
+    def local_file(
+        self, path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int
+    ) -> str | None:
+        """The checksum of a local file, if it was taken when all of this was the same."""
         row = self._db.execute(
-            "SELECT sha256 FROM local_files WHERE path = ? AND size = ? AND mtime_ns = ?",
-            (path, size, mtime_ns),
+            "SELECT sha256 FROM local_files WHERE path = ? AND size = ? AND mtime_ns = ?"
+            " AND ctime_ns = ? AND inode = ?",
+            (path, size, mtime_ns, ctime_ns, inode),
         ).fetchone()
         return row["sha256"] if row else None
 
-    def set_local_files(self, files: Iterable[tuple[str, int, int, str]]) -> None:
-        """Note (path, size, mtime in ns, sha256) of local files."""
+    def set_local_files(self, files: Iterable[tuple[str, int, int, int, int, str]]) -> None:
+        """Note (path, size, mtime and ctime in ns, inode, sha256) of local files."""
         with self._database.write() as db:
-            db.executemany("INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?)", files)
+            db.executemany("INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?)", files)
 
-    def remote_file(self, site: str, path: str) -> FileRecord | None:
-        """What lies at `path` in the workspace of `site`, as far as is known."""
+    def remote_file(self, place: str, path: str) -> FileRecord | None:
+        """What lies at `path` in the workspace at `place`, as far as is known."""
         row = self._db.execute(
-            "SELECT path, size, sha256, source FROM remote_files WHERE site = ? AND path = ?",
-            (site, path),
+            "SELECT path, size, sha256, source FROM remote_files WHERE place = ? AND path = ?",
+            (place, path),
         ).fetchone()
         return _file(row) if row else None
 
-    def remote_files(self, site: str, *, below: str = "") -> list[FileRecord]:
-        """All that is known to lie in the workspace of `site`, or in a directory of it."""
+    def remote_files(self, place: str, *, below: str = "") -> list[FileRecord]:
+        """All that is known to lie in the workspace at `place`, or in a directory of it."""
         # "0" is the character after "/".
         low, high = (f"{below}/", f"{below}0") if below else ("", "\U0010ffff")
         rows = self._db.execute(
             "SELECT path, size, sha256, source FROM remote_files"
-            " WHERE site = ? AND path >= ? AND path < ?",
-            (site, low, high),
+            " WHERE place = ? AND path >= ? AND path < ?",
+            (place, low, high),
         )
         return [_file(row) for row in rows]
 
-    def set_remote_files(self, site: str, files: Iterable[FileRecord]) -> None:
-        """These files lie in the workspace of `site` now."""
+    def set_remote_files(self, place: str, files: Iterable[FileRecord]) -> None:
+        """These files lie in the workspace at `place` now."""
         with self._database.write() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?)",
-                [(site, f.path, f.size, f.sha256, f.source) for f in files],
+                [(place, f.path, f.size, f.sha256, f.source) for f in files],
             )
 
-    def forget_remote_files(self, site: str, paths: Iterable[str]) -> None:
-        """These files may no longer lie in the workspace of `site`."""
+    def forget_remote_files(self, place: str, paths: Iterable[str]) -> None:
+        """These files may no longer lie in the workspace at `place`."""
         with self._database.write() as db:
             db.executemany(
-                "DELETE FROM remote_files WHERE site = ? AND path = ?",
-                [(site, path) for path in paths],
+                "DELETE FROM remote_files WHERE place = ? AND path = ?",
+                [(place, path) for path in paths],
             )
 
     # Links
@@ -101,21 +104,21 @@ class FileLedger:
 
     # Bundles
 
-    def add_bundle(self, site: str, bundle: str, files: Iterable[FileRecord]) -> None:
+    def add_bundle(self, place: str, bundle: str, files: Iterable[FileRecord]) -> None:
         """A bundle has been uploaded; the next job that names it unpacks it."""
         with self._database.write() as db:
-            db.execute("INSERT INTO bundles VALUES (?, ?, 'uploaded')", (bundle, site))
+            db.execute("INSERT INTO bundles VALUES (?, ?, 'uploaded')", (bundle, place))
             db.executemany(
                 "INSERT INTO bundle_files VALUES (?, ?, ?, ?, ?)",
                 [(bundle, f.path, f.size, f.sha256, f.source) for f in files],
             )
 
-    def pending_bundles(self, site: str) -> dict[str, list[FileRecord]]:
+    def pending_bundles(self, place: str) -> dict[str, list[FileRecord]]:
         """Bundles that were uploaded and are not known to have been unpacked, with their files."""
         rows = self._db.execute(
             "SELECT bundle, path, size, sha256, source FROM bundle_files JOIN bundles"
-            " ON bundle = bundles.id WHERE site = ? AND state = 'uploaded' ORDER BY bundles.rowid",
-            (site,),
+            " ON bundle = bundles.id WHERE place = ? AND state = 'uploaded' ORDER BY bundles.rowid",
+            (place,),
         )
         bundles: dict[str, list[FileRecord]] = {}
         for row in rows:
@@ -129,13 +132,13 @@ class FileLedger:
         )
         return [_file(row) for row in rows]
 
-    def forget_bundled_files(self, site: str, paths: Iterable[str]) -> None:
-        """No bundle on its way to `site` brings these files any more."""
+    def forget_bundled_files(self, place: str, paths: Iterable[str]) -> None:
+        """No bundle on its way to `place` brings these files any more."""
         with self._database.write() as db:
             db.executemany(
                 "DELETE FROM bundle_files WHERE path = ? AND bundle IN"
-                " (SELECT id FROM bundles WHERE site = ? AND state = 'uploaded')",
-                [(path, site) for path in paths],
+                " (SELECT id FROM bundles WHERE place = ? AND state = 'uploaded')",
+                [(path, place) for path in paths],
             )
 
     def set_bundle(self, bundle: str, state: str) -> None:
@@ -144,15 +147,43 @@ class FileLedger:
             db.execute("UPDATE bundles SET state = ? WHERE id = ?", (state, bundle))
             db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
 
+    # What is newer
+
+    def number(self, place: str, path: str, sha256: str) -> int:
+        """The number of a content that is sent for `path`; the newest one has the greatest.
+
+        It is 0 unless another content may still be put there, or was numbered before.
+        """
+        row = self._db.execute(
+            "SELECT number, sha256 FROM numbered WHERE place = ? AND path = ?", (place, path)
+        ).fetchone()
+        if row is not None and row["sha256"] == sha256:
+            return int(row["number"])
+        if row is None and not self.rivals(place, path, sha256):
+            return 0
+        number = 1 if row is None else int(row["number"]) + 1
+        with self._database.write() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO numbered VALUES (?, ?, ?, ?)", (place, path, number, sha256)
+            )
+        return number
+
+    def superseded(self, place: str, file: FileRecord) -> bool:
+        """Whether another content than this one was sent for its path since."""
+        row = self._db.execute(
+            "SELECT sha256 FROM numbered WHERE place = ? AND path = ?", (place, file.path)
+        ).fetchone()
+        return row is not None and row["sha256"] != file.sha256
+
     # What is in the way of others
 
     def carry(
-        self, site: str, try_id: str, files: Iterable[FileRecord], makes: Iterable[str]
+        self, place: str, try_id: str, files: Iterable[FileRecord], makes: Iterable[str]
     ) -> None:
-        """A try is about to be sent to `site`.
+        """A try is about to be sent to `place`.
 
         Args:
-            site: its name.
+            place: its identity.
             try_id: the try.
             files: what its script holds and unpacks when it starts.
             makes: paths of the files and directories that it makes.
@@ -160,23 +191,23 @@ class FileLedger:
         rows = [(try_id, f.path, f.size, f.sha256, f.source) for f in files]
         rows += [(try_id, path, 0, MADE, False) for path in makes]
         with self._database.write() as db:
-            db.execute("INSERT OR IGNORE INTO bundles VALUES (?, ?, 'carried')", (try_id, site))
+            db.execute("INSERT OR IGNORE INTO bundles VALUES (?, ?, 'carried')", (try_id, place))
             db.executemany("INSERT OR REPLACE INTO bundle_files VALUES (?, ?, ?, ?, ?)", rows)
 
-    def rivals(self, site: str, path: str, sha256: str = MADE) -> list[Rival]:
-        """What may still put something else in the place of `path` in the workspace of `site`.
+    def rivals(self, place: str, path: str, sha256: str = MADE) -> list[Rival]:
+        """What may still put something else in the place of `path` in the workspace at `place`.
 
         Or of files below it. What brings the content `sha256` is not among them.
         """
         at_or_above = [path, *map(str, PurePosixPath(path).parents)]
         rows = self._db.execute(
             "SELECT id, state, sha256 = :made AS makes FROM bundle_files JOIN bundles"
-            " ON bundle = id WHERE site = :site AND state IN ('uploaded', 'carried')"
+            " ON bundle = id WHERE place = :place AND state IN ('uploaded', 'carried')"
             " AND (path = :path AND sha256 < :sha256"
             " OR path = :path AND sha256 > :sha256 OR path >= :low AND path < :high"
             " OR path IN (SELECT value FROM json_each(:at_or_above)) AND sha256 = :made)",
             # "0" is the character after "/".
-            {"path": path, "sha256": sha256, "site": site, "low": f"{path}/", "high": f"{path}0",
+            {"path": path, "sha256": sha256, "place": place, "low": f"{path}/", "high": f"{path}0",
              "at_or_above": json.dumps(at_or_above), "made": MADE},
         )  # fmt: skip
         return [Rival(row["id"], row["state"] == "uploaded", bool(row["makes"])) for row in rows]
@@ -194,9 +225,9 @@ def landed(db: sqlite3.Connection, try_id: str) -> None:
     Where it carried something else than what is known to lie there, that is not known any more.
     """
     db.execute(
-        "DELETE FROM remote_files WHERE (site, path) IN"
-        " (SELECT r.site, r.path FROM bundle_files AS f JOIN bundles AS b ON b.id = f.bundle"
-        " JOIN remote_files AS r ON r.site = b.site AND r.path = f.path"
+        "DELETE FROM remote_files WHERE (place, path) IN"
+        " (SELECT r.place, r.path FROM bundle_files AS f JOIN bundles AS b ON b.id = f.bundle"
+        " JOIN remote_files AS r ON r.place = b.place AND r.path = f.path"
         " WHERE f.bundle = ? AND r.sha256 <> f.sha256)",
         (try_id,),
     )

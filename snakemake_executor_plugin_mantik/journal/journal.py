@@ -66,10 +66,7 @@ class Journal:
 
     def _site_fact(self, site: str) -> spare.Fact:
         row = self._db.execute(
-            "SELECT site, url, workspace, config, MAX(first_bucket, COALESCE("
-            "(SELECT MAX(bucket) + 1 FROM tries WHERE site = :site), 0)) AS first_bucket"
-            " FROM sites WHERE site = :site",
-            {"site": site},
+            "SELECT site, url, workspace, config, place FROM sites WHERE site = ?", (site,)
         ).fetchone()
         return spare.of_site(dict(row))
 
@@ -79,7 +76,7 @@ class Journal:
         found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
         for row in self._db.execute(found, values):
             members.setdefault(row["try"], {})[row["job"]] = row["name"]
-        columns = "id, site, bucket, job, rule, name, fingerprint, made_of, created"
+        columns = "id, site, place, bucket, job, rule, name, fingerprint, made_of, created"
         found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
         for row in self._db.execute(found, values):
             yield spare.of_try(dict(row), members.get(row["id"], {}))
@@ -95,7 +92,9 @@ class Journal:
 
     def sites(self) -> dict[str, SiteRecord]:
         """The sites that there are records of, by name."""
-        rows = self._db.execute("SELECT site, url, workspace, config FROM sites ORDER BY site")
+        rows = self._db.execute(
+            "SELECT site, url, workspace, config, place FROM sites ORDER BY site"
+        )
         return {row["site"]: SiteRecord(**row) for row in rows}
 
     @property
@@ -108,69 +107,111 @@ class Journal:
         name: str = self._db.execute("SELECT id FROM workflow").fetchone()["id"]
         return name
 
-    def set_site(self, site: str, url: str, workspace: str, config: str = "") -> list[TryRecord]:
-        """Note which workspace the records of `site` are about.
+    @property
+    def instance(self) -> str:
+        """A random name of this very journal: a copy of it, wherever that lies, has another one."""
+        return self._database.instance
 
-        If the name meant another workspace before, nothing is known of the new one, and the tries
-        that were open at the old one are left to themselves; they are returned, to be told. The
-        same workspace under another URL is the same: its tries are there, but the ids that their
-        jobs had may mean others there. `config` is the backend config that tells of it.
+    def set_site(
+        self, site: str, url: str, workspace: str, place: str, config: str = ""
+    ) -> list[TryRecord]:
+        """Note at which place the jobs of `site` run.
+
+        If the name meant another place before, the tries that were open there are left to
+        themselves; they are returned, to be told. Behind another URL, or on another machine, the
+        ids that jobs had may mean others. `config` is the backend config that tells of the site.
         """
         known = self.sites().get(site)
-        moved = known is not None and known.workspace != workspace
-        left = [r for r in self.all_open_tries() if r.site == site] if moved else []
+        left: list[TryRecord] = []
+        if known is not None and known.place != place:
+            if (known.workspace, known.place and known.url) == (workspace, known.place and url):
+                self._unite(known, place)
+            else:
+                left = [r for r in self.all_open_tries() if r.site == site]
         for record in left:
             self.left_behind(record.id, known.workspace if known else workspace)
         with self._database.write() as db:
-            if moved:
-                db.execute("DELETE FROM remote_files WHERE site = ?", (site,))
-                db.execute("UPDATE bundles SET state = 'gone' WHERE site = ?", (site,))
-            elif known is not None and known.url != url:
+            if known is not None and known.url != url:
                 db.execute(
                     "DELETE FROM submissions WHERE try IN (SELECT id FROM tries WHERE site = ?)",
                     (site,),
                 )
             db.execute(
-                "INSERT INTO sites (site, url, workspace, config) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (site) DO UPDATE SET url = excluded.url,"
+                "INSERT INTO sites (site, url, workspace, config, place) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (site) DO UPDATE SET url = excluded.url, place = excluded.place,"
                 " workspace = excluded.workspace, config = excluded.config",
-                (site, url, workspace, config),
+                (site, url, workspace, config, place),
+            )
+            db.execute("INSERT OR IGNORE INTO places (place) VALUES (?)", (place,))
+            db.execute(
+                "UPDATE tries SET place = ? WHERE place = '' AND state = 'abandoned'"
+                " AND outcome = ?",
+                (place, f"{LEFT}{workspace}"),
             )
         self._note(self._site_fact(site))
         return left
 
-    def neighbours(self, site: str) -> list[str]:
-        """The names, `site` among them, under which the workspace of `site` is known."""
-        rows = self._db.execute(
-            "SELECT b.site AS site FROM sites a JOIN sites b ON a.workspace = b.workspace"
-            " WHERE a.site = ? ORDER BY b.site",
-            (site,),
-        )
-        return [row["site"] for row in rows]
-
-    def retire_buckets(self, site: str) -> list[int]:
-        """Close all buckets of the workspace of `site` that may lie there; their numbers.
-
-        They are never used again: a job of theirs that the site starts late must not find a
-        directory in which it could make a claim.
-        """
-        buckets: set[int] = set()
-        names = self.neighbours(site)
+    def _unite(self, known: SiteRecord, place: str) -> None:
+        """The directory of a site turns out to be at `place`, under whatever name it was known."""
         with self._database.write() as db:
-            for name in names:
-                rows = db.execute(
-                    "SELECT DISTINCT bucket FROM tries WHERE site = :site AND bucket >="
-                    " COALESCE((SELECT first_bucket FROM sites WHERE site = :site), 0)",
-                    {"site": name},
-                )
-                buckets.update(row["bucket"] for row in rows)
-            for name in names if buckets else []:
+            same = "place = ? AND workspace = ?"
+            names = db.execute(
+                f"SELECT site FROM sites WHERE {same}",  # noqa: S608
+                (known.place, known.workspace),
+            ).fetchall()
+            for name in [row["site"] for row in names]:
                 db.execute(
-                    "UPDATE sites SET first_bucket = ? WHERE site = ?", (max(buckets) + 1, name)
+                    "UPDATE tries SET place = ? WHERE site = ? AND place = ?"
+                    " AND outcome NOT LIKE ?",
+                    (place, name, known.place, f"{LEFT}%"),
                 )
-        for name in names if buckets else []:
-            self._note(self._site_fact(name))
-        return sorted(buckets)
+                db.execute("UPDATE sites SET place = ? WHERE site = ?", (place, name))
+                for table in ("remote_files", "bundles", "numbered"):
+                    # The files of an older journal stand under the site's name.
+                    db.execute(
+                        f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?",  # noqa: S608
+                        (place, known.place or name),
+                    )
+            db.execute(
+                "INSERT OR IGNORE INTO buckets SELECT DISTINCT place, bucket FROM tries"
+                " WHERE place = ? AND state NOT IN ('planned', 'done', 'abandoned')",
+                (place,),
+            )
+
+    # Buckets
+
+    def bucket(self, place: str) -> int:
+        """The bucket that is being filled at a place.
+
+        Its number is random: a bucket that was removed is never used again, so that a job of it
+        that the site starts late finds no directory in which it could make a claim, and two copies
+        of a journal have no bucket in common.
+        """
+        row = self._db.execute("SELECT bucket FROM places WHERE place = ?", (place,)).fetchone()
+        if row is not None and row["bucket"] is not None:
+            used = self._db.execute(
+                "SELECT COUNT(*) AS used FROM tries WHERE place = ? AND bucket = ?",
+                (place, row["bucket"]),
+            ).fetchone()["used"]
+            if used < BUCKET_SIZE:
+                return int(row["bucket"])
+        bucket = uuid.uuid4().int >> 88
+        with self._database.write() as db:
+            db.execute("INSERT OR REPLACE INTO places VALUES (?, ?)", (place, bucket))
+            db.execute("INSERT INTO buckets VALUES (?, ?)", (place, bucket))
+        return bucket
+
+    def retire_buckets(self, place: str) -> list[int]:
+        """Fill no bucket of a place any further; those that may lie there."""
+        with self._database.write() as db:
+            db.execute("UPDATE places SET bucket = NULL WHERE place = ?", (place,))
+        rows = self._db.execute("SELECT bucket FROM buckets WHERE place = ?", (place,))
+        return [row["bucket"] for row in rows]
+
+    def bucket_gone(self, place: str, bucket: int) -> None:
+        """A bucket, and all that belongs to it, was removed."""
+        with self._database.write() as db:
+            db.execute("DELETE FROM buckets WHERE place = ? AND bucket = ?", (place, bucket))
 
     # Tries
 
@@ -190,25 +231,20 @@ class Journal:
         The arguments are those of `TryRecord`, and `members`, the names of the jobs that a group
         consists of, by these jobs.
         """
+        row = self._db.execute("SELECT place FROM sites WHERE site = ?", (site,)).fetchone()
+        place = row["place"] if row is not None else site
+        bucket = self.bucket(place)
         with self._database.write() as db:
-            row = db.execute(
-                "SELECT bucket, COUNT(*) AS used FROM tries WHERE site = ? AND bucket ="
-                " (SELECT MAX(bucket) FROM tries WHERE site = ?) GROUP BY bucket",
-                (site, site),
-            ).fetchone()
-            bucket = 0 if row is None else row["bucket"] + (row["used"] >= BUCKET_SIZE)
-            first = db.execute("SELECT first_bucket FROM sites WHERE site = ?", (site,)).fetchone()
-            bucket = max(bucket, first["first_bucket"] if first else 0)
             record = TryRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
                 fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
-                made_of=made_of,
+                made_of=made_of, place=place,
             )  # fmt: skip
             db.execute(
                 "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
-                " made_of) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " made_of, place) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
-                 record.created, made_of),
+                 record.created, made_of, place),
             )  # fmt: skip
             rows = [(record.id, *member) for member in (members or {}).items()]
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
@@ -234,8 +270,9 @@ class Journal:
     def forgotten_secrets(self, site: str) -> list[TryRecord]:
         """The tries that are over and whose secrets may still be at the site."""
         return self._tries(
-            "WHERE site = ? AND state IN ('done', 'abandoned') AND id IN (SELECT try FROM secrets)",
-            (site,),
+            "WHERE site = ? AND state IN ('done', 'abandoned') AND id IN (SELECT try FROM secrets)"
+            " AND place = (SELECT place FROM sites WHERE site = ?)",
+            (site, site),
         )
 
     def submitting(self, try_id: str, queue: str) -> None:
@@ -260,6 +297,11 @@ class Journal:
                 " sent = COALESCE(sent, ?) WHERE id = ? AND state IN (?, ?, ?)",
                 (TryState.SUBMITTED, time.time(), sent, try_id, *list(TryState)[:3]),
             )
+
+    def waiting(self, try_id: str, why: str) -> None:
+        """The scheduler's word for why the try cannot start; empty if it only waits its turn."""
+        with self._database.write() as db:
+            db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
 
     def ended(
         self,
@@ -340,14 +382,14 @@ class Journal:
             found |= {record.id: record for record in of_job}
         return sorted(found.values(), key=lambda record: record.created)
 
-    def left_tries(self, jobs: Sequence[str], workspace: str) -> list[TryRecord]:
-        """The tries of jobs that were left behind in a workspace, where they may still run."""
+    def left_tries(self, jobs: Sequence[str], place: str) -> list[TryRecord]:
+        """The tries of jobs that were left behind at a place, where they may still run."""
         found: dict[str, TryRecord] = {}
         for job in jobs:
             of_job = self._tries(
                 "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?))"
-                " AND state = 'abandoned' AND outcome = ?",
-                (job, job, f"{LEFT}{workspace}"),
+                " AND state = 'abandoned' AND outcome LIKE ? AND place = ?",
+                (job, job, f"{LEFT}%", place),
             )
             found |= {record.id: record for record in of_job}
         return list(found.values())

@@ -48,7 +48,10 @@ class TryRecord:
         reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
         log: local path of the job's log once it is there.
         sent: when its submission was acknowledged, by the site's own clock.
+        waits: the scheduler's word for why it cannot start; empty if there is none, or it started.
         made_of: what it is made of, to tell changes later (`engine.adopt.note`).
+        place: the place that it was sent to; empty in a journal of an older version until one of
+            its sites is opened again.
     """
 
     id: str
@@ -71,6 +74,8 @@ class TryRecord:
     reason: str = ""
     made_of: str = ""
     sent: float | None = None
+    waits: str = ""
+    place: str = ""
 
     @property
     def may_run(self) -> bool:
@@ -105,15 +110,17 @@ class SiteRecord:
 
     Attributes:
         site: its name in the workflow.
-        url: of its API.
+        url: of its API, and the machine behind it where that has several.
         workspace: absolute path there.
         config: absolute path of the backend config that described it last; empty if not known.
+        place: the identity of its workspace; empty where no version with places has opened it.
     """
 
     site: str
     url: str
     workspace: str
     config: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Known:
 
     Attributes:
         workflow: the workflow's name; empty if that is lost.
-        sites: the columns of the table `sites`, by site; `first_bucket` is one that no try is in.
+        sites: the columns of the table `sites`, by site.
         tries: the columns of `tries` that are settled before a try is submitted, and `members`, of
             the tries that are not known to be over, by id.
     """
@@ -105,9 +105,6 @@ def read(directory: Path) -> Known:
                 known.tries[str(found["id"])] = found
         except (KeyError, TypeError, ValueError):
             continue
-    for found in known.tries.values():
-        if (site := known.sites.get(found["site"])) is not None:
-            site["first_bucket"] = max(site["first_bucket"], found["bucket"] + 1)
     for try_id in over:
         known.tries.pop(try_id, None)
     return known

@@ -45,6 +45,8 @@ class SiteFacts:
         user: the login name that jobs run as, where known.
         queues: limits by queue; empty where the site does not say.
         max_entries: most entries that one listing returns.
+        accounts: the compute budget accounts that the user may use; empty where the site does not
+            say, or not reliably.
     """
 
     workspace: str
@@ -52,6 +54,7 @@ class SiteFacts:
     user: str = ""
     queues: Mapping[str, QueueLimits] = field(default_factory=dict)
     max_entries: int = 10_000
+    accounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,9 @@ class JobState:
             been seen to tell 0 for one that ended while it was still being taken in.
         scheduler_id: the scheduler's id of the job, empty before it has one.
         queue: the queue it waits or runs in, empty if the site does not say.
+        waits: the scheduler's word for why a job that waits cannot start, other than that it is not
+            its turn; empty if it has none.
+        never: whether it will never start as it is: it asks for more than a limit allows.
         later: whether it was not run for now only: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
     """
@@ -128,6 +134,8 @@ class JobState:
     scheduler_id: str = ""
     queue: str = ""
     later: bool = False
+    waits: str = ""
+    never: bool = False
 
 
 @dataclass(frozen=True)

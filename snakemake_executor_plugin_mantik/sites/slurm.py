@@ -40,6 +40,18 @@ TOO_MANY_JOBS: Final = re.compile(
 """What sbatch, and qsub, say of a limit on how many jobs are submitted; other limits stay exceeded.
 """
 
+_ITS_TURN: Final = re.compile(
+    r"None|Priority|Resources|Licenses|BeginTime|Cleaning|Prolog|(QOS|Assoc)MaxJobs\w*Limit"
+)
+"""Reasons for which a job waits that pass by themselves."""
+_NEVER: Final = re.compile(
+    r"PartitionTimeLimit|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
+    r"|(QOS|Assoc)Max\w*Per(Job|Node)(Limit)?|QOSMin\w+"
+)
+"""Reasons for which a job waits for ever as it is: its own request is beyond a limit.
+
+Not PartitionNodeLimit and BadConstraints, which also stand for nodes that are down."""
+
 AWAY: Final = re.compile(
     r"Unable to contact slurm controller|Socket timed out on send/recv|"
     r"Slurm backup controller in standby mode|Slurm temporarily unable to accept job",
@@ -52,6 +64,17 @@ LAUNCH_SIGNAL: Final = 53
 
 It calls every job so whose batch script a signal ended: `Reason=JobLaunchFailure` (22.05).
 """
+
+
+def hindrance(reason: str) -> tuple[str, bool]:
+    """Why a pending job cannot start, empty if it is only not its turn; and whether it never will.
+
+    Args:
+        reason: Slurm's `StateReason`.
+    """
+    if not reason or _ITS_TURN.fullmatch(reason):
+        return "", False
+    return reason, _NEVER.fullmatch(reason) is not None
 
 
 def reason_of_end(state: str, code: int | None, signal: int | None) -> Reason | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, key_of
 
 
 class FileChanged(UserError):  # noqa: N818 - reads as what it says
@@ -96,8 +96,8 @@ def _add(tar: tarfile.TarFile, file: LocalFile, originals: dict[tuple[int, int],
         return
     member.size = status.st_size
     with file.local.open("rb") as content:
-        if (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns):
+        if key_of(file.local, status) == file.key:
             tar.addfile(member, content)
             status = file.local.stat()
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+    if key_of(file.local, status) != file.key:
         raise FileChanged(file)

@@ -5,7 +5,9 @@ import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +18,15 @@ from snakemake_executor_plugin_mantik.staging.secrecy import CredentialFiles
 
 _CHUNK = 1 << 20
 
-Key = tuple[str, int, int]
-"""A content: path, size and modification time in ns."""
+Key = tuple[str, int, int, int, int]
+"""A content: path, size, modification and change time in ns, inode.
+
+Size and modification time can be those of another content (`cp -p`, `rsync -t`, archives); no
+program can set the change time."""
+
+SETTLED_NS = 50_000_000
+"""File systems tell times in steps of some ms: a file that was changed less than so many ns ago may
+change again and keep its times, so that its checksum is not remembered."""
 
 _Found = tuple[str, Path, os.stat_result]
 """Path in the workspace, local path, status."""
@@ -31,7 +40,8 @@ class LocalFile:
         path: where it belongs, relative to the workspace.
         local: where it is here.
         size: bytes; 0 for a directory.
-        mtime_ns: its modification time when it was looked at, in ns.
+        key: what tells its content from another one's, as it was when it was looked at; None if
+            there is no such file here.
         sha256: checksum of its content; empty for a directory.
         directory: whether it is a directory.
         source: whether it goes up as one of the working directory's sources.
@@ -41,7 +51,7 @@ class LocalFile:
     path: str
     local: Path
     size: int
-    mtime_ns: int
+    key: Key | None = None
     sha256: str = ""
     directory: bool = False
     source: bool = False
@@ -54,17 +64,16 @@ class LocalFile:
         Without any content it is an empty directory.
         """
         if content is None:
-            return cls(path, Path(path), 0, 0, directory=True, content=b"")
+            return cls(path, Path(path), 0, directory=True, content=b"")
         digest = hashlib.sha256(content).hexdigest()
-        return cls(path, Path(path), len(content), 0, digest, content=content)
+        return cls(path, Path(path), len(content), sha256=digest, content=content)
 
     def is_touched(self) -> bool:
-        """Whether it has another size or time than when it was looked at; it may be gone."""
+        """Whether it may be another one than when it was looked at; it may be gone."""
         try:
-            status = self.local.stat()
+            return key_of(self.local, self.local.stat()) != self.key
         except OSError:
             return True
-        return (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns)
 
     @property
     def record(self) -> FileRecord:
@@ -81,6 +90,7 @@ class LocalFiles:
     def __init__(self, workdir: Path, ledger: FileLedger) -> None:
         self._workdir = workdir
         self._ledger = ledger
+        self._inodes: dict[str, int] = {}
         self._reading: dict[Key, asyncio.Task[dict[Key, str | OSError]]] = {}
 
     async def look_at(
@@ -105,10 +115,10 @@ class LocalFiles:
         found = await asyncio.to_thread(_walk_all, roots, may_go=source)
         checksums = await self._checksums(found)
         return [
-            LocalFile(at, here, 0, status.st_mtime_ns, directory=True, source=source)
+            LocalFile(at, here, 0, key_of(here, status), directory=True, source=source)
             if stat.S_ISDIR(status.st_mode)
             else LocalFile(
-                at, here, status.st_size, status.st_mtime_ns, checksums[_key(here, status)],
+                at, here, status.st_size, key_of(here, status), checksums[key_of(here, status)],
                 source=source,
             )
             for at, here, status in found
@@ -116,7 +126,7 @@ class LocalFiles:
 
     async def _checksums(self, found: Iterable[_Found]) -> dict[Key, str]:
         """The checksums of files: known, being taken for another job, or taken now."""
-        keys = [_key(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
+        keys = [key_of(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
         checksums = {key: sha for key in keys if (sha := self._ledger.local_file(*key)) is not None}
         unknown = dict.fromkeys(key for key in keys if key not in checksums)
         fresh = [key for key in unknown if key not in self._reading]
@@ -133,31 +143,43 @@ class LocalFiles:
 
     async def _read(self, keys: list[Key]) -> dict[Key, str | OSError]:
         try:
+            fresh = time.time_ns() - SETTLED_NS
             digests = await asyncio.to_thread(_checksums, keys)
-            known = [(*key, digest) for key, digest in digests.items() if isinstance(digest, str)]
+            known = [
+                (*key, digest)
+                for key, digest in digests.items()
+                if isinstance(digest, str) and key[3] < fresh
+            ]
             self._ledger.set_local_files(known)
             return digests
         finally:
             for key in keys:
                 self._reading.pop(key, None)
 
+    def settled(self, files: Iterable[FileRecord]) -> None:
+        """Files have just come here, verified."""
+        for file in files:
+            with suppress(OSError):
+                self._inodes[file.path] = local_path(file.path, self._workdir).stat().st_ino
+
     def touched(self, files: Iterable[FileRecord]) -> None:
-        """Note that files whose content is known were touched, so that they are not read again."""
+        """Snakemake has touched files that had `settled`: note it, so that none is read again."""
         known = []
         for file in files:
             local = local_path(file.path, self._workdir)
             try:
-                status = local.stat()
+                key = key_of(local, local.stat())
             except OSError:
                 continue  # a temp() file that is gone already needs no checksum
-            if status.st_size == file.size and file.sha256:
-                known.append((*_key(local, status), file.sha256))
+            if file.sha256 and (key[1], key[4]) == (file.size, self._inodes.pop(file.path, None)):
+                known.append((*key, file.sha256))
         if known:
             self._ledger.set_local_files(known)
 
 
-def _key(path: Path, status: os.stat_result) -> Key:
-    return str(path), status.st_size, status.st_mtime_ns
+def key_of(path: Path, status: os.stat_result) -> Key:
+    """What tells a file's content from any other that it had or will have."""
+    return str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _unreadable(path: object, error: OSError) -> UserError:

@@ -23,7 +23,12 @@ from snakemake_executor_plugin_mantik.errors import (
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
 from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
-from snakemake_executor_plugin_mantik.private import change_mode, make_private, open_private
+from snakemake_executor_plugin_mantik.private import (
+    change_mode,
+    make_private,
+    open_private,
+    umask,
+)
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -251,7 +256,8 @@ class Landing:
                     where=entry.path,
                 )
             if entry.type != "l":
-                change_mode(path, entry.mode | (0o700 if entry.type == "d" else 0o400))
+                mode = entry.mode & ~umask()  # a job may have opened it to everybody
+                change_mode(path, mode | (0o700 if entry.type == "d" else 0o400))
         # Made last, so that nothing is ever written through a link.
         for place, target in links.items():
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -83,6 +83,20 @@ def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_pat
     assert "the site tells no accounts" in about("account", findings(done)).text
 
 
+def test_what_is_asked_beyond_limits_that_are_not_told_is_said(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    text = sandbox.config_path("hpc2").read_text()
+    asked_for = "Queue: batch\n  Runtime: 999d\n  Nodes: 1\n  MemoryPerNode: 900G\n"
+    config = tmp_path / "hpc2.yaml"
+    config.write_text(text.replace("Queue: batch\n", asked_for))
+    found = findings(asked(config, sandbox.environment()))
+    fits, unchecked = [finding for finding in found if finding.topic == "resources"]
+    assert fits == Finding("resources", "ok", "fit into what the queue is told to allow")
+    assert unchecked.verdict == "note"
+    assert unchecked.text.startswith("runtime, memory: not checked")
+
+
 @pytest.mark.parametrize(
     ("site", "variable"), [("hpc1", "MANTIK_HPC1_PASSWORD"), ("hpc2", "MANTIK_HPC2_CLIENT_SECRET")]
 )

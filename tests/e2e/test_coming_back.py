@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -284,6 +285,21 @@ def test_a_second_controller_is_refused(project: Project) -> None:
     go(project)
     first.end().ok()
     assert runs(project) == ["0", "1", "2", "3", "sum"]
+
+
+def test_a_second_controller_is_refused_where_the_state_was_removed(project: Project) -> None:
+    """Somebody tidies up under a running controller, and starts again."""
+    prepare(project)
+    first = project.start(plain=True)
+    until(lambda: runs(project), "jobs that run")
+    shutil.rmtree(project.directory / ".snakemake")
+
+    said = project.run("--nolock", "--rerun-incomplete", plain=True).failed()
+
+    tells(said, "another Snakemake with the mantik executor is running in this directory")
+    go(project)
+    first.end()
+    assert runs(project) == ["0", "1", "2", "3", "sum"], "each once"
 
 
 CHANGING = r"""

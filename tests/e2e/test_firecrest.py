@@ -48,6 +48,19 @@ def own(own_sandbox: Sandbox, tmp_path: Path) -> Iterator[Project]:
     made.close()
 
 
+def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
+    firecrest: Project, sandbox: Sandbox
+) -> None:
+    firecrest.write(
+        "Snakefile", f"{GOOD}\n    rule bad:\n        output: 'bad'\n        input: 'good.txt'\n"
+        "        resources: slurm_account='nobody'\n        shell: 'touch bad'\n",
+    )  # fmt: skip
+    before = len(sandbox.record("hpc2")["runs"])
+    said = firecrest.run("bad").failed()
+    tells(said, "nothing was sent", "bad: you have no account 'nobody' there, only sandbox")
+    assert len(sandbox.record("hpc2")["runs"]) == before
+
+
 def of_kind(site: FirecrestSite, kind: str) -> dict[str, str]:
     """The variables of one kind of credentials, without their prefix."""
     tokens = site.tokens
@@ -341,3 +354,21 @@ def test_submission_with_a_slow_sbatch_runs_once(
     assert firecrest.read("out.txt") == "ran\n", said
     assert (firecrest.workspace / "ran.txt").read_text() == "ran\n"
     assert len(firecrest.tries) == 1
+
+
+def test_a_job_beyond_its_queues_limit_fails_with_the_schedulers_reason(firecrest: Project) -> None:
+    """Slurm takes it and lets it wait for ever; nobody else would say so."""
+    firecrest.write(
+        "Snakefile",
+        """
+        rule long:
+            output: "long.txt"
+            resources: runtime="72h"
+            shell: "touch {output}"
+        """,
+    )
+    said = firecrest.run().failed()
+    assert said.count("cannot start: PartitionTimeLimit") == 1
+    tells(said, "it would wait for ever in the queue: PartitionTimeLimit", "reason: rejected")
+    [record] = firecrest.tries
+    assert (record.reason, record.waits) == ("rejected", "PartitionTimeLimit")

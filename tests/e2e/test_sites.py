@@ -242,7 +242,7 @@ def test_files_cross_once_and_only_when_needed(
     ran = two.run().ok()
 
     # At UNICORE: the workspace's permissions and the sources. At firecREST: sources, and a.bin.
-    assert ledger.uploads() == {"hpc1": 2, "hpc2": 2}, ran.output
+    assert ledger.uploads() == {"hpc1": 3, "hpc2": 3}, f"sources, inputs, lease: {ran.output}"
     assert two.read("sum1") == two.read("sum2a") == two.read("sum2b")
     assert not (two.workspace / "stays.bin").exists()
     there = two.workspace_at(firecrest_place)
@@ -356,8 +356,8 @@ def test_two_names_of_one_api_share_client_and_workspace(either: Project, sandbo
         plain=True,
     ).ok()  # fmt: skip
 
-    # The sources and one bundle; UNICORE's workspace's permissions are set once, too.
-    assert ledger.uploads()[name] == (2 if name == "hpc2" else 3), ran.output
+    # Lease, sources and one bundle; UNICORE's workspace's permissions are set once, too.
+    assert ledger.uploads()[name] == (3 if name == "hpc2" else 4), ran.output
     assert ran.output.count("Sources: ") == 1
     assert either.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]
     assert {record.site for record in either.tries} == {"a", "b"}

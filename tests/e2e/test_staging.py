@@ -100,7 +100,7 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
     requests = Requests(sandbox)
 
     project.run().ok()
-    assert requests.uploads == 3, "the workspace's permissions, the sources, the input"
+    assert requests.uploads == 4, "the workspace's permissions, the lease, the sources, the input"
     assert project.read("a.sum") == project.read("b.sum")
 
     os.utime(data)
@@ -119,7 +119,7 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
 
     shutil.rmtree(project.workspace)
     project.run("--forceall").ok()
-    assert requests.uploads == 3, "all of it has been purged"
+    assert requests.uploads == 4, "all of it has been purged"
     assert project.read("a.sum") == project.read("b.sum")
 
 

@@ -1,6 +1,7 @@
 """The engine's thread: every job has one outcome, whatever breaks."""
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine import core
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
@@ -181,7 +183,9 @@ def test_tidies_up_at_the_end(start: Start, world: World) -> None:
     engine = start()
     engine.commit(outcomes(engine, request(1))[1])
     engine.close()
-    assert not [path for path in world.files if path.startswith(".mantik/")]
+    left = [path for path in world.files if path.startswith(".mantik/")]
+    kept = ("/tries", "/work", "/bundles", "/place")
+    assert not [path for path in left if not path.endswith(kept) and "/place/" not in path]
     engine.close()
 
 
@@ -439,7 +443,7 @@ def test_a_workspace_under_another_name_runs_one_try_at_a_time(
     elsewhere = World(at_once, lambda spec: 0.1)
     if between:
         with closing(Journal(tmp_path / ".state")) as journal:
-            journal.set_site("sim", CONFIG.api_url, "/else")
+            journal.set_site("sim", CONFIG.api_url, "/else", "else")
     named = {"new": (world, "/ws")} | ({"sim": (elsewhere, "/else")} if swapped else {})
     world.duration = lambda spec: 0.1
     again = Engine(
@@ -456,3 +460,64 @@ def test_a_workspace_under_another_name_runs_one_try_at_a_time(
     assert first.ended is not None
     assert first.ended <= second.begun
     assert not any(record.may_run for record in history(tmp_path / ".state"))
+
+
+@pytest.mark.parametrize("one_client", [False, True])
+def test_names_of_one_place_keep_their_own_settings(
+    world: World, tmp_path: Path, one_client: bool
+) -> None:
+    (tmp_path / "data").write_bytes(os.urandom(3000))
+    inline = {"small": 100, "large": 100_000}
+    clients = {name: SimulatedSite(world, "client" if one_client else name) for name in inline}
+    sites = {}
+    for number, (name, limit) in enumerate(inline.items()):
+        values = {
+            "inline_limit_bytes": limit,
+            "heartbeat_s": 7 + number,
+            "term_grace_s": 5 + number,
+        }
+        config = QUICK.model_copy(
+            update={
+                "site": QUICK.site.model_copy(update=values),
+                "unicore_api_url": "https://one" if one_client else f"https://{name}",
+            }
+        )
+        client = clients["small"] if one_client else clients[name]
+        sites[name] = (client, SimulatedPlanner(config, None, tmp_path, world))
+    engine = Engine(
+        sites, journal=Journal(tmp_path / ".state"), workdir=tmp_path, state=tmp_path / ".state",
+        tell=lambda _: None,
+    )  # fmt: skip
+    try:
+        engine.open([*sites], lambda _: Sources((), 0, ()))
+        jobs = [replace(request(n, "data"), site=site) for n, site in enumerate(sites)]
+        assert all(o.succeeded for o in outcomes(engine, *jobs).values())
+    finally:
+        engine.close(tidy=False)
+    limits = {spec.name: spec.limits for spec in world.specs.values()}
+    assert [limits[f"job-{n}"].heartbeat_s for n in (0, 1)] == [7, 8]
+    assert [limits[f"job-{n}"].grace_s for n in (0, 1)] == [5, 6]
+    bundled = {spec.name: bool(spec.bundles) for spec in world.specs.values()}
+    assert bundled["job-0"], "its script is too small for it"
+    with closing(Journal(tmp_path / ".state")) as journal:
+        assert len({site.place for site in journal.sites().values()}) == 1
+
+
+@pytest.mark.parametrize("machine", ["daint", "eiger"])
+def test_ids_of_jobs_are_those_of_a_machine(tmp_path: Path, machine: str) -> None:
+    """Another one behind the same URL may know other jobs by them."""
+
+    def server(name: str) -> str:
+        url = "https://fire.example"
+        firecrest = {"ApiUrl": f"{url}/v2", "TokenUrl": f"{url}/token", "Machine": name}
+        given = {"Firecrest": firecrest, "Resources": {"Queue": "q"}}
+        return BackendConfig.model_validate(given).server
+
+    with closing(Journal(tmp_path)) as journal:
+        journal.set_site("cscs", server("daint"), "/ws", "place")
+        record = journal.new_try(site="cscs", job="j", rule="r", name="j", fingerprint="f")
+        journal.submitting(record.id, "q")
+        journal.submitted(record.id, "17")
+        assert journal.set_site("cscs", server(machine), "/ws", "place") == []
+        [known] = journal.all_open_tries()
+        assert known.site_jobs == (("17",) if machine == "daint" else ())

@@ -32,7 +32,7 @@ def test_changed_job_is_given_up_before_another_starts(tmp_path: Path) -> None:
 
 def test_changed_job_that_waits_is_revoked(tmp_path: Path) -> None:
     world = World(lambda spec: Fate(starts=(5000.0,)))
-    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3).forget()
+    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 9).forget()
 
     assert run_one(tmp_path, world, command="another").succeeded
 
@@ -162,7 +162,7 @@ SECRET = replace(request(1), secrets={"MYSECRET": "VALUE-987"})
 def test_secrets_of_a_cancelled_job_are_removed(tmp_path: Path) -> None:
     """It waits in the queue; the process that submitted it has gone."""
     world = World(lambda spec: Fate(starts=(5000.0,)))
-    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3, SECRET).forget()
+    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 9, SECRET).forget()
     assert secrets_at(world)
 
     async def play(controller: Controller) -> list[str]:
@@ -178,7 +178,9 @@ def test_secrets_of_a_submission_that_was_never_answered_are_removed(
 ) -> None:
     """The process died when the values had gone up: at the site nobody heard of the job."""
     world = World(lambda spec: Fate(starts=(), denied=True))
-    killed_when(tmp_path, world, lambda c: c.site.calls[method] > 0, SECRET).forget()
+    killed_when(
+        tmp_path, world, lambda c: c.site.calls[method] > (method == "put"), SECRET
+    ).forget()
     world.advance(world.now + 100.0)
     assert secrets_at(world)
 
@@ -214,14 +216,14 @@ def test_secrets_of_a_job_that_left_no_marker_are_removed(tmp_path: Path, reason
 
 def test_secrets_that_the_site_does_not_remove_now_are_removed_later(tmp_path: Path) -> None:
     world = World(lambda spec: Fate(starts=(5000.0,)))
-    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3, SECRET).forget()
+    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 9, SECRET).forget()
 
     async def play(controller: Controller) -> list[str]:
         controller.site.fault = lambda method, about: "unreachable" if method == "remove" else ""
         await controller.work.ender.cancel(controller.journal.all_open_tries())
         assert secrets_at(world)
         controller.site.fault = lambda method, about: "" if "secrets" in about else "unreachable"
-        await controller.work.ender.tidy()
+        await controller.work.ender.settle()
         return secrets_at(world)
 
     assert simulate(tmp_path, world, play) == []

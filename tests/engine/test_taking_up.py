@@ -25,7 +25,7 @@ from tests.support.controller import (
 from tests.support.simulated import Fate, World
 
 DEATHS: dict[TryState, Callable[[Controller], bool]] = {
-    TryState.PLANNED: lambda c: c.site.calls["make_directory"] == 1,
+    TryState.PLANNED: lambda c: bool(c.journal.all_open_tries()),
     TryState.SUBMITTING: lambda c: bool(c.world.jobs),
     TryState.SUBMITTED: lambda c: bool(c.world.runs),
     TryState.ENDED: lambda c: any(r.state is TryState.ENDED for r in c.journal.all_open_tries()),
@@ -125,7 +125,7 @@ def with_sources(sources: dict[str, str], **values: Any) -> Play:
     """A run of one job in a working directory with these sources."""
 
     async def play(controller: Controller) -> Outcome:
-        controller.work.sources = sources
+        controller.place.sources = sources
         return await controller.job(replace(request(1, "data/x"), **values))
 
     return play
@@ -227,8 +227,9 @@ def test_left_behind_and_come_back_to(tmp_path: Path) -> None:
     world = World(duration=lambda spec: 1000.0)
     killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
     with closing(Journal(tmp_path / ".state")) as journal:
-        assert len(journal.set_site("sim", "url", "/another")) == 1
-        journal.set_site("sim", "url", "/ws")
+        open_tries = journal.all_open_tries()
+        assert len(journal.set_site("sim", "url", "/another", "else")) == 1
+        journal.set_site("sim", "url", "/ws", open_tries[0].place)
 
     assert run_one(tmp_path, world).succeeded
 

@@ -45,7 +45,7 @@ def sent(tmp_path: Path) -> Sent:
         async def work() -> dict[str, str]:
             clock = asyncio.get_running_loop().time
             patience = Patience("sim", said.append, clock)
-            stager = Stager(SimulatedSite(World()), journal.files, patience, tmp_path, 100)
+            stager = Stager(SimulatedSite(World()), "sim", journal, patience, tmp_path)
             local = Busy(tmp_path, journal, act)
             return await send_sources(["code.py", "notes"], local, stager, said.append)
 

@@ -8,15 +8,16 @@ from typing import TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.examine import LOST_S, SPACING_S
+from snakemake_executor_plugin_mantik.engine.examine import LOOK, LOST_S, SPACING_S
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected, SiteUnreachable
+from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Submission
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
 from tests.support import virtualtime
 from tests.support.simulated import Fate, Fault, SimulatedSite, World
 
@@ -34,6 +35,7 @@ class Bench:
         self.site = SimulatedSite(world)
         self.journal = journal
         self.said: list[str] = []
+        self.waits: list[str] = []
         self.logged: list[tuple[float, int]] = []
         self.settings = SiteSettings()
         clock = asyncio.get_running_loop().time
@@ -41,6 +43,7 @@ class Bench:
             self.site, self.settings, Patience("sim", self.said.append, clock),
             journal.submitted, clock,
             on_logged=lambda _, size: self.logged.append((self.now, size)),
+            on_waiting=lambda _, why: self.waits.append(why),
         )  # fmt: skip
 
     def new(self, name: str = "job") -> TryRecord:
@@ -526,3 +529,56 @@ def test_submission_that_another_process_did_not_live_to_see_is_repeated_soon(pl
         return end
 
     assert play(World(), scenario).kind is EndKind.VANISHED
+
+
+def test_a_job_that_cannot_start_is_reported_once(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    world = World(lambda spec: Fate(starts=(4000.0,), waits=("ReqNodeNotAvail", False)))
+
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        end = await bench.watcher.watch(record, [job], sent=1)
+        assert end.exit_code == 0, "it did start, later"
+        assert bench.waits == ["ReqNodeNotAvail"]
+
+    play(world, scenario)
+
+
+def test_a_job_that_would_wait_for_ever_fails_and_never_runs(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    world = World(lambda spec: Fate(starts=(4000.0,), waits=("PartitionTimeLimit", True)))
+
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        end = await bench.watcher.watch(record, [job], sent=1)
+        assert end.state is not None
+        assert (end.kind, end.state.reason) == (EndKind.SCHEDULER, Reason.REJECTED)
+        assert "PartitionTimeLimit" in end.state.detail
+        assert bench.now < 600
+        await asyncio.sleep(DAY_S)
+        assert not bench.world.runs
+
+    play(world, scenario)
+
+
+def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedulers_word(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    """An NFS client shows an old directory until it has written to it: the last look decides."""
+
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        shown = bench.site.list
+
+        async def old(path: str) -> dict[str, Entry]:
+            entries = await shown(path)
+            written = f"{record.paths.tries}/{LOOK}" in bench.world.files
+            return {n: e for n, e in entries.items() if written or marker_name(n) is None}
+
+        bench.site.list = old  # type: ignore[method-assign]
+        end = await bench.watcher.watch(record, [job], sent=1)
+        assert (end.kind, end.exit_code) == (EndKind.MARKER, 0)
+
+    play(World(duration=lambda spec: 5.0), scenario)

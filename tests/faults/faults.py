@@ -100,6 +100,12 @@ async def hang(exchange: Exchange) -> None:
     await exchange.gone()
 
 
+async def slow(exchange: Exchange) -> None:
+    """It happens, later."""
+    await asyncio.sleep(OUTAGE_S)
+    await pass_on(exchange)
+
+
 async def hang_after(exchange: Exchange) -> None:
     """It happens, and nobody says anything."""
     await exchange.forward()
@@ -253,6 +259,7 @@ FAULTS = (
     Fault("html-502-after-acting", page(502, "Bad Gateway", after=True)),
     Fault("login-page", page(200, "Please log in")),
     Fault("drip", _plain(drip)),
+    Fault("slow", _plain(slow)),
     Fault("endless-drip", _plain(endless), 2),
     Fault("restart", _Restart, None),
 )

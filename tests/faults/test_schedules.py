@@ -22,7 +22,7 @@ BLOCK = 50
 
 
 def play(schedule: Schedule) -> None:
-    """Play a schedule; in memory where that is possible: power loss is none of its kinds."""
+    """Play a schedule; in memory where that is possible: power loss is simulated."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
         Play(schedule, Path(directory)).run()

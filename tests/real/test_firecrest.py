@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.sites.base import SiteFacts
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from tests.real.centre import firecrest
 from tests.real.centre.firecrest import Firecrest, OwnFirecrest
+from tests.real.slurm import ACCOUNTS
 from tests.support.benches import opened, real_firecrest_site
 from tests.support.workflows import UNTRACKED, Project, tells, until
 
@@ -77,6 +78,24 @@ class TestDownloads:
             assert await checksum(site, 10) == made
 
         at_site(scenario)
+
+
+class TestWithoutObjectStore:
+    def test_large_files_go_and_come_in_parts(
+        self, real_firecrest: Firecrest, tmp_path: Path
+    ) -> None:
+        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
+            for size in (DIRECT + 3, 5_600_000, 12_000_000):
+                made = write(facts, size)
+                assert await checksum(site, size) == made
+                there = (Path(facts.workspace) / "file").read_bytes()
+                (tmp_path / "large").write_bytes(there)
+                await site.put("back", tmp_path / "large")
+                assert (Path(facts.workspace) / "back").read_bytes() == there
+            assert not list(Path(facts.workspace).glob(".mantik/transfers/*"))
+
+        with real_firecrest.twin(stores=False) as server:
+            opened(lambda: real_firecrest_site(server, f"ws-{uuid.uuid4()}"), scenario)
 
 
 class TestWorkflows:
@@ -159,6 +178,42 @@ def at_own(own_firecrest: OwnFirecrest, tmp_path: Path) -> Iterator[Project]:
     made.write("Snakefile", COUNTED)
     yield made
     made.close()
+
+
+class TestChecks:
+    def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
+        self, at_firecrest: Project
+    ) -> None:
+        at_firecrest.write(
+            "Snakefile",
+            """
+            rule good:
+                output: "good"
+                shell: "touch {output}"
+
+            rule bad:
+                input: "good"
+                output: "bad"
+                resources: slurm_account="nobody"
+                shell: "touch {output}"
+            """,
+        )
+        said = at_firecrest.run("bad").failed()
+        tells(said, "nothing was sent", "bad: you have no account 'nobody' there, only")
+        assert not at_firecrest.tries
+
+    def test_known_account_of_a_rule_in_capital_letters(self, at_firecrest: Project) -> None:
+        account = ACCOUNTS[1].upper()
+        at_firecrest.write(
+            "Snakefile",
+            f"""
+            rule good:
+                output: "good"
+                resources: slurm_account="{account}"
+                shell: "touch {{output}}"
+            """,
+        )
+        at_firecrest.run().ok()
 
 
 class TestCosts:

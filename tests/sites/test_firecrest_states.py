@@ -91,3 +91,25 @@ def test_details() -> None:
 @pytest.mark.parametrize("told", [{}, {"status": None}, {"status": "x"}, {"status": {"state": 3}}])
 def test_nonsense_is_unknown(told: dict[str, Any]) -> None:
     assert state_of(told).phase is Phase.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("reason", "waits", "never"),
+    [
+        ("None", "", False), ("Priority", "", False), ("Resources", "", False), (None, "", False),
+        ("QOSMaxJobsPerUserLimit", "", False), ("AssocMaxJobsLimit", "", False),
+        ("ReqNodeNotAvail", "ReqNodeNotAvail", False), ("JobHeldAdmin", "JobHeldAdmin", False),
+        ("PartitionNodeLimit", "PartitionNodeLimit", False),
+        ("AssocGrpCPUMinutesLimit", "AssocGrpCPUMinutesLimit", False),
+        ("PartitionTimeLimit", "PartitionTimeLimit", True),
+        ("QOSMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit", True),
+        ("AssocMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit", True),
+        ("QOSMaxNodePerJobLimit", "QOSMaxNodePerJobLimit", True),
+        ("InvalidQOS", "InvalidQOS", True),
+    ],
+)  # fmt: skip
+def test_why_a_job_waits(reason: str | None, waits: str, never: bool) -> None:
+    waiting = job("PENDING")
+    waiting["status"]["stateReason"] = reason
+    state = state_of(waiting)
+    assert (state.waits, state.never) == (waits, never)

@@ -87,6 +87,12 @@ AWAY = (
     [
         AWAY,
         "Could not submit job: Error communicating to the TSI",
+        "Pre-command(s) failed: [Processing failed: eu.unicore.xnjs.ems.ExecutionException: Could "
+        "not read PID file </jobs/A24wPnQH2PD/.UNICORE_PRE_0//PRE_0_UNICORE_SCRIPT_PID> on "
+        "<localhost> (Submission to login node failed)]",
+        "Staging in failed. Reason: Filetransfer FAILED: [inline:// -> bss.sh] error message: "
+        "Inline import to '/jobs/EZKy76sSKR3//bss.sh' failed: "
+        "eu.unicore.xnjs.tsi.TSIUnavailableException: Error communicating to the TSI",
         "Staging in failed. Reason: Processing failed: java.lang.IllegalStateException: Internal "
         "server error: File transfer '7rFNUWMGUUy' not found!",
         "Error processing stage-in.: eu.unicore.xnjs.ems.ExecutionException No such action. (XNJS "

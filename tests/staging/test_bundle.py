@@ -100,18 +100,55 @@ def test_file_that_changed_since_it_was_looked_at(
         pack(files)
 
 
-def test_content_is_read_once(local: LocalFiles, work: Path) -> None:
+def test_content_is_read_once(
+    local: LocalFiles, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.SETTLED_NS", -(10**12))
     (work / "a").write_text("1")
     (first,) = look(local, "a")
-    os.utime(work / "a", ns=(first.mtime_ns, first.mtime_ns))
-    (work / "b").write_text("2")
-    os.utime(work / "b", ns=(first.mtime_ns, first.mtime_ns))
-    (work / "b").replace(work / "a")
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.checksum", lambda _: "new")
     (again,) = look(local, "a")
-    assert again.sha256 == first.sha256, "same size and time: taken for the same"
-    (work / "a").write_text("2")
+    assert again.sha256 == first.sha256
+    local.settled([again.record])
+    os.utime(work / "a")
+    local.touched([again.record])
+    (touched,) = look(local, "a")
+    assert touched.sha256 == first.sha256, "Snakemake has touched what came here"
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "linked", "at once"])
+def test_content_of_the_same_size_and_time_is_seen(local: LocalFiles, work: Path, how: str) -> None:
+    for path in ("a", "b"):
+        (work / path).write_text(path)
+        os.utime(work / path, (1e9, 1e9))
+    if how == "linked":
+        (work / "b").rename(work / "c")
+        (work / "a").rename(work / "b")
+        (work / "c").rename(work / "a")
+    (first,) = look(local, "a")
+    match how:
+        case "replaced":
+            (work / "b").replace(work / "a")
+        case "linked":
+            (work / "a").unlink()
+            os.link(work / "b", work / "a")
+        case _:
+            (work / "a").write_text("c")
+            os.utime(work / "a", (1e9, 1e9))
     (changed,) = look(local, "a")
     assert changed.sha256 != first.sha256
+    assert (changed.size, changed.local.stat().st_mtime) == (first.size, 1e9)
+
+
+def test_what_was_edited_just_before_it_was_touched_is_read(local: LocalFiles, work: Path) -> None:
+    (work / "a").write_text("made")
+    (made,) = look(local, "a")
+    local.settled([made.record])
+    (work / "b").write_text("mine")
+    (work / "b").replace(work / "a")
+    local.touched([made.record])
+    (now,) = look(local, "a")
+    assert now.sha256 != made.sha256
 
 
 def test_many_who_ask_at_once_read_once(local: LocalFiles, work: Path) -> None:
@@ -213,7 +250,11 @@ def test_what_cannot_be_sent_is_told(local: LocalFiles, work: Path, trouble: str
 
 def test_touched_is_not_read_again(local: LocalFiles, work: Path) -> None:
     (work / "a").write_text("1")
-    local.touched([FileRecord("a", 1, "known"), FileRecord("gone", 1, "known")])
+    known = [FileRecord("a", 1, "known"), FileRecord("gone", 1, "known")]
+    local.settled(known)
+    local.touched(known)
     assert look(local, "a")[0].sha256 == "known"
-    local.touched([FileRecord("a", 2, "another size"), FileRecord("a", 1, "")])
+    other = [FileRecord("a", 2, "another size"), FileRecord("a", 1, "")]
+    local.settled(other)
+    local.touched(other)
     assert look(local, "a")[0].sha256 == "known"

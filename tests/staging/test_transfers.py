@@ -126,6 +126,16 @@ def test_modes(tmp_path: Path) -> None:
     assert modes == [0o755, 0o400], "no set-uid, and always readable"
 
 
+def test_no_mode_is_wider_than_the_umask_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.transfers.umask", lambda: 0o027)
+    files = [file("a", 0o777), file("d/b", 0o666), OutputEntry("d", "d", 0, 0o777, "", "none")]
+    settle(tmp_path, ["a", "d"], files)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "d", "d/b")]
+    assert modes == [0o750, 0o750, 0o640]
+
+
 def test_times_in_a_directory_are_kept_and_outputs_are_new(tmp_path: Path) -> None:
     old, later = 1_700_000_000_123_456_789, time.time_ns() + 3600 * 10**9
     link = OutputEntry("d/e/l", "l", 0, 0o777, "", "none", "x")

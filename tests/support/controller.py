@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -71,12 +73,16 @@ class Controller:
     async def open(self) -> SiteWork:
         """Open the site and watch it."""
         facts = await self.site.open()
-        self.journal.set_site("sim", "url", facts.workspace)
-        self.work = SiteWork(
-            self.site, facts, SimulatedPlanner(CONFIG, None, self.workdir, self.world),
-            self.journal, workdir=self.workdir, state=self.workdir / ".state",
-            tell=self.said.append, give_up=self._give_up,
-        )  # fmt: skip
+        state = self.workdir / ".state"
+        places = Places(
+            Workflow(self.journal, self.workdir, state, self.said.append, self._give_up)
+        )
+        while not hasattr(self, "place"):
+            with suppress(TimeoutError):  # the user would start it again
+                self.place = await places.at(self.site, facts, CONFIG.site, "url")
+        self.journal.set_site("sim", "url", facts.workspace, self.place.id)
+        planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
+        self.work = SiteWork(self.site, facts, planner, self.place, places)
         self._running.append(asyncio.get_running_loop().create_task(self.work.watcher.run()))
         return self.work
 

@@ -26,6 +26,10 @@ WRITES = frozenset({"pack_to", "write", "write_bytes", "unpack", "settle", "_beg
 """What the engine has threads do that writes files."""
 
 
+FULL = 2
+"""SQLite's number for the mode in which a commit is on disk when it returns."""
+
+
 class Died(Exception):  # noqa: N818 - reads as what it says
     """The process was killed."""
 
@@ -75,22 +79,36 @@ class Session:
         full: whether there is no room here for files.
     """
 
-    def __init__(self, worlds: Mapping[str, World], workdir: Path, config: BackendConfig) -> None:
-        """Start a process at the worlds' time."""
+    def __init__(
+        self,
+        worlds: Mapping[str, World],
+        workdir: Path,
+        config: BackendConfig,
+        *,
+        one_client: bool = False,
+    ) -> None:
+        """Start a process at the worlds' time; names of one world may share a client."""
         self.loop = VirtualLoop(max(world.now for world in worlds.values()))
         self.loop.around = self._around
         self.sites = {name: SimulatedSite(world, name) for name, world in worlds.items()}
         self.said: list[str] = []
         self.full: Callable[[], bool] = lambda: False
+        self._state = workdir / ".state"
+        self._synced: dict[str, bytes] = {}
         self._left: float = float("inf")
         self._dead = False
         self.journal = Journal(workdir / ".state")
         self._write = self.journal._database.write
         self.journal._database.write = self._written  # type: ignore[method-assign]
+        self._sync()
         sites: dict[str, tuple[Site, Planner]] = {}
+        shared: dict[int, SimulatedSite] = {}
         for name, site in self.sites.items():
             site.called = self.point
-            sites[name] = (site, SimulatedPlanner(config, None, workdir, worlds[name]))
+            if one_client:
+                site = self.sites[name] = shared.setdefault(id(worlds[name]), site)  # noqa: PLW2901
+            own = config.model_copy(update={"unicore_api_url": f"https://{site.name}.example"})
+            sites[name] = (site, SimulatedPlanner(own, None, workdir, worlds[name]))
         self.engine = InPlace(
             self.loop, sites, journal=self.journal, workdir=workdir, state=workdir / ".state",
             tell=self.said.append,
@@ -113,6 +131,20 @@ class Session:
         self._dead = True
         self.loop.stop()
 
+    def _sync(self) -> None:
+        """All of the journal is on disk now."""
+        files = (path for path in self._state.glob("journal*") if path.is_file())
+        self._synced = {path.name: path.read_bytes() for path in files}
+
+    def lose_power(self) -> None:
+        """What the disk holds after a power cut: of the journal what was synced."""
+        for path in self._state.glob("journal*"):
+            if path.is_file():
+                path.unlink()
+        for name, content in self._synced.items():
+            if not name.endswith("-shm"):  # it is in memory, and made anew
+                (self._state / name).write_bytes(content)
+
     def _around(self, work: object) -> None:
         self.point()
         if getattr(work, "__name__", "") in WRITES and self.full():
@@ -123,6 +155,9 @@ class Session:
         self.point()
         with self._write() as db:
             yield db
+        # SQLite has synced its log where `synchronous` is FULL.
+        if db.execute("PRAGMA synchronous").fetchone()[0] == FULL:
+            self._sync()
         self.point()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:

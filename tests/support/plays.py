@@ -5,6 +5,8 @@ outputs or does not, tries again, and the next run begins with what is not done.
 """
 
 import asyncio
+import hashlib
+import json
 import os
 import random
 from collections import defaultdict
@@ -17,10 +19,10 @@ from unittest import mock
 
 from snakemake_executor_plugin_mantik.engine.core import AT_ONCE_S, CLOSE_WAIT_S
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
 from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import TryRecord, history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import request
 from tests.support.laptop import Died, Session
@@ -74,7 +76,10 @@ class Play:
     def __post_init__(self) -> None:
         """Write the workflow's files."""
         plan = self.schedule.stream("plan")
-        self.worlds = {name: self.schedule.world(name) for name in self.schedule.names}
+        kinds = self.schedule.kinds
+        one = self.schedule.world("sim") if kinds & {"one place", "two names"} else None
+        self.worlds = {name: one or self.schedule.world(name) for name in self.schedule.names}
+        self._versions: dict[str, list[bytes]] = defaultdict(list)
         self._settled: dict[str, float] = {}
         self._touches = 0
         for path in (*DATA, "lib.py"):
@@ -104,7 +109,10 @@ class Play:
         for number in range(SESSIONS):
             if number == UNWELL:
                 self.schedule.heal(*self.worlds.values())
-            session = Session(self.worlds, self.workdir, self.schedule.config)
+            session = Session(
+                self.worlds, self.workdir, self.schedule.config,
+                one_client="one place" not in self.schedule.kinds,
+            )  # fmt: skip
             how, when = self.schedule.end()
             session.full = lambda s=session: self.schedule.full_here(s.loop.time())  # type: ignore[misc]
             for site in session.sites.values():
@@ -112,10 +120,13 @@ class Play:
                     method, s.loop.time()
                 )
                 site.cut = lambda: self.schedule.has("interrupts", 0.5)
-            if how == "dies":
+            if how in ("dies", "loses power"):
                 session.die_at(round(when))
-            with suppress(Died):
+            try:
                 session.run(self._snakemake(session, how, when))
+            except Died:
+                if how == "loses power":
+                    session.lose_power()
             self._check_files()
             self._pass(session.loop.time() + self.schedule.pause())
             if all(self._is_done(job) for job in self.jobs):
@@ -133,13 +144,17 @@ class Play:
 
     def _change(self, path: str, content: bytes) -> None:
         (self.workdir / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.workdir / path).write_bytes(content)
+        new = self.workdir / ".new"
+        new.write_bytes(content)
+        new.replace(self.workdir / path)  # in virtual time the change time may be the same
+        self._versions[path].append(content)
         self._touch(path)
 
     def _touch(self, path: str) -> None:
         """Real time hardly passes between two runs: no two contents may have the same mtime."""
         self._touches += 1
-        os.utime(self.workdir / path, ns=(self._touches, self._touches))
+        when = 0 if "same times" in self.schedule.kinds else self._touches
+        os.utime(self.workdir / path, ns=(when, when))
 
     def _edit(self) -> None:
         """Perhaps change something between two runs; never back to what it was."""
@@ -148,12 +163,7 @@ class Play:
             return
         match chance.choice(("input", "command", "source", "site")):
             case "input":
-                path = chance.choice(DATA)
-                content = (self.workdir / path).read_bytes()
-                if chance.random() < 0.5:
-                    self._change(path, content + b"+")
-                else:  # a change that a file's size does not tell
-                    self._change(path, b"%04d" % self._touches + content[4:])
+                self._edit_input(chance)
             case "source":
                 self._change("lib.py", (self.workdir / "lib.py").read_bytes() + b"+")
             case "command":
@@ -161,7 +171,35 @@ class Play:
             case "site":
                 chance.choice(self.jobs).site = self.schedule.names[-1]
 
+    def _edit_input(self, chance: random.Random) -> None:
+        path = chance.choice(DATA)
+        content = (self.workdir / path).read_bytes()
+        if chance.random() < 0.5:
+            self._change(path, content + b"+")
+        else:  # a change that a file's size does not tell
+            self._change(path, b"%04d" % self._touches + content[4:])
+
+    async def _edits(self) -> None:
+        """Change inputs while jobs wait and run."""
+        chance = self.schedule.stream("edits")
+        while self.schedule.has("edits"):
+            await asyncio.sleep(10 ** chance.uniform(0, 4))
+            self._edit_input(chance)
+
     # Snakemake
+
+    def _named(self, job: Job, try_id: str) -> bytes:
+        """What a try has to make: of the contents that its fingerprint names."""
+        [record] = [r for r in history(self.workdir / ".state") if r.id == try_id]
+        made_of = json.loads(record.made_of)["made_of"]
+        inputs = {
+            path: next(
+                (c for c in self._versions[path]
+                 if _digest(hashlib.sha256(c).hexdigest()) == made_of[f"input {path}"]), b"?",
+            )
+            for path in job.request.inputs
+        }  # fmt: skip
+        return result(job.request.command, job.output, inputs)
 
     def _expected(self, job: Job) -> bytes:
         asked = job.request
@@ -185,12 +223,14 @@ class Play:
             job.number: session.loop.create_future() for job in self.jobs
         }
         tasks = [asyncio.create_task(self._job(session, job, ended)) for job in self.jobs]
+        editing = asyncio.create_task(self._edits())
         in_time = how in ("cancels", "detaches")
         done, going = await asyncio.wait(
             tasks,
             timeout=when if in_time else LOST_S,
             return_when=asyncio.FIRST_EXCEPTION,
         )
+        editing.cancel()
         for task in done:
             task.result()
         assert in_time or not going, f"it waits for ever: {self.failures} {session.said}"
@@ -241,16 +281,22 @@ class Play:
                 await session.engine.committed(outcome, taken=False)
                 continue
             self._touch(job.output)
-            self.done[job.number] = self._expected(job)
+            self.done[job.number] = (self.workdir / job.output).read_bytes()
             session.point()
             await session.engine.committed(outcome)
             return True
         return False
 
+    @property
+    def _one_place(self) -> bool:
+        """Whether a job may change its site and run there again with the same files."""
+        return len({id(world) for world in self.worlds.values()}) < len(self.worlds)
+
     # What must hold
 
     def _runs(self) -> list[PayloadRun]:
-        runs = [run for world in self.worlds.values() for run in world.runs]
+        worlds = {id(world): world for world in self.worlds.values()}
+        runs = [run for world in worlds.values() for run in world.runs]
         return sorted(runs, key=lambda run: run.begun)
 
     def _excuses(self, try_id: str) -> set[str]:
@@ -274,7 +320,11 @@ class Play:
         # Without claims, which the centre has removed, nothing holds a second start back.
         assert len(runs) == 1 or "purges" in self.schedule.kinds, f"doubled: {runs}"
         found = (self.workdir / job.output).read_bytes()
-        assert found == self._expected(job), f"{job.output} is not what {job} makes now"
+        named = self._named(job, outcome.try_id)
+        assert found == named, f"{job.output} is not of what the journal says that {job} had"
+        if "edits" not in self.schedule.kinds:
+            assert found == self._expected(job), f"{job.output} is not what {job} makes now"
+        self._versions[job.output].append(found)
 
     def _check_failure(self, job: Job, outcome: Outcome) -> None:
         self.failures.append(f"{self.now:.0f} {job.request.name}: {outcome.message}")
@@ -308,7 +358,8 @@ class Play:
                 assert over, f"doubled: two at the same time: {runs}"
             wanted = [r for r in runs if r.how == "exit 0" and not self._excuses(r.try_id)]
             asked = [(run.site, run.found) for run in wanted]
-            assert len(asked) == len(set(asked)), f"doubled: {wanted}"
+            if not ("changes" in self.schedule.kinds and self._one_place):
+                assert len(asked) == len(set(asked)), f"doubled: {wanted}"
             for run in runs:
                 told = self._settled.get(run.try_id, LOST_S * SESSIONS)
                 assert run.begun <= told, f"misreported: it was over, and then it ran: {run}"

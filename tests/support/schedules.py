@@ -22,6 +22,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 KINDS: Final = (
     "answers",  # single requests fail, or act and lose their answer, or act late
     "odd",  # the site refuses to give a file, once in a while, for no reason
+    "slow posts",  # submissions take a minute
     "outages",  # a site is away for a while, or refuses the credentials
     "strays",  # one submission is started several times, some of them late
     "lost",  # a submission is acknowledged and never started, or the site denies it
@@ -37,10 +38,15 @@ KINDS: Final = (
     "deaf",  # jobs go on that the site has cancelled
     "clock",  # the site's clock is hours off
     "deaths",  # kill -9 here
+    "power",  # what was not synced when it dies is gone
     "interrupts",  # Ctrl-C, once or twice
     "detaches",  # a hang-up
     "changes",  # the user changes a command, an input, a source or a job's site between two runs
     "unwanted",  # Snakemake does not take the outputs
+    "edits",  # the user changes inputs while jobs wait and run
+    "same times",  # what the user changes keeps its modification time
+    "one place",  # two servers see the same directory
+    "two names",  # a server has two names
 )
 
 REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf"})
@@ -88,6 +94,8 @@ class Schedule:
         some = [kind for kind in KINDS if plan.random() < plan.choice((0.2, 0.5))]
         self.kinds = frozenset(some) - frozenset(without)
         self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
+        if self.kinds & {"one place", "two names"}:
+            self.names = ("sim", "other")
         self.slow = "slow" in self.kinds
         grace = plan.choice((10, 30, 120))
         # Few looks: they are what most of the time goes into.
@@ -221,7 +229,8 @@ class Schedule:
             return "rejected"
         chance = self.stream("answers")
         if chance.random() >= self._rate:
-            return ""
+            slow = method == "submit" and self.has("slow posts", 0.5)
+            return "slowly" if slow else ""
         kinds: list[Fault] = ["unreachable", "lost", "lost", "busy", "unauthorized", "hang"]
         if method in ("states", "find", "submit", "list"):
             kinds.append("not found")
@@ -241,6 +250,8 @@ class Schedule:
         """How a run is ended from here, and when: at a point (see `Session.point`) or a time."""
         if self.has("deaths", 0.6):
             return "dies", 10 ** self.stream("deaths").uniform(0.5, 3)
+        if self.has("power", 0.6):
+            return "loses power", 10 ** self.stream("power").uniform(0.5, 3)
         for kind, how in (("interrupts", "cancels"), ("detaches", "detaches")):
             if self.has(kind, 0.5):
                 return how, 10 ** self.stream(kind).uniform(0, 4 + self.slow)

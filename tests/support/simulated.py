@@ -46,14 +46,15 @@ T = TypeVar("T")
 
 Fault = Literal[
     "", "unreachable", "lost", "hang", "late", "busy", "unauthorized", "empty", "not found",
-    "rejected", "bug", "halved", "damaged",
+    "rejected", "bug", "halved", "damaged", "slowly",
 ]  # fmt: skip
 """What a call meets.
 
-`lost` acts and loses the answer, `hang` is `unreachable` after two minutes, `late` acts long after
-it was given up, `empty` gives an empty list, `bug` raises what no site may raise. Of a file that
-comes, `halved` gives its first half and `damaged` another byte, once for each; of one that goes up,
-either says that it is there and loses it, once in a process. No other call meets these two.
+`slowly` acts after a minute and answers, `lost` acts and loses the answer, `hang` is `unreachable`
+after two minutes, `late` acts long after it was given up, `empty` gives an empty list, `bug` raises
+what no site may raise. Of a file that comes, `halved` gives its first half and `damaged` another
+byte, once for each; of one that goes up, either says that it is there and loses it, once in a
+process. No other call meets these two.
 """
 
 _ERRORS: Mapping[str, Callable[[], Exception]] = {
@@ -73,6 +74,7 @@ READS = frozenset({"list", "stat", "states", "find", "explain", "get"})
 """Their answers come at once: a cycle costs half as much, and nobody waits for them long."""
 HANG_S = 120.0
 LATE_S = 400.0
+SLOW_S = 60.0
 STATES_LAG_S = 133.0
 
 
@@ -121,6 +123,9 @@ class SimulatedSite:
         fault = self.fault(method, about)
         if fault == "hang":
             await asyncio.sleep(HANG_S)
+        if fault == "slowly":
+            await asyncio.sleep(SLOW_S)
+            self.world.advance(asyncio.get_running_loop().time())
         if fault == "late":
             self.world.after(LATE_S, partial(_whatever, act))
         if fault in _ERRORS and fault != "lost":
@@ -263,9 +268,15 @@ class SimulatedPlanner(Planner):
     world: World = field(default_factory=World)
 
     def spec(
-        self, request: JobRequest, record: TryRecord, facts: SiteFacts, staged: Staged
+        self,
+        request: JobRequest,
+        record: TryRecord,
+        facts: SiteFacts,
+        staged: Staged,
+        *,
+        term: int = 0,
     ) -> JobSpec:
         """See `Planner.spec`."""
-        spec = super().spec(request, record, facts, staged)
+        spec = super().spec(request, record, facts, staged, term=term)
         self.world.specs[record.id] = spec
         return spec

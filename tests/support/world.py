@@ -16,8 +16,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, TRIES, bundle_done, bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    NEWER,
+    OURS,
+    PLACE,
+    TRIES,
+    bundle_done,
+    bundle_path,
+)
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
@@ -40,6 +48,7 @@ class Fate:
         refused: whether the scheduler refuses it, so that it ends without a start.
         full: whether it does so because there are too many jobs.
         stalled: after how many seconds of running its node hangs, and for how long.
+        waits: the scheduler's word for why it does not start yet, and whether it never will.
         deaf: whether the site says that it is cancelled, when asked to, and lets it run on.
     """
 
@@ -53,6 +62,7 @@ class Fate:
     full: bool = False
     stalled: tuple[float, float] = (0.0, 0.0)
     deaf: bool = False
+    waits: tuple[str, bool] = ("", False)
 
 
 @dataclass(frozen=True)
@@ -354,7 +364,10 @@ class World:
             return JobState(Phase.ENDED, Reason.REJECTED, said, later=full)
         if job.promised:
             return JobState(Phase.ENDED, Reason.CANCELLED)
-        return self._last_state(job.starts[-1], lag_s) if job.starts else JobState(Phase.UNKNOWN)
+        state = self._last_state(job.starts[-1], lag_s) if job.starts else JobState(Phase.UNKNOWN)
+        if state.phase is Phase.WAITING:
+            return replace(state, waits=job.fate.waits[0], never=job.fate.waits[1])
+        return state
 
     def _last_state(self, start: _Start, lag_s: float) -> JobState:
         number = "" if start.phase is Phase.WAITING else str(start.number)
@@ -373,7 +386,7 @@ class World:
             return
         paths = job.spec.paths
         directory_there = self.files.get(paths.tries, b"") is None
-        if not directory_there or paths.claim in self.files:
+        if not directory_there or paths.claim in self.files or not self._is_known(job.spec):
             self._end(start, Reason.SUCCESS)
             return
         if self.full:
@@ -406,6 +419,13 @@ class World:
             self.after(fate.killed_after, partial(act, job, start, fate.reason))
         self.after(self.duration(job.spec), partial(self._finish, job, start, None))
 
+    def _is_known(self, spec: JobSpec) -> bool:
+        """Whether the controller that sent it leads, or the one that does knows of it."""
+        leases = [Lease.of(p.rpartition("/")[2]) for p in self.files if p.startswith(f"{PLACE}/")]
+        term = max((lease.term for lease in leases if lease), default=0)
+        known = (self.files.get(f"{PLACE}/known.{term}") or b"").decode().split()
+        return not spec.term or term <= spec.term or spec.paths.try_id in known
+
     def _inputs(self, spec: JobSpec) -> dict[str, bytes]:
         return {i.path: self.files.get(i.path) or b"" for i in spec.inputs if not i.directory}
 
@@ -427,27 +447,43 @@ class World:
             if bundle_done(bundle) in self.files:
                 continue
             content = self.files.get(bundle_path(bundle))
-            if content is None or not self._unpack(content):
+            if content is None or not self._unpack(content, spec.numbers):
                 return "bundles", ()
             self.write(bundle_done(bundle), b"")
         if spec.inline:
-            self._unpack(spec.inline)
+            self._unpack(spec.inline, spec.numbers)
+        missing = self._others(spec)
+        return ("inputs", tuple(missing)) if missing else None
+
+    def _others(self, spec: JobSpec, *, after: bool = False) -> list[str]:
+        """The inputs that are missing or have another content than was sent."""
         missing = []
         for wanted in spec.inputs:
             there, found = wanted.path in self.files, self.files.get(wanted.path)
+            if after and (wanted.changed or not there):
+                continue
+            content = found or b""
             right = there and (found is None) == wanted.directory
-            if not right or (wanted.size is not None and len(found or b"") != wanted.size):
+            right = right and wanted.size in (None, len(content))
+            if wanted.sha256:
+                right = right and hashlib.sha256(content).hexdigest() == wanted.sha256
+            if not right:
                 missing.append(wanted.path)
-        return ("inputs", tuple(missing)) if missing else None
+        return missing
 
-    def _unpack(self, content: bytes) -> bool:
+    def _unpack(self, content: bytes, numbers: Mapping[str, int]) -> bool:
         try:
             with tarfile.open(fileobj=io.BytesIO(content)) as tar:
                 members = [(m, tar.extractfile(m) if m.isfile() else None) for m in tar]
                 for member, file in members:
                     if file is None:
                         self.make_directory(member.name)
-                    else:
+                        continue
+                    mark, number = f"{NEWER}/{member.name}.n", numbers.get(member.name, 0)
+                    there = int(self.files.get(mark) or b"0")
+                    if number > there:
+                        self.write(mark, b"%d" % number)
+                    if number >= there:
                         self.write(member.name, file.read())
         except (tarfile.TarError, EOFError):
             return False
@@ -466,6 +502,8 @@ class World:
             code = 1
         if any(wanted.path not in self.files for wanted in spec.inputs):
             code = code or 1
+        others = self._others(spec, after=True) if signalled is None else []
+        code = 1 if others else code
         reason = Reason.SUCCESS if code == 0 else signalled or Reason.EXIT_CODE
         self._end(start, reason)
         start.run.ended, start.run.how = self.now, f"exit {code}"
@@ -482,6 +520,7 @@ class World:
                 content = make_marker(
                     spec.paths.try_id, code, outputs, place=self.place, world=self,
                     signal="TERM" if signalled is not None else "", archive=spec.paths.archive,
+                    step="inputs" if others else "", missing=others,
                     times=(self._clock(start.run.begun), self._clock(self.now)),
                 )  # fmt: skip
             self.written(spec.paths.marker(code), content)

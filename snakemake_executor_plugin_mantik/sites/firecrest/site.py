@@ -166,7 +166,7 @@ class FirecrestSite:
         files = Files(self._connection, system, paths, transfers)
         await files.make_workspace(shared=self._settings.sharing == "group")
         self._opened = _Opened(system, user, paths, files)
-        return SiteFacts(workspace, system.server, user.name, queues)
+        return SiteFacts(workspace, system.server, user.name, queues, accounts=user.accounts)
 
     async def describe(self) -> SiteDetails:
         """See `Site.describe`; firecREST tells nothing of free space."""

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
     SLURM_RUNNING,
     SLURM_STATES,
     SLURM_WAITING,
+    hindrance,
 )
 
 _LONGEST_DETAIL: Final = 500
@@ -53,6 +54,9 @@ def state_of(job: Mapping[str, Any]) -> JobState:
             reason, signal = _pbs_reason(code)
         else:
             reason = _slurm_reason(word, code, signal, job)
+    waits, never = "", False
+    if phase is Phase.WAITING:
+        waits, never = hindrance(str(status.get("stateReason") or ""))
     plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
     return JobState(
         phase,
@@ -61,6 +65,8 @@ def state_of(job: Mapping[str, Any]) -> JobState:
         exit_code=code if plain else None,
         scheduler_id=str(job.get("jobId") or ""),
         queue=str(job.get("partition") or ""),
+        waits=waits,
+        never=never,
     )
 
 

@@ -57,6 +57,8 @@ STATUS_TEXTS: Final = (
 LOST_TEXTS: Final = re.compile(
     # The TSI was away while the job was made, submitted, or asked about.
     r"TSIUnavailableException|Error communicating to the TSI|TSI (is )?(currently )?unavailable|"
+    # It was killed while it started a command on the login node.
+    r"Could not read PID file .*Submission to login node failed|"
     # The server itself was away in the middle of staging in.
     r"File transfer '\S+' not found|Error processing stage-in.*No such action|"
     r"java\.net\.\w+Exception|Broken pipe|Connection (reset|refused)",

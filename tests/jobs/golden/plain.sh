@@ -17,7 +17,8 @@ _m_marker_bytes=1048576
 _m_archive_file_bytes=8388608
 _m_log_tail_bytes=262144
 
-# What must lie there: pairs of size and path; `-` is any size, `/` a directory.
+# What must lie there: size, checksum and path; `-` is any, `/` a directory, and what the job itself
+# changes has a `+` behind its checksum.
 _m_inputs=()
 # What the job makes: kind, whether it is a directory, whether an old one is kept, path.
 _m_outputs=(
@@ -216,8 +217,8 @@ _m_find_absent() {
   local i j want path
   local -a paths=() wants=() sizes
   _m_absent=()
-  for (( i = 0; i < ${#_m_inputs[@]}; i += 2 )); do
-    want=${_m_inputs[i]} path=${_m_inputs[i + 1]}
+  for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do
+    want=${_m_inputs[i]} path=${_m_inputs[i + 2]}
     case $want in
       /) [ -d "$path" ] || _m_absent+=("$path") ;;
       -) [ -e "$path" ] || _m_absent+=("$path") ;;
@@ -233,18 +234,123 @@ _m_find_absent() {
   done
 }
 
+# Of its arguments, which are size, checksum and path of each, sets _m_absent to the paths that have
+# another content.
+_m_find_others() {
+  local i j line mark known stamp number
+  local -a sums=() small=() lines
+  _m_absent=()
+  while (( $# )); do
+    if (( $1 <= 1048576 )); then
+      sums+=("$2") small+=("$3")
+    else
+      # Who wrote it, or read all of it, has said what it holds and what it looked like then.
+      mark=.mantik/known/${3#./}.k known=
+      stamp=$(_m_stamp_of "$3")
+      { IFS= read -r known < "$mark"; } 2>/dev/null
+      if [ "$known" != "$2 $stamp" ]; then
+        line=$(sha256sum < "$3") || line=
+        if [ "${line:0:32}" = "$2" ]; then _m_say_known "$2" "$stamp" "$3"
+        else _m_absent+=("$3"); fi
+      fi
+    fi
+    shift 3
+  done
+  for (( i = 0; i < ${#small[@]}; i += 500 )); do
+    lines=()
+    while IFS= read -r line; do
+      line=${line#\\}
+      lines+=("${line:0:32}")
+    done < <(sha256sum -- "${small[@]:i:500}")
+    number=$(( ${#small[@]} - i < 500 ? ${#small[@]} - i : 500 ))
+    # Of what cannot be read there is no line, and so it is not known which lines are whose.
+    (( ${#lines[@]} == number )) || lines=()
+    for (( j = 0; j < number; j++ )); do
+      [ "${lines[j]-}" = "${sums[i + j]}" ] || _m_absent+=("${small[i + j]}")
+    done
+  done
+}
+
+# What changes whenever a file's content does.
+_m_stamp_of() { stat -L -c '%s %i %.Y %.Z' -- "$1"; }
+
+# Says of a large file, which had the stamp $2 before it was read, that its checksum is $1.
+_m_say_known() {
+  local mark=.mantik/known/${3#./}.k
+  [ "$(_m_stamp_of "$3")" = "$2" ] && mkdir -p -- "${mark%/*}" &&
+    printf '%s\n' "$1 $2" > "$mark.$_m_try" && mv -f -- "$mark.$_m_try" "$mark"
+} 2>/dev/null
+
+# Sets _m_sent to what `_m_find_others` takes, of the inputs whose places in _m_inputs are given.
+_m_list_sent() {
+  local i
+  _m_sent=()
+  for i; do
+    case ${_m_inputs[i]}${_m_inputs[i + 1]} in
+      /* | -* | *-) ;;
+      *) _m_sent+=("${_m_inputs[i]}" "${_m_inputs[i + 1]%+}" "${_m_inputs[i + 2]}") ;;
+    esac
+  done
+}
+
 # Another node may have written them just now: network file systems show that with a delay.
 _m_check_inputs() {
-  local until=$(( SECONDS + _m_visible_s ))
+  local i until=$(( SECONDS + _m_visible_s ))
+  local -a _m_sent all=()
+  for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do all+=("$i"); done
+  _m_list_sent ${all[@]+"${all[@]}"}
   while :; do
     _m_find_absent
-    (( ${#_m_absent[@]} )) || return 0
-    (( SECONDS < until )) || break
+    if (( ! ${#_m_absent[@]} )); then
+      _m_find_others ${_m_sent[@]+"${_m_sent[@]}"}
+      (( ${#_m_absent[@]} )) || break
+      # Once is enough: it is not the size that is late.
+      (( SECONDS + 1 < until )) && until=$(( SECONDS + 1 ))
+    fi
+    (( SECONDS < until )) || _m_fail_inputs "these inputs are missing or others than were sent"
     sleep 0.5
   done
+  _m_inodes > "$_m_work/inodes"
+}
+
+_m_fail_inputs() {
   printf '%s\0' "${_m_absent[@]#./}" > "$_m_work/marker/missing"
   printf '  %q\n' "${_m_absent[@]#./}" >&2
-  _m_fail "these inputs are missing or differ in size from what was sent"
+  _m_fail "$1"
+}
+
+# The inode of each input, `-` if it is gone. What is put into the workspace comes by a rename and has
+# another one.
+_m_inodes() {
+  local i path found
+  local -a paths=()
+  for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do paths+=("${_m_inputs[i + 2]}"); done
+  for (( i = 0; i < ${#paths[@]}; i += 500 )); do
+    if found=$(stat -L -c %i -- "${paths[@]:i:500}"); then
+      printf '%s\n' "$found"
+    else
+      for path in "${paths[@]:i:500}"; do stat -L -c %i -- "$path" || echo -; done
+    fi
+  done
+} 2>/dev/null
+
+# After the command: sets _m_absent to the inputs that another job has replaced meanwhile by other
+# ones. What was made of them would be told as made of the content that was sent.
+_m_find_replaced() {
+  local i
+  local -a before=() now=() replaced=() _m_sent
+  _m_absent=()
+  [ -s "$_m_work/inodes" ] || return 0
+  mapfile -t before < "$_m_work/inodes"
+  mapfile -t now < <(_m_inodes)
+  for (( i = 0; i < ${#now[@]}; i++ )); do
+    # One that is gone the command itself has removed.
+    [ "${now[i]}" = "${before[i]-}" ] || [ "${now[i]}" = - ] && continue
+    case ${_m_inputs[3 * i + 1]} in *+) ;; *) replaced+=("$(( 3 * i ))") ;; esac
+  done
+  (( ${#replaced[@]} )) || return 0
+  _m_list_sent "${replaced[@]}"
+  _m_find_others ${_m_sent[@]+"${_m_sent[@]}"}
 }
 
 _m_prepare_outputs() {
@@ -319,14 +425,17 @@ _m_survey() {
   done < "$found"
 }
 
-# Sets _m_sum for all files. A signal that comes meanwhile ends the summing: late is worse than
+# Sets _m_sum for all files, and says of large ones what they hold. A signal that comes meanwhile ends the summing: late is worse than
 # without.
 _m_checksums() {
   local i line
-  local -a which=() paths=() lines
+  local -a which=() paths=() lines _m_stamp=()
   _m_sum=()
   for (( i = 0; i < ${#_m_path[@]}; i++ )); do
-    [ "${_m_type[i]}" = f ] && which+=("$i") paths+=("${_m_path[i]}")
+    [ "${_m_type[i]}" = f ] || continue
+    which+=("$i") paths+=("${_m_path[i]}")
+    (( _m_size[i] <= 1048576 )) ||
+      _m_stamp[i]=$(_m_stamp_of "${_m_path[i]}")
   done
   for (( i = 0; i < ${#paths[@]}; i += 500 )); do
     [ -z "$_m_signal" ] || [ "$_m_code" != 0 ] || return
@@ -338,7 +447,12 @@ _m_checksums() {
     done < <(sha256sum -- "${paths[@]:i:500}")
     (( ${#lines[@]} == ${#paths[@]} - i || ${#lines[@]} == 500 )) || return
     local j
-    for (( j = 0; j < ${#lines[@]}; j++ )); do _m_sum[${which[i + j]}]=${lines[j]}; done
+    for (( j = 0; j < ${#lines[@]}; j++ )); do
+      line=${which[i + j]}
+      _m_sum[line]=${lines[j]}
+      (( _m_size[line] <= 1048576 )) ||
+        _m_say_known "${lines[j]:0:32}" "${_m_stamp[line]}" "${_m_path[line]}"
+    done
   done
 }
 
@@ -485,6 +599,15 @@ _m_main() {
     _m_say "the job was asked to end by the signal $_m_signal"
   fi
   _m_now; _m_ended=$_m_time
+  if [ -z "$_m_failed_step" ] && [ -z "$_m_signal" ]; then
+    _m_find_replaced
+    if (( ${#_m_absent[@]} )); then
+      printf '%s\0' "${_m_absent[@]#./}" > "$_m_work/marker/missing"
+      printf '  %q\n' "${_m_absent[@]#./}" >&2
+      _m_say "inputs: these were replaced by others while the command ran"
+      _m_failed_step=inputs _m_code=1
+    fi
+  fi
   # The shell's own times stand in the first line, those of its children in the second.
   { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \
     2>/dev/null

@@ -89,9 +89,15 @@ class Firecrest:
         )
 
     @contextmanager
-    def twin(self) -> Iterator["OwnFirecrest"]:
-        """Run another server, with a login node of its own in front of the same Slurm."""
+    def twin(self, *, stores: bool = True) -> Iterator["OwnFirecrest"]:
+        """Run another server, with a login node of its own in front of the same Slurm.
+
+        Without `stores` it knows no object store.
+        """
         settings = json.loads((self.directory / "firecrest" / CONFIGURATION).read_text())
+        if not stores:
+            cluster = settings["clusters"][0]
+            del cluster["data_operation"]["data_transfer"], cluster["probing"]["services"]["s3"]
         place = Path(tempfile.mkdtemp(prefix="firecrest-", dir=self.directory))
         place.chmod(0o755)
         with _running(Centre(self.directory), place, settings, self.token_url) as server:

@@ -1,0 +1,294 @@
+"""Places: workspace directories with an identity of their own, and what belongs to them.
+
+A place has the manifest, what is on its way, the tries' buckets and the tidying. A site is a way to
+run jobs at a place: sites that see the same directory share the place and its files.
+"""
+
+import asyncio
+import math
+import os
+import platform
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.leases import ASK, Lease, Leases
+from snakemake_executor_plugin_mantik.engine.patience import INSIST_S, Patience
+from snakemake_executor_plugin_mantik.engine.rivals import Rivals
+from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
+from snakemake_executor_plugin_mantik.engine.unnamed import send_sources
+from snakemake_executor_plugin_mantik.errors import PlaceTaken, SiteError, UserError
+from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, PLACE, TRIES, WORK
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Entry, Site, SiteFacts
+from snakemake_executor_plugin_mantik.staging.local import LocalFiles
+
+SHORTEST_WAIT_S = 60
+"""Seconds that a controller has to answer another one's question, at least."""
+TIDY_WAIT_S = 30.0
+"""Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
+
+
+def wait_s(settings: SiteSettings) -> int:
+    """Seconds within which a controller that looks as often as is set answers a question."""
+    return max(SHORTEST_WAIT_S, 2 * settings.poll_max_s + SHORTEST_WAIT_S // 2)
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """What all places of a workflow need of it.
+
+    Attributes:
+        journal: its journal.
+        workdir: its directory.
+        state: our own local directory, for things on their way.
+        tell: writes a line to the user's log.
+        give_up: sees to it that tries, at whatever site, are over and will never run.
+    """
+
+    journal: Journal
+    workdir: Path
+    state: Path
+    tell: Callable[[str], None]
+    give_up: Callable[[Sequence[TryRecord]], Awaitable[None]]
+
+    @property
+    def about(self) -> str:
+        """Who and where it is, for people."""
+        return f"{self.workdir} on {platform.node()}, process {os.getpid()}"
+
+
+class Place:
+    """One workspace directory that this controller leads.
+
+    Attributes:
+        id: its identity.
+        stager: knows what lies there and sends what is missing.
+        sweeper: removes what is no longer here.
+        rivals: makes way for the jobs of this run.
+        sources: checksums of the sources that have gone up, by path.
+        leftovers: what an observer has there that goes at the end of the run.
+        deposed: what to say if another controller has taken over.
+    """
+
+    def __init__(
+        self, lease: Lease, leases: Leases, site: Site, workflow: Workflow, local: LocalFiles
+    ) -> None:
+        """Make it; `site` is the one that files of the place go through."""
+        self.id = lease.place
+        self.sources: dict[str, str] = {}
+        self.leftovers: set[str] = set()
+        self.deposed: PlaceTaken | None = None
+        self._lease = lease
+        self._leases = leases
+        self._site = site
+        self._journal = journal = workflow.journal
+        self._tell = workflow.tell
+        self._clock = asyncio.get_running_loop().time
+        self._seen = self._clock()
+        self._local = local
+        self._sending = asyncio.Lock()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._on_deposed: list[Callable[[PlaceTaken], None]] = []
+        scratch = workflow.state / "transfers" / quote(site.name, safe="")
+        scratch.mkdir(parents=True, exist_ok=True)
+        for left in scratch.iterdir():
+            left.unlink()  # of a run that was killed
+        self.scratch = scratch
+        patience = patience_of(site, workflow.tell)
+        self.stager = Stager(site, self.id, journal, patience, scratch)
+        self.sweeper = Sweeper(site, self.id, journal.files, patience, workflow.workdir)
+        self.rivals = Rivals(site, journal, self.stager, patience, workflow.give_up)
+
+    # Sources
+
+    async def send_sources(self, paths: Iterable[str]) -> None:
+        """Send the working directory's sources; those that went up for another name stay."""
+        async with self._sending:
+            wanted = [*self.sources, *(path for path in paths if path not in self.sources)]
+            if not self.sources or len(wanted) > len(self.sources):
+                self.sources = await send_sources(wanted, self._local, self.stager, self._tell)
+
+    async def look_again(self, path: str) -> None:
+        """A source may have changed since it went up: it goes up again with the next job."""
+        if path in self.sources:
+            with suppress(UserError):  # it is gone
+                for file in await self._local.look_at([(path, None)], source=True):
+                    self.sources[file.path] = file.sha256
+                    self.stager.renew(file)
+
+    # Leading
+
+    @property
+    def term(self) -> int:
+        """The term of our lease, which the scripts of jobs hold."""
+        return self._lease.term
+
+    def on_deposed(self, act: Callable[[PlaceTaken], None]) -> None:
+        """Call `act` if another controller takes over."""
+        self._on_deposed.append(act)
+
+    def doubt(self) -> None:
+        """Something went another way than it should: look before anything is sent again."""
+        self._seen = -math.inf
+
+    def saw(self, directory: str, entries: Iterable[Entry]) -> None:
+        """A directory was listed in which other controllers leave their questions."""
+        self._seen = self._clock()
+        for entry in entries:
+            asker = entry.name.removeprefix(ASK)
+            if asker not in (entry.name, self._journal.instance) and not self._answering:
+                task = asyncio.create_task(self._answer(asker, directory))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, asker: str, directory: str) -> None:
+        with suppress(SiteError, PlaceTaken):
+            await self._look()
+            await self._leases.answer(asker, directory)
+
+    async def assure(self) -> None:
+        """Before something is sent: see to it that this controller leads.
+
+        That costs a request only if nothing was listed for a while.
+
+        Raises:
+            PlaceTaken: another controller has taken over.
+        """
+        if self.deposed is None and self._clock() - self._seen > self._lease.wait_s / 2:
+            with suppress(SiteError):  # the submission will tell
+                await self._look()
+        if self.deposed is not None:
+            raise self.deposed
+
+    async def _look(self) -> None:
+        leases, entries = await self._leases.look()
+        last = max((o for o in leases if o.workflow == self._lease.workflow),
+                   key=lambda o: o.term, default=self._lease)  # fmt: skip
+        if last.term > self._lease.term:
+            self.deposed = self._leases.deposed_by(last)
+            for act in self._on_deposed:
+                act(self.deposed)
+            raise self.deposed
+        self.saw(PLACE, entries.values())
+
+    async def keep(self) -> None:
+        """Answer other controllers' questions also while nothing runs there; until cancelled."""
+        while self.deposed is None:
+            await asyncio.sleep(self._lease.wait_s / 4)
+            if self._clock() - self._seen > self._lease.wait_s / 3:
+                with suppress(SiteError, PlaceTaken):
+                    await self._look()
+
+    # Tidying
+
+    async def tidy(self) -> None:
+        """At the end of a run: remove what nobody needs any more, as far as the site answers.
+
+        That is what our own journal made, once no try is open there, and the place's copies of
+        files that are no longer here (`temp()` outputs, mostly).
+        """
+        if self.deposed is not None:
+            return
+        with suppress(TimeoutError, SiteError):
+            async with asyncio.timeout(TIDY_WAIT_S):
+                await self.sweeper.finish()
+                unused = not any(r.place == self.id for r in self._journal.all_open_tries())
+                left = self.leftovers
+                if unused:
+                    left = {str(PurePosixPath(path).parent) for path in left}
+                await asyncio.gather(*(self._site.remove(path) for path in left))
+                if unused:
+                    await self._empty()
+
+    async def _empty(self) -> None:
+        buckets = self._journal.retire_buckets(self.id)
+        bundles = self._journal.files.pending_bundles(self.id)
+        used = {bundle.rpartition("/")[0] for bundle in self.stager.sent} | {
+            bundle.rpartition("/")[0] for bundle in bundles
+        }
+        for bundle in bundles:
+            self._journal.files.set_bundle(bundle, "gone")
+
+        async def one(bucket: int) -> None:
+            paths = [f"{TRIES}/{bucket}", f"{WORK}/{bucket}"]
+            paths += [f"{BUNDLES}/{bucket}"] * (str(bucket) in used)
+            await asyncio.gather(*map(self._site.remove, paths))
+            self._journal.bucket_gone(self.id, bucket)
+
+        await asyncio.gather(*map(one, buckets))
+
+    async def close(self) -> None:
+        """Leave it."""
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+
+
+class Places:
+    """The places of a workflow's sites. All methods belong to the event loop's thread."""
+
+    def __init__(self, workflow: Workflow) -> None:
+        self.workflow = workflow
+        self.local = LocalFiles(workflow.workdir, workflow.journal.files)
+        self._opening = asyncio.Lock()
+        self._of_client: dict[int, Place] = {}
+        self._known: dict[str, Place] = {}
+
+    async def at(self, site: Site, facts: SiteFacts, settings: SiteSettings, url: str) -> Place:
+        """The place of a site.
+
+        Args:
+            site: its client, opened.
+            facts: what it told.
+            settings: the site's.
+            url: what the journal knows the site's API by.
+
+        Raises:
+            PlaceTaken: its workspace is another's.
+            TimeoutError: the site does not answer.
+        """
+        async with self._opening:  # of two sites at one place the second finds what the first made
+            if (place := self._of_client.get(id(site))) is None:
+                place = self._of_client[id(site)] = await self._open(site, facts, settings, url)
+        return place
+
+    async def _open(self, site: Site, facts: SiteFacts, settings: SiteSettings, url: str) -> Place:
+        journal = self.workflow.journal
+        same = [s for s in journal.sites().values() if s.workspace == facts.workspace]
+        # Where no version with places has been, the directory is all that is known.
+        known = next((s.place for s in same if s.place and s.url == url), "")
+        leases = Leases(
+            site, facts.workspace, journal, patience_of(site, self.workflow.tell),
+            self.workflow.about,
+        )  # fmt: skip
+        names = {s.site for s in same}
+        mine = [
+            r.id for r in journal.all_open_tries()
+            if r.site in names and r.place in ("", *(s.place for s in same))
+        ]  # fmt: skip
+        old = known or ("old" if any(not s.place for s in same) else "")
+        lease, told = await leases.take(wait_s(settings), known, mine, fresh=not old)
+        if told:
+            self.workflow.tell(told)
+        if (place := self._known.get(lease.place)) is None:
+            place = self._known[lease.place] = Place(lease, leases, site, self.workflow, self.local)
+        return place
+
+    def __iter__(self) -> Iterator[Place]:
+        """Those that are open."""
+        return iter(list(self._known.values()))
+
+
+def patience_of(
+    site: Site, tell: Callable[[str], None], missing_s: float = 0.0, insist_s: float = INSIST_S
+) -> Patience:
+    """What repeats what a site does not answer; see `Patience`."""
+    return Patience(
+        site.name, tell, asyncio.get_running_loop().time,
+        missing_s=missing_s, insist_s=insist_s, proof=lambda: site.make_directory(TRIES),
+    )  # fmt: skip

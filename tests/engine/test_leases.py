@@ -1,0 +1,300 @@
+"""A workspace has one owner, and one controller at a time leads it."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.place import Place, Places, Workflow
+from snakemake_executor_plugin_mantik.engine.request import Outcome
+from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.errors import PlaceTaken
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from tests.support import virtualtime
+from tests.support.controller import CONFIG, request
+from tests.support.simulated import Fate, SimulatedPlanner, SimulatedSite, World
+
+LONG_S = 5000.0
+Scene = Callable[[Callable[..., "Seat"]], Awaitable[None]]
+
+
+class Seat:
+    """A controller: a journal and its access to a world."""
+
+    def __init__(self, world: World, workdir: Path, name: str = "sim", url: str = "url") -> None:
+        self.world, self.workdir, self.name, self.url = world, workdir, name, url
+        self.journal = Journal(workdir / ".state")
+        self.said: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.site = SimulatedSite(world, name)
+        state = workdir / ".state"
+        self.places = Places(Workflow(self.journal, workdir, state, self.said.append, self._none))
+
+    async def _none(self, records: Sequence[TryRecord]) -> None:
+        await self.work.ender.give_up(records)
+
+    async def lead(self, site: SimulatedSite | None = None) -> Place:
+        """Lead the place, look after it and work there."""
+        site = site or self.site
+        facts = await site.open()
+        url = self.url if site is self.site else f"{self.url} of {site.name}"
+        place = await self.places.at(site, facts, CONFIG.site, url)
+        self.journal.set_site(site.name, url, facts.workspace, place.id)
+        planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
+        self.work = SiteWork(site, facts, planner, place, self.places)
+        self.tasks.append(asyncio.create_task(place.keep()))
+        self.tasks.append(asyncio.create_task(self.work.watcher.run()))
+        return place
+
+    async def job(self, number: int, *inputs: str) -> Outcome:
+        """Run a job."""
+        asked = replace(request(number, *inputs), site=self.work.site.name)
+        outcome = await self.work.run(asked)
+        await self.work.commit(outcome, asked)
+        return outcome
+
+    def die(self) -> None:
+        """End, as by kill -9 or with its machine."""
+        for task in self.tasks:
+            task.cancel()
+        self.journal.close()
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Scene, World], None]:
+    """Plays a scene with as many controllers as it wants, in one time."""
+
+    def run(scene: Scene, world: World) -> None:
+        async def with_seats() -> None:
+            with ExitStack() as stack:
+                seats: dict[str, Seat] = {}
+
+                def seat(folder: str, **values: str) -> Seat:
+                    (tmp_path / folder).mkdir(exist_ok=True)
+                    if folder in seats:
+                        seats[folder].die()
+                    made = seats[folder] = Seat(world, tmp_path / folder, **values)
+                    stack.callback(made.die)
+                    return made
+
+                await scene(seat)
+
+        virtualtime.run(with_seats())
+
+    return run
+
+
+Play = Callable[[Scene, World], None]
+
+
+def copied(workdir: Path, name: str) -> None:
+    """Copy a project with its journal, as to another machine."""
+    shutil.copytree(workdir, workdir.parent / name)
+
+
+def leases(world: World) -> list[str]:
+    return [path for path in world.files if path.startswith(f"{PLACE}/")]
+
+
+def test_another_workflow_is_refused_before_anything_is_sent(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        await seat("first").lead()
+        before = dict(seat("first-look").world.files)
+        second = seat("second")
+        with pytest.raises(PlaceTaken, match="another workflow owns") as error:
+            await second.lead()
+        assert "/first on " in str(error.value), "its name"
+        assert "Site: Workspace" in str(error.value), "what to do"
+        assert second.world.files == before
+        assert set(second.site.calls) <= {"open", "list", "get"}
+
+    play(scene, World())
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_of_two_that_come_at_once_one_at_most_leads(
+    play: Play, copies: bool, tmp_path: Path
+) -> None:
+    """Whatever the moments at which each writes and looks."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        for step in range(12):
+            names = [f"{step}-{n}" for n in "ab"]
+            if copies:
+                (tmp_path / names[0]).mkdir()
+                with closing(Journal(tmp_path / names[0] / ".state")):
+                    pass
+                copied(tmp_path / names[0], names[1])
+            seats = [seat(name) for name in names]
+
+            async def come(one: Seat, after: float) -> Place:
+                await asyncio.sleep(after)
+                return await one.lead()
+
+            led = await asyncio.gather(
+                come(seats[0], 0.0), come(seats[1], 0.025 * step), return_exceptions=True
+            )
+            assert sum(isinstance(one, Place) for one in led) <= 1, (step, led)
+            assert all(isinstance(one, Place | PlaceTaken) for one in led), led
+            for one in seats:
+                one.die()
+            seats[0].world.files.clear()
+
+    play(scene, World())
+
+
+def test_next_run_asks_once(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        first = seat("flow")
+        place = await first.lead()
+        first.die()
+        again = seat("flow")
+        assert (await again.lead()).id == place.id
+        assert again.site.calls == {"open": 1, "list": 1}
+
+    play(scene, World())
+
+
+def test_two_servers_at_one_directory_are_one_place(play: Play) -> None:
+    """What one has sent, or its job has made, the other one reads without a transfer."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow", name="juwels")
+        (flow.workdir / "data").write_text("seven")
+        first = await flow.lead()
+        assert (await flow.job(1, "data")).succeeded
+        other = SimulatedSite(flow.world, "jureca")
+        second = await flow.lead(other)
+        assert second is first
+        assert (await flow.job(2, "data", "out/1")).succeeded
+        sent = [spec for spec in flow.world.specs.values() if spec.inline]
+        assert [spec.name for spec in sent] == ["job-1"]
+
+    play(scene, World())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_copy_is_refused_while_the_first_one_lives(
+    play: Play, tmp_path: Path, busy: bool
+) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        await flow.lead()
+        flow.die()
+        copied(tmp_path / "flow", "copy")
+        flow = seat("flow")
+        place = await flow.lead()
+        job = asyncio.create_task(flow.job(1)) if busy else None
+        await asyncio.sleep(100.0)
+        copy = seat("copy")
+        with pytest.raises(PlaceTaken, match="another controller of this workflow leads") as error:
+            await copy.lead()
+        assert "/flow on " in str(error.value)
+        assert place.deposed is None
+        assert not [path for path in flow.world.files if "/ask." in path or "/here." in path]
+        assert copy.site.calls["submit"] == 0
+        if job is not None:
+            assert (await job).succeeded
+        assert len(flow.world.runs) == busy
+
+    play(scene, World(duration=lambda spec: LONG_S))
+
+
+def test_a_copy_takes_over_when_the_first_one_is_gone(play: Play, tmp_path: Path) -> None:
+    """It knows the first job; the second was sent after the copy was made, and never starts."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        first = await flow.lead()
+        jobs = [asyncio.create_task(flow.job(1))]
+        await asyncio.sleep(50.0)
+        copied(tmp_path / "flow", "copy")
+        jobs.append(asyncio.create_task(flow.job(2)))
+        await asyncio.sleep(50.0)
+        flow.site.fault = lambda method, about: "unreachable"  # its line is cut
+        copy = seat("copy")
+        second = await copy.lead()
+        assert second.id == first.id
+        assert any("this one leads it from now on" in line for line in copy.said), copy.said
+        assert all(o.succeeded for o in await asyncio.gather(copy.job(1), copy.job(2)))
+
+        flow.site.fault = lambda method, about: ""
+        _, ended = await asyncio.gather(*jobs, return_exceptions=True)
+        assert isinstance(ended, PlaceTaken), "it comes back and finds out"
+        with pytest.raises(PlaceTaken):
+            await flow.job(3)
+        await first.tidy()
+        assert [run.job for run in flow.world.runs] == ["job-1", "job-2"]
+        assert {run.how for run in flow.world.runs} == {"exit 0"}
+
+    def fate(spec: object) -> Fate:
+        return Fate(starts=(1000.0,))
+
+    play(scene, World(fate))
+
+
+def test_a_copy_does_not_take_over_from_jobs_that_it_does_not_know(
+    play: Play, tmp_path: Path
+) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        await flow.lead()
+        copied(tmp_path / "flow", "copy")
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(50.0)
+        job.cancel()
+        flow.die()
+        with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
+            await seat("copy").lead()
+        await asyncio.sleep(LONG_S)
+        await seat("copy").lead()
+
+    play(scene, World(duration=lambda spec: LONG_S / 2))
+
+
+def test_tidying_leaves_what_another_journal_made(play: Play, tmp_path: Path) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        place = await flow.lead()
+        flow.world.write(f"{TRIES}/17/{'0' * 36}", b"owner=x\n")
+        assert (await flow.job(1)).succeeded
+        await place.tidy()
+        left = [p for p in flow.world.files if p.startswith(f"{TRIES}/")]
+        assert left == [f"{TRIES}/17", f"{TRIES}/17/{'0' * 36}"]
+
+    play(scene, World())
+
+
+def test_claims_of_a_lost_journal_are_not_written_over(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        flow.world.write(f"{TRIES}/0/{'0' * 36}", b"owner=x\n")
+        with pytest.raises(PlaceTaken, match="whose journal"):
+            await flow.lead()
+        assert not leases(flow.world)
+
+    play(scene, World())
+
+
+def test_swept_place_is_the_same_one(play: Play) -> None:
+    """A centre's broom takes the identity, too."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        place = await flow.lead()
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(50.0)
+        job.cancel()
+        flow.die()
+        flow.world.purge()
+        again = seat("flow")
+        assert (await again.lead()).id == place.id
+        [record] = again.journal.all_open_tries()
+        assert (record.state, record.place) == (TryState.SUBMITTED, place.id)
+
+    play(scene, World(duration=lambda spec: LONG_S))

@@ -457,6 +457,9 @@ def test_what_the_content_type_means(rest: RestClient, files: str) -> None:
     answer = rest.http.put(url, json={"permissions": "rw-------"})
     assert answer.json() == {"permissions": "OK"}
     assert rest.http.get(url).json()["permissions"] == "rw-------"
+    rest.http.put(url, content=b"y", headers=OCTETS)
+    assert rest.http.get(url).json()["permissions"] == "rw-r-----", "each upload sets them"
+    rest.http.put(url, json={"permissions": "rw-------"})
     assert "FAILED" in rest.http.put(url, json={"permissions": "0600"}).json()["permissions"]
     assert rest.http.put(f"{files}/none", json={"permissions": "rw-------"}).status_code == 404
     assert rest.http.request("PUT", url, content=b"x").status_code == 415

@@ -154,10 +154,11 @@ class Journal:
     def _unite(self, known: SiteRecord, place: str) -> None:
         """The directory of a site turns out to be at `place`, under whatever name it was known."""
         with self._database.write() as db:
-            same = "place = ? AND workspace = ?"
+            # Of an older journal the path alone says little: another server may have the same one.
             names = db.execute(
-                f"SELECT site FROM sites WHERE {same}",  # noqa: S608
-                (known.place, known.workspace),
+                "SELECT site FROM sites WHERE place = ? AND workspace = ?"
+                " AND (place <> '' OR url = ?)",
+                (known.place, known.workspace, known.url),
             ).fetchall()
             for name in [row["site"] for row in names]:
                 db.execute(

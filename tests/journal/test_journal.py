@@ -264,6 +264,24 @@ def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> N
         assert journal.retire_buckets("new") == [record.bucket]
 
 
+@pytest.mark.parametrize("one_server", [True, False])
+def test_names_of_an_older_journal_meet_where_they_are_at_one_server(
+    tmp_path: Path, one_server: bool
+) -> None:
+    """Another server may have the same path on a file system of its own."""
+    with closing(Journal(tmp_path)) as journal:
+        journal.set_site("a", "url", "/scratch/me/flow", "p")
+        journal.set_site("b", "url" if one_server else "other", "/scratch/me/flow", "q")
+        tries = [new_try(journal, site=site) for site in "ab"]
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        db.executescript(UNDO_8)
+    with closing(Journal(tmp_path)) as journal:
+        journal.set_site("a", "url", "/scratch/me/flow", "new")
+        places = {r.id: r.place for r in journal.all_open_tries()}
+        assert places[tries[0].id] == "new"
+        assert places[tries[1].id] == ("new" if one_server else "")
+
+
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
 

@@ -20,9 +20,13 @@ from tests.real.slurm import lacking as slurm_lacking
 USER = "mantik-user"
 """The login name that jobs run as; tests/real/install makes it."""
 SERVERS = Path(
-    os.environ.get("MANTIK_TEST_SERVERS") or Path(__file__).parents[4] / "shared/servers"
+    os.environ.get("MANTIK_TEST_SERVERS")
+    or Path(__file__).parents[3] / ".cache" / "real" / "servers"
 )
-"""Where the sources of the servers are that no package registry has: `tsi`, `firecrest-v2`."""
+"""Where the sources of the servers are that no package registry has: `tsi`, `firecrest-v2`.
+
+tests/real/install fetches them there unless MANTIK_TEST_SERVERS names another directory.
+"""
 
 
 def lacking() -> list[str]:
@@ -34,7 +38,7 @@ def lacking() -> list[str]:
         found.append(f"the user {USER}")
     for name in ("tsi", "firecrest-v2"):
         if not (SERVERS / name).is_dir():
-            found.append(f"{name} in MANTIK_TEST_SERVERS")
+            found.append(f"{SERVERS / name}")
     return found
 
 

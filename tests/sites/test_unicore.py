@@ -161,7 +161,7 @@ def test_requests_of_each_act(unicorex: UnicoreX, workspace: str) -> None:
         job = await site.submit(submission)
         assert requests() - before == 1
         assert await costs(site.put("f", b"1")) == 1
-        assert await costs(site.put("p", b"1", private=True)) == 3
+        assert await costs(site.put("p", b"1", private=True)) == 4
         assert await costs(site.list(".")) == 1
         assert await costs(site.stat("f")) == 1
         assert await costs(content(site, "f")) == 1

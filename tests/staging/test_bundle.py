@@ -116,6 +116,17 @@ def test_content_is_read_once(
     assert touched.sha256 == first.sha256, "Snakemake has touched what came here"
 
 
+def test_content_that_was_written_just_now_is_read_again(
+    local: LocalFiles, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be written once more before its file system's clock goes on."""
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.SETTLED_NS", 10**13)
+    (work / "a").write_text("1")
+    look(local, "a")
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.checksum", lambda _: "new")
+    assert look(local, "a")[0].sha256 == "new"
+
+
 @pytest.mark.parametrize("how", ["in place", "replaced", "linked", "at once"])
 def test_content_of_the_same_size_and_time_is_seen(local: LocalFiles, work: Path, how: str) -> None:
     for path in ("a", "b"):

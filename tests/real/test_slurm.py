@@ -162,13 +162,14 @@ class TestRefused:
     """Each refusal in the scheduler's own words."""
 
     def test_rejected(self, on_slurm: Project) -> None:
-        refused = {"slurm_account='none'": "Invalid account"}
+        refused = {}
         if on_slurm.place.name == "uni":  # it holds what it is asked for against its own ranges
             refused |= {
+                "slurm_account='none'": "Invalid account",
                 "qos='none'": "Resource request <QoS=none> is out of range",
                 "constraint='none'": "Resource request <NodeConstraints=none> is out of range",
             }
-        else:
+        else:  # it lists the accounts, so that an unknown one is refused before
             refused |= {
                 "qos='none'": "Invalid qos specification",
                 "constraint='none'": "Invalid feature specification",

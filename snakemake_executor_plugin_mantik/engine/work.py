@@ -160,17 +160,18 @@ class SiteWork:
         record = await self._try(request, files)
         self.place.rivals.own(record)
         # An earlier run may have submitted it once more than it could write down.
-        sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
+        times = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
         submitted_at = record.submitted or time.time()
-        life = Life(record, list(record.site_jobs), submitted_at, sent, record.sent)
+        life = Life(record, list(record.site_jobs), submitted_at, times, record.sent)
         try:
             whole, own = await self._observed(request, life)
             self._live.follow(record, life.addition)
             end = await self._carry(whole, life, files, own)
         except FileChanged as error:
             await self.place.look_again(error.path)
-            if life.sent:  # it left no trace, but may come
-                await self._give_up([record])
+            if life.sent:  # it left no trace, but may come: the record is older than that
+                sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(life.ids))
+                await self._give_up([sent])
             else:
                 await self._concluder.again(life, "its inputs changed while they were being sent")
             return None, None

@@ -162,7 +162,7 @@ class TestRefused:
     """Each refusal in the scheduler's own words."""
 
     def test_rejected(self, on_slurm: Project) -> None:
-        refused = {}
+        refused: dict[str, str] = {}
         if on_slurm.place.name == "uni":  # it holds what it is asked for against its own ranges
             refused |= {
                 "slurm_account='none'": "Invalid account",

@@ -14,7 +14,7 @@ from tests.real.centre import firecrest
 from tests.real.centre.firecrest import Firecrest, OwnFirecrest
 from tests.real.slurm import ACCOUNTS
 from tests.support.benches import opened, real_firecrest_site
-from tests.support.workflows import UNTRACKED, Project, tells, until
+from tests.support.workflows import UNTRACKED, Project, tells
 
 pytestmark = [pytest.mark.software(firecrest.SOFTWARE), pytest.mark.timeout(600)]
 
@@ -234,17 +234,6 @@ class TestCosts:
 
 
 class TestTrouble:
-    def test_server_killed_while_jobs_are_submitted(
-        self, own_firecrest: OwnFirecrest, at_own: Project
-    ) -> None:
-        running = at_own.start()
-        until(lambda: list(at_own.workspace.glob("ran.*")), "a job that runs")
-        own_firecrest.kill()
-        running.says("has not answered for")
-        own_firecrest.start()
-        running.end().ok()
-        all_ran_once(at_own)
-
     @pytest.mark.parametrize(
         ("sacct", "words"),
         [

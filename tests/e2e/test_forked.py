@@ -106,6 +106,8 @@ def test_a_test_that_fails_leaves_no_job_at_the_site(either: Project, sandbox: S
     )
     either.start()
     until((either.workspace / "begun").exists, "a job that runs")
+    # A busy machine may run a job before the answer to its submission is noted.
+    until(lambda: any(record.site_jobs for record in either.tries), "the job's id")
 
     either.close()
 

@@ -1,8 +1,9 @@
 """Trivial rules at the real firecREST of tests/real/centre, beside plain sbatch on the same Slurm.
 
 `python -m benchmarks.centre [JOBS]...` starts a centre, which needs root and what
-tests/real/install brings, and prints for each number of jobs what both take, where the executor's
-time goes, and its requests. Measure on a machine with nothing else to do.
+tests/real/install brings, and prints for each number of jobs what both take, what the bare requests
+to firecREST take that submit the same jobs, where the executor's time goes, and its requests. The
+whole centre shares this machine's cores. Measure on a machine with nothing else to do.
 """
 
 import json
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,9 +23,11 @@ from rich.table import Table
 from benchmarks.endtoend import SNAKEFILE
 from snakemake_executor_plugin_mantik.journal import TryRecord, history
 from tests.real.centre import USER, Centre
-from tests.real.centre.firecrest import LOG, Firecrest, requests
+from tests.real.centre.firecrest import LOG, SYSTEM, Firecrest, requests
 
 JOBS = (1, 40, 500)
+AT_ONCE = 4
+"""Bare requests at a time, as many as the executor's."""
 WAIT_S = 1800.0
 CONSOLE = Console()
 
@@ -59,20 +63,37 @@ def sbatch(server: Firecrest, jobs: int) -> float:
     site = Centre(server.directory)
     environment = {**os.environ, **site.environment}
     loop = f"for n in $(seq {jobs}); do sbatch --quiet --output=/dev/null --wrap 'echo $n'; done"
-
-    def over() -> bool:
-        left = subprocess.check_output(
-            ["squeue", "--noheader", "--states=PD,R,CF", "--user", USER], env=environment
-        )
-        return not left.strip()
-
     started = time.monotonic()
     subprocess.run(
         ["bash", "-c", loop], check=True, user=USER, cwd=site.scratch, env=environment,
         timeout=WAIT_S,
     )  # fmt: skip
-    until(over)
+    until(lambda: _is_empty(site))
     return time.monotonic() - started
+
+
+def bare_requests(server: Firecrest, jobs: int) -> float:
+    """Seconds that so many jobs take that are submitted by one request each, some at a time."""
+    site = Centre(server.directory)
+    job = {
+        "name": "bare", "workingDirectory": str(server.place().storage),
+        "script": "#!/bin/bash\necho 1\n", "standardOutput": "/dev/null",
+    }  # fmt: skip
+    with server.client() as client, ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def submit(_: int) -> None:
+            client.post(f"/compute/{SYSTEM}/jobs", json={"job": job}).raise_for_status()
+
+        started = time.monotonic()
+        list(pool.map(submit, range(jobs)))
+        until(lambda: _is_empty(site))
+        return time.monotonic() - started
+
+
+def _is_empty(site: Centre) -> bool:
+    command = ["squeue", "--noheader", "--states=PD,R,CF", "--user", USER]
+    left = subprocess.check_output(command, env={**os.environ, **site.environment})
+    return not left.strip()
 
 
 def executor(server: Firecrest, jobs: int) -> dict[str, float]:
@@ -130,12 +151,15 @@ def main() -> None:
     numbers = [int(word) for word in sys.argv[1:]] or JOBS
     with centre() as server:
         for jobs in numbers:
-            plain = sbatch(server, jobs)
+            plain, bare = sbatch(server, jobs), bare_requests(server, jobs)
             found = executor(server, jobs)
             plain = (plain + sbatch(server, jobs)) / 2
+            bare = (bare + bare_requests(server, jobs)) / 2
             table = Table("what", "", title=f"{jobs} trivial jobs")
             table.add_row("plain sbatch, seconds", f"{plain:.1f}")
+            table.add_row("bare requests, seconds", f"{bare:.1f}")
             table.add_row("times plain sbatch", f"{found['all'] / plain:.2f}")
+            table.add_row("times bare requests", f"{found['all'] / bare:.2f}")
             for what, figure in found.items():
                 table.add_row(what, f"{figure:.2f}" if figure < 100 else f"{figure:.0f}")
             CONSOLE.print(table)

@@ -1,20 +1,25 @@
-"""Trivial rules at the real firecREST of tests/real/centre, beside plain sbatch on the same Slurm.
+"""Trivial rules at the centre of tests/real/centre, beside plain sbatch on the same Slurm.
 
-`python -m benchmarks.centre [JOBS]...` starts a centre, which needs root and what
-tests/real/install brings, and prints for each number of jobs what both take, what the bare requests
-to firecREST take that submit the same jobs, where the executor's time goes, and its requests. The
-whole centre shares this machine's cores. Measure on a machine with nothing else to do.
+`python -m benchmarks.centre {unicore,firecrest} [JOBS]...` starts the centre, which needs root and
+what tests/real/install brings, and prints for each number of jobs how long they take, how long as
+many jobs take that the server is sent by one request each, where the executor's time goes, and the
+requests that firecREST logs. The whole centre shares this machine's cores: measure with nothing else
+to do.
 """
 
+import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -24,26 +29,75 @@ from benchmarks.endtoend import SNAKEFILE
 from snakemake_executor_plugin_mantik.journal import TryRecord, history
 from tests.real.centre import USER, Centre
 from tests.real.centre.firecrest import LOG, SYSTEM, Firecrest, requests
+from tests.support.places import unicorex_place
+from tests.support.unicoreserver import UnicoreX
+from tests.support.workflows import Place
 
 JOBS = (1, 40, 500)
 AT_ONCE = 4
-"""Bare requests at a time, as many as the executor's."""
+"""Requests at a time, as many as the executor makes."""
 WAIT_S = 1800.0
 CONSOLE = Console()
+QUICKER = re.compile(r"^  (PollMin|Heartbeat): .*\n", re.MULTILINE)
+"""Settings of tests, which the executor is not measured with."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One of the centre's servers.
+
+    Attributes:
+        directory: the centre's.
+        place: describes it as a site.
+        submit: submits a job that does nothing by one request.
+        asked: counts the requests to it so far, if it logs them.
+    """
+
+    directory: Path
+    place: Place
+    submit: Callable[[], object]
+    asked: Callable[[], Counter[str]]
+
+
+def _firecrest(directory: Path, server: Firecrest) -> Server:
+    place, client = server.place(), server.client()
+    job = {
+        "name": "bare", "workingDirectory": str(place.storage),
+        "script": "#!/bin/bash\necho 1\n", "standardOutput": "/dev/null",
+    }  # fmt: skip
+
+    def submit() -> None:
+        client.post(f"/compute/{SYSTEM}/jobs", json={"job": job}).raise_for_status()
+
+    log = directory / "firecrest" / LOG
+    return Server(directory, place, submit, lambda: requests(log))
+
+
+def _unicore(directory: Path, server: UnicoreX) -> Server:
+    client = server.client()
+    job = {"Executable": "echo", "Arguments": ["1"]}
+
+    def submit() -> None:
+        client.post(f"{server.url}/jobs", json=job).raise_for_status()
+
+    return Server(directory, unicorex_place(server), submit, Counter)
 
 
 @contextmanager
-def centre() -> Iterator[Firecrest]:
-    """Run a centre and give its firecREST."""
+def centre(api: str) -> Iterator[Server]:
+    """Run a centre and give its server for `api`."""
     with tempfile.TemporaryDirectory(prefix="mantik-bench-") as directory:
         path = Path(directory) / "centre"
         path.parent.chmod(0o755)
         path.mkdir()
         server = subprocess.Popen([sys.executable, "-m", "tests.real.centre", path])
         try:
-            until((path / "told.json").exists)
+            until(lambda: (path / "told.json").exists() or server.poll() is not None)
             told = json.loads((path / "told.json").read_text())
-            yield Firecrest.from_json(told["firecrest"])
+            if api == "unicore":
+                yield _unicore(path, UnicoreX.from_json(told["unicorex"]))
+            else:
+                yield _firecrest(path, Firecrest.from_json(told["firecrest"]))
         finally:
             server.terminate()
             server.wait()
@@ -58,60 +112,66 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def sbatch(server: Firecrest, jobs: int) -> float:
+def sbatch(site: Centre, jobs: int) -> float:
     """Seconds that so many jobs take that the user submits one after the other."""
-    site = Centre(server.directory)
-    environment = {**os.environ, **site.environment}
     loop = f"for n in $(seq {jobs}); do sbatch --quiet --output=/dev/null --wrap 'echo $n'; done"
+    with _until_all_ended(site, jobs) as seconds:
+        subprocess.run(
+            ["bash", "-c", loop], check=True, user=USER, cwd=site.scratch, timeout=WAIT_S,
+            env={**os.environ, **site.environment},
+        )  # fmt: skip
+    return seconds[0]
+
+
+def one_request_each(server: Server, jobs: int) -> float:
+    """Seconds that so many jobs take that the server is sent, some at a time, and nothing else."""
+    ended = _until_all_ended(Centre(server.directory), jobs)
+    with ThreadPoolExecutor(AT_ONCE) as pool, ended as seconds:
+        list(pool.map(lambda _: server.submit(), range(jobs)))
+    return seconds[0]
+
+
+@contextmanager
+def _until_all_ended(site: Centre, jobs: int) -> Iterator[list[float]]:
+    """Wait until as many more jobs have come to the scheduler and have ended, and time it."""
+    environment = {**os.environ, **site.environment}
+
+    def said(*command: str) -> str:
+        return subprocess.check_output(command, env=environment, text=True)
+
+    def next_id() -> int:
+        (number,) = re.findall(
+            r"^NEXT_JOB_ID\s*=\s*(\d+)", said("scontrol", "show", "config"), re.M
+        )
+        return int(number)
+
+    def over() -> bool:
+        left = said("squeue", "--noheader", "--states=PD,R,CF", "--user", USER)
+        return not left.strip() and next_id() >= last
+
+    last = next_id() + jobs
+    seconds: list[float] = []
     started = time.monotonic()
-    subprocess.run(
-        ["bash", "-c", loop], check=True, user=USER, cwd=site.scratch, env=environment,
-        timeout=WAIT_S,
-    )  # fmt: skip
-    until(lambda: _is_empty(site))
-    return time.monotonic() - started
+    yield seconds
+    until(over)
+    seconds.append(time.monotonic() - started)
 
 
-def bare_requests(server: Firecrest, jobs: int) -> float:
-    """Seconds that so many jobs take that are submitted by one request each, some at a time."""
-    site = Centre(server.directory)
-    job = {
-        "name": "bare", "workingDirectory": str(server.place().storage),
-        "script": "#!/bin/bash\necho 1\n", "standardOutput": "/dev/null",
-    }  # fmt: skip
-    with server.client() as client, ThreadPoolExecutor(AT_ONCE) as pool:
-
-        def submit(_: int) -> None:
-            client.post(f"/compute/{SYSTEM}/jobs", json={"job": job}).raise_for_status()
-
-        started = time.monotonic()
-        list(pool.map(submit, range(jobs)))
-        until(lambda: _is_empty(site))
-        return time.monotonic() - started
-
-
-def _is_empty(site: Centre) -> bool:
-    command = ["squeue", "--noheader", "--states=PD,R,CF", "--user", USER]
-    left = subprocess.check_output(command, env={**os.environ, **site.environment})
-    return not left.strip()
-
-
-def executor(server: Firecrest, jobs: int) -> dict[str, float]:
+def executor(server: Server, jobs: int) -> dict[str, float]:
     """Seconds that the executor takes for so many rules, in all and by phases."""
-    place = server.place()
+    place = server.place
     # Python keeps its bytecode, as on a user's machine.
     foreign = ("MANTIK_", "SNAKEMAKE_", "PYTHONDONTWRITEBYTECODE")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     environment = {**kept, **place.environment, "SNAKEMAKE_MANTIK_TRACK": "none"}
-    site = "".join(place.config.partition("Site:")[0])  # with the defaults
+    config = QUICKER.sub("", place.config).removesuffix("Site:\n")
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "Snakefile").write_text(SNAKEFILE)
-        Path(directory, "site.yaml").write_text(site)
+        Path(directory, "site.yaml").write_text(config)
         command = [sys.executable, "-m", "snakemake", "--quiet", "all", "--config"]
         command += [f"rules={jobs}", "--executor", "mantik", "--jobs", str(max(jobs, 1))]
         command += ["--mantik-backend-config", "site.yaml"]
-        log = server.directory / "firecrest" / LOG
-        before = requests(log)
+        before = server.asked()
         started = time.time()
         subprocess.run(
             command, cwd=directory, check=True, env=environment, timeout=WAIT_S,
@@ -119,7 +179,7 @@ def executor(server: Firecrest, jobs: int) -> dict[str, float]:
         )  # fmt: skip
         ended = time.time()
         tries = history(Path(directory) / ".snakemake" / "mantik")
-    asked = requests(log) - before
+    asked = server.asked() - before
     return {
         "all": ended - started,
         **_phases(tries, started, ended),
@@ -148,18 +208,22 @@ def _phases(tries: list[TryRecord], started: float, ended: float) -> dict[str, f
 
 def main() -> None:
     """Print a table for each number of jobs."""
-    numbers = [int(word) for word in sys.argv[1:]] or JOBS
-    with centre() as server:
-        for jobs in numbers:
-            plain, bare = sbatch(server, jobs), bare_requests(server, jobs)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.centre")
+    parser.add_argument("api", choices=("unicore", "firecrest"))
+    parser.add_argument("jobs", type=int, nargs="*", default=JOBS)
+    arguments = parser.parse_args()
+    with centre(arguments.api) as server:
+        site = Centre(server.directory)
+        for jobs in arguments.jobs:
+            plain, alone = sbatch(site, jobs), one_request_each(server, jobs)
             found = executor(server, jobs)
-            plain = (plain + sbatch(server, jobs)) / 2
-            bare = (bare + bare_requests(server, jobs)) / 2
+            plain = (plain + sbatch(site, jobs)) / 2
+            alone = (alone + one_request_each(server, jobs)) / 2
             table = Table("what", "", title=f"{jobs} trivial jobs")
             table.add_row("plain sbatch, seconds", f"{plain:.1f}")
-            table.add_row("bare requests, seconds", f"{bare:.1f}")
+            table.add_row("one request each, seconds", f"{alone:.1f}")
             table.add_row("times plain sbatch", f"{found['all'] / plain:.2f}")
-            table.add_row("times bare requests", f"{found['all'] / bare:.2f}")
+            table.add_row("times one request each", f"{found['all'] / alone:.2f}")
             for what, figure in found.items():
                 table.add_row(what, f"{figure:.2f}" if figure < 100 else f"{figure:.0f}")
             CONSOLE.print(table)

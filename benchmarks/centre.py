@@ -3,8 +3,8 @@
 `python -m benchmarks.centre {unicore,firecrest} [JOBS]...` starts the centre, which needs root and
 what tests/real/install brings, and prints for each number of jobs how long they take, how long as
 many jobs take that the server is sent by one request each, where the executor's time goes, and the
-requests that firecREST logs. The whole centre shares this machine's cores: measure with nothing else
-to do.
+requests that firecREST logs. The whole centre shares this machine's cores: measure with
+nothing else to do.
 """
 
 import argparse

@@ -111,8 +111,13 @@ def test_a_test_that_fails_leaves_no_job_at_the_site(either: Project, sandbox: S
 
     either.close()
 
+    own = {job for record in either.tries for job in record.site_jobs}
+
     def alive() -> list[object]:
-        runs = sandbox.record(either.place.name)["runs"]
+        recorded = sandbox.record(either.place.name)  # of other tests of this worker, too
+        numbers = {n for job in recorded["jobs"] if job["id"] in own for n in job["scheduler_ids"]}
+        assert numbers
+        runs = [run for run in recorded["runs"] if run["scheduler_id"] in numbers]
         return [run for run in runs if run["ended"] is None]
 
     until(lambda: alive() == [], "its end")

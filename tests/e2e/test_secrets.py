@@ -2,13 +2,20 @@
 
 import base64
 import os
+import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.workflows import Project, until
 
-SECRET = "tell-nobody-4711 'quoted' $HOME `date`"
+
+@pytest.fixture
+def secret() -> str:
+    """A secret of one test: others, on the same server, have secrets of their own meanwhile."""
+    return f"tell-nobody-{uuid.uuid4().hex} 'quoted' $HOME `date`"
 
 
 def forms(words: Iterable[str]) -> Iterator[bytes]:
@@ -56,16 +63,16 @@ def shown_of_processes() -> bytes:
     return b"\n".join(lines)
 
 
-def test_secrets_beside_the_snakefile_go_to_no_site(both: Project) -> None:
+def test_secrets_beside_the_snakefile_go_to_no_site(both: Project, secret: str) -> None:
     """One line tells which stay here; what is included goes, and so does what a rule names."""
-    secret = both.write("site.txt", SECRET)
-    os.link(secret, both.directory / "again.txt")
+    first = both.write("site.txt", secret)
+    os.link(first, both.directory / "again.txt")
     both.extra["MANTIK_ELSEWHERE_PASSWORD_FILE"] = "site.txt"
-    both.write("closed.txt", SECRET).chmod(0o600)
-    both.write("keys/mine", f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}\n")
-    both.write("credentials.json", SECRET)
+    both.write("closed.txt", secret).chmod(0o600)
+    both.write("keys/mine", f"-----BEGIN OPENSSH PRIVATE KEY-----\n{secret}\n")
+    both.write("credentials.json", secret)
     outside = both.directory.parent / "outside.txt"
-    outside.write_text(SECRET)
+    outside.write_text(secret)
     (both.directory / "link.txt").symlink_to(outside)
     both.write("run.sh", "echo ran").chmod(0o700)
     both.write("input.txt", "named").chmod(0o600)
@@ -85,7 +92,7 @@ def test_secrets_beside_the_snakefile_go_to_no_site(both: Project) -> None:
     said = both.run().ok().output
 
     assert both.read("good.txt").startswith("ran\nnamed")
-    assert leaks(both.place.server, words=(SECRET,)) == []
+    assert leaks(both.place.server, words=(secret,)) == []
     (line,) = [line for line in said.splitlines() if "Site: Include" in line]
     for name in (
         "closed.txt",
@@ -101,7 +108,7 @@ def test_secrets_beside_the_snakefile_go_to_no_site(both: Project) -> None:
     assert "input.txt" not in line
 
 
-def test_secrets_leave_no_trace(both: Project, tmp_path: Path) -> None:
+def test_secrets_leave_no_trace(both: Project, secret: str, tmp_path: Path) -> None:
     both.write(
         "Snakefile",
         r"""
@@ -124,7 +131,7 @@ def test_secrets_leave_no_trace(both: Project, tmp_path: Path) -> None:
         """,
     )
     elsewhere = tmp_path / "elsewhere"
-    both.extra["MY_TOKEN"] = SECRET
+    both.extra["MY_TOKEN"] = secret
     for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
         both.extra[name] = str(elsewhere / name)
         (elsewhere / name).mkdir(parents=True)
@@ -135,11 +142,12 @@ def test_secrets_leave_no_trace(both: Project, tmp_path: Path) -> None:
     )
     assert ours
     # The secret of a client, and the header of every token.
-    words = ("tell-nobody", *ours, "eyJhbGciOi")
+    plain = secret.partition(" ")[0]
+    words = (plain, *ours, "eyJhbGciOi")
 
     def looked(*sites: Path) -> list[str]:
         found = leaks(both.directory, elsewhere, *sites, words=words)
-        return [*found, *leaks(both.place.server, words=("tell-nobody",))]
+        return [*found, *leaks(both.place.server, words=(plain,))]
 
     running = both.start("--keep-going", "--verbose")
     site = both.workspace

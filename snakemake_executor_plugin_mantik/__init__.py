@@ -94,7 +94,7 @@ class ExecutorSettings(ExecutorSettingsBase):
 common_settings = CommonSettings(
     non_local_exec=True,
     # Inputs go up before a job and outputs are here before it is reported, so that for Snakemake
-    # the sites' file systems look like the local one (docs/architecture.md).
+    # the sites' file systems look like the local one (docs/decisions/snakemake-jobs.md).
     implies_no_shared_fs=False,
     job_deploy_sources=False,
     pass_default_storage_provider_args=False,

@@ -119,8 +119,13 @@ class Runs:
 
     def started(self, run_id: str) -> None:
         """Wait until the job of the entry point `waits` runs."""
-        until(lambda: any(t.site_jobs for t in self.here(run_id).tries), "the journal", WAIT_S)
-        until((self.workspace(run_id) / "started").exists, "the job", WAIT_S)
+        until(lambda: self._is_started(run_id), "the job", WAIT_S)
+
+    def _is_started(self, run_id: str) -> bool:
+        here = self.here(run_id)
+        assert here.end is None, self.log(run_id)
+        noted = any(record.site_jobs for record in here.tries)
+        return noted and (self.workspace(run_id) / "started").exists()
 
     def let_go(self, run_id: str) -> None:
         """Let that job come to its end."""

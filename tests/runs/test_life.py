@@ -8,6 +8,7 @@ import pytest
 from snakemake_executor_plugin_mantik.runs import again, controller
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.runs.conftest import Runs
+from tests.support.clusters import OTHER_ACCOUNT
 from tests.support.command import smk_mantik
 from tests.support.workflows import tells
 
@@ -109,7 +110,9 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     for name, value in {**runs.project.environment}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MANTIK_RUNS", str(runs.home))
-    other = again(run_id, name="second", account="else", tags={"who": "cron"}, key="due at six")
+    other = again(
+        run_id, name="second", account=OTHER_ACCOUNT, tags={"who": "cron"}, key="due at six"
+    )
     assert again(run_id, key="due at six") == other != run_id
     runs.started(other)
     assert runs.json("show", "second")["request"]["again_of"] == run_id
@@ -119,7 +122,7 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     run = runs.over(other)
     assert run.info.status == "FINISHED", runs.log(other)
     assert run.data.tags["who"] == "cron"
-    assert run.data.tags["mantik.account"] == "else"
+    assert run.data.tags["mantik.account"] == OTHER_ACCOUNT
     assert len(runs.here(other).tries) == 1
 
 

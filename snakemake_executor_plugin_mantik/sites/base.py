@@ -266,10 +266,11 @@ class Site(Protocol):
         """A single entry; None if there is none."""
         ...
 
-    async def make_directory(self, path: str) -> None:
+    async def make_directory(self, path: str, *, private: bool = False) -> None:
         """Make a directory and its parents; one that exists is no error.
 
         `SiteRejected` if a file of that name exists: claim and revocation exclude each other.
+        `private` gives the directory mode 0700, also if it exists; `put` tells where it cannot.
         """
         ...
 

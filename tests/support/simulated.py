@@ -215,6 +215,8 @@ class SimulatedSite:
 
     async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
         data = content if isinstance(content, bytes) else content.read_bytes()
+        if private and path.rpartition("/")[0] not in self.world.closed:
+            self.world.exposed.append(path)
         try:
             await self._call("put", path, lambda: self.world.put(path, data))
         except SiteUnreachable:
@@ -254,8 +256,13 @@ class SimulatedSite:
 
         return await self._call("stat", path, act)
 
-    async def make_directory(self, path: str) -> None:
-        await self._call("make_directory", path, lambda: self.world.make_directory(path))
+    async def make_directory(self, path: str, *, private: bool = False) -> None:
+        def act() -> None:
+            self.world.make_directory(path)
+            if private:
+                self.world.closed.add(path)
+
+        await self._call("make_directory", path, act)
 
     async def remove(self, path: str) -> None:
         await self._call("remove", path, lambda: self.world.remove(path))

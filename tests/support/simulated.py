@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
@@ -97,7 +97,8 @@ class SimulatedSite:
         called: told of each call, before and after it acts: a test may stop the world there.
         cut: whether a request that is given up on its way acts all the same.
         calls: how often each method was called.
-        states_lag: whether `states` tells an end two minutes late, as UNICORE does.
+        states_lag: whether `states` tells an end two minutes late and not why a job waits, as
+            UNICORE does.
     """
 
     states_lag = False
@@ -192,9 +193,14 @@ class SimulatedSite:
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         lag_s = STATES_LAG_S if self.states_lag else 0.0
-        return await self._call(
-            "states", " ".join(ids), lambda: {i: self.world.state(i, lag_s) for i in ids}
-        )
+
+        def act() -> dict[str, JobState]:
+            told = {i: self.world.state(i, lag_s) for i in ids}
+            if self.states_lag:
+                told = {i: replace(state, waits=None, never=False) for i, state in told.items()}
+            return told
+
+        return await self._call("states", " ".join(ids), act)
 
     async def explain(self, job_id: str) -> JobState:
         return await self._call("explain", job_id, lambda: self.world.state(job_id))

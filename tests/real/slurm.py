@@ -34,7 +34,7 @@ STOP_S = 10.0
 ACCOUNTS = ("sandbox", "other")
 """The accounts that jobs may be charged to, the first is the user's default."""
 QOS = {"short": "12:00:00"}
-"""What jobs may name beside the default `normal`, with the longest walltime of each: a job that asks
+"""What jobs may name beside the default `normal`, and the longest walltime of each: a job that asks
 for more is taken, and waits for ever."""
 GPUS = 4
 """Of each node."""

@@ -1,6 +1,7 @@
 """Run all benchmarks, each against a sandbox of its own in another process, and print a table.
 
-`python -m benchmarks soak` runs the one that `make bench` leaves out, since it takes minutes.
+`python -m benchmarks soak` and `python -m benchmarks load` run those that `make bench` leaves out,
+since they take minutes.
 """
 
 import json
@@ -26,6 +27,8 @@ AT_ONCE, DEFAULT_PACE, SLOW_PACE = 1000, int(SiteSettings().submissions_per_seco
 do not queue up on this machine, tracked or not, since to look after those that wait costs, too."""
 SOAKED = 5000
 """How many jobs run while requests fail."""
+WATCHED, CANCELLED = 200, 2000
+"""How many jobs are submitted slowly, and how many are cancelled of which half were submitted."""
 SITES = {"UNICORE": ["hpc1"], "firecREST": ["hpc2"], "both": ["hpc1", "hpc2"]}
 
 
@@ -116,11 +119,33 @@ def soak(jobs: int = SOAKED) -> str:
     )
 
 
+def load(cancelled: int = CANCELLED) -> Table:
+    """A table of what many jobs cost that are submitted slowly, and many that are cancelled."""
+    table = Table("site", "what", "seconds", "seen", "requests", title="Under load")
+    for title, name in (("UNICORE", "hpc1"), ("firecREST", "hpc2")):
+        with tempfile.TemporaryDirectory() as directory:
+            f = sandboxed(Path(directory), "benchmarks.load", "watching", str(WATCHED), name)
+        table.add_row(
+            title, f"{WATCHED} jobs, 2 s longer for each submission", f"{f['seconds']:.0f}",
+            f"markers listed {f['listings']:.0f} times", f"{f['submissions']:.0f} submissions",
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as directory:
+            f = sandboxed(
+                Path(directory), "benchmarks.load", "cancelling", str(cancelled), name,
+                timeout=4 * 3600.0,
+            )  # fmt: skip
+        table.add_row(
+            title, f"{cancelled} jobs cancelled, {f['submissions']:.0f} of them submitted",
+            f"{f['seconds']:.0f}", f"{f['confirmed']:.0f} confirmed", f"{f['requests']:.0f}",
+        )  # fmt: skip
+    return table
+
+
 def main() -> None:
-    """Print the tables; with `soak` and perhaps a number of jobs, only what that shows."""
+    """Print the tables; with `soak` or `load`, and perhaps a number of jobs, only these."""
     console = Console()
-    if sys.argv[1:2] == ["soak"]:
-        console.print(soak(*map(int, sys.argv[2:])))
+    if sys.argv[1:2] in (["soak"], ["load"]):
+        console.print({"soak": soak, "load": load}[sys.argv[1]](*map(int, sys.argv[2:])))
         return
     table = Table("sites", "jobs in flight", "requests per job", "listings per cycle",
                   "CPU per job", "seconds", title="Trivial thin jobs")  # fmt: skip

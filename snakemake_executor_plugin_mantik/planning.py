@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
     Plan,
     Total,
 )
-from snakemake_executor_plugin_mantik.engine.plan import misfits
+from snakemake_executor_plugin_mantik.engine.plan import misfits, unchecked
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, deployment, preflight
@@ -28,6 +28,7 @@ from snakemake_executor_plugin_mantik.rules.environ import variables
 from snakemake_executor_plugin_mantik.rules.groupresources import wanted
 from snakemake_executor_plugin_mantik.rules.places import Places
 from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 
 
 def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
@@ -77,8 +78,12 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
             total.uploads = forecaster.all(site)
     for at, job in enumerate(jobs):
         if job.site in limits and job.resources is not None:
-            told = [f"{m.what}. {m.do}." for m in misfits(job.resources, limits[job.site])]
+            facts = limits[job.site]
+            told = [f"{m.what}. {m.do}." for m in misfits(job.resources, facts)]
             jobs[at] = replace(job, mistake=" ".join([job.mistake, *told]).strip())
+            queue = facts.queues.get(job.resources.queue or "", QueueLimits())
+            left = totals[job.site].unchecked
+            left += [name for name in unchecked(job.resources, queue) if name not in left]
     return Plan(
         jobs,
         totals,

@@ -54,6 +54,8 @@ class StateLog(Nobody):
         if record.state is not TryState.PLANNED:
             self._known(record, record.site_jobs)
             text = f"{record.name}: taken up again at {record.site}, not run twice."
+            if record.waits:
+                text += f" It cannot start: {record.waits}."
             self._tell(record, "submitted", text, queue=record.queue)
         return None
 

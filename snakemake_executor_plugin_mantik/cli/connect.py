@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.config.environment import image_upload
 from snakemake_executor_plugin_mantik.config.images import architecture
 from snakemake_executor_plugin_mantik.config.known_sites import known_site
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.messages import not_checked
 from snakemake_executor_plugin_mantik.engine.plan import ACCOUNT, Planner, misfits, unchecked
 from snakemake_executor_plugin_mantik.errors import (
     CredentialError,
@@ -184,8 +185,7 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
         if not found and told:
             yield Finding("resources", "ok", "fit into what the queue is told to allow")
         if left:
-            text = f"{', '.join(left)}: not checked, since the site tells no limits of the queue's"
-            yield Finding("resources", "note", f"{text}; the scheduler tells, or lets jobs wait")
+            yield Finding("resources", "note", not_checked(left))
 
 
 def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
@@ -268,6 +268,7 @@ def _limits(limits: QueueLimits) -> str:
         told.append(f"memory {pair(limits.memory_mib_per_node, ' MiB')} per node")
     if limits.gpus_per_node:
         told.append(f"{pair(limits.gpus_per_node, '')} GPUs per node")
+    told += [f"{name} {' or '.join(values)}" for name, values in limits.choices.items()]
     return ", ".join(told)
 
 

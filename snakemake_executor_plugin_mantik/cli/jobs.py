@@ -57,6 +57,6 @@ def outcome(record: TryRecord) -> str:
         return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
     if record.left_behind:
         return f"{record.outcome}; may still run"
-    if record.waits and not record.outcome:
-        return f"cannot start: {record.waits}"
+    if record.hindrance:
+        return f"cannot start: {record.hindrance}"
     return record.outcome or _SHOWN.get(record.state, record.state.value)

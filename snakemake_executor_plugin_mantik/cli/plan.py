@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.amounts import duration, size
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Total, Uploads
+from snakemake_executor_plugin_mantik.engine.messages import not_checked
 from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
@@ -154,6 +155,8 @@ def _totals(made: Plan) -> Iterator[str]:
             + (f", and {total.without_runtime} ask no walltime" if total.without_runtime else "")
             + f"; files: {_uploads(total.uploads)}."
         )
+        if total.unchecked:
+            yield f"{site}: {not_checked(total.unchecked)}."
     later = sum(job.site is None for job in made.jobs)
     if later:
         yield f"{_jobs(later)} at a site that {_LATER}."

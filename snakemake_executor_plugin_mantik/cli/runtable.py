@@ -69,7 +69,12 @@ def details(found: "Found") -> dict[str, Any]:
             "results": str(results) if results.is_dir() else "",
             "controller": "there" if here.alive else "gone" if here.gone else "ended",
             "jobs": [
-                {"id": ", ".join(t.site_jobs), "queue": t.queue, "outcome": t.outcome}
+                {
+                    "id": ", ".join(t.site_jobs),
+                    "queue": t.queue,
+                    "outcome": t.outcome,
+                    "waiting_reason": t.hindrance,
+                }
                 for t in here.tries
             ],
         }

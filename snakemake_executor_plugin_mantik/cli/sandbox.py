@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = "MANTIK_SANDBOX_DIR"
 """The variable that names the sandbox's directory; jobs' files stay there after the end."""
+TOKEN = "MANTIK_SANDBOX_TOKEN"  # noqa: S105 - the name of a variable
+"""The variable with the token of the sandbox's own control, for failures on demand."""
 
 app = typer.Typer(
     name="sandbox", help="A site on this machine that runs jobs as local processes.",
@@ -97,7 +99,7 @@ def run(
         firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
     )
     with _sandbox(site, settings) as box:
-        code = _run(command, {**os.environ, **box.environment()})
+        code = _run(command, {**os.environ, **box.environment(), TOKEN: box.token})
     raise typer.Exit(code)
 
 
@@ -130,7 +132,7 @@ def up(
             signal.signal(number, end)
         for name, value in box.environment().items():
             typer.echo(f"export {name}={shlex.quote(value)}")
-        typer.echo(f"export MANTIK_SANDBOX_TOKEN={shlex.quote(box.token)}")
+        typer.echo(f"export {TOKEN}={shlex.quote(box.token)}")
         configs = ", ".join(str(box.config_path(option.name)) for option in box.options)
         typer.echo(f"# Backend configs: {configs}. Ctrl-C ends the sandbox and all its jobs.")
         sys.stdout.flush()

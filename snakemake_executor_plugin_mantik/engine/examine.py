@@ -268,9 +268,10 @@ class Examiner:
         """Report why a try cannot start, once; whether it never will."""
         known = [states[i] for i in watched.ids if i in states]
         waiting = [state for state in known if state.phase is Phase.WAITING]
-        if watched.claimed or not waiting or len(waiting) < len(known):
+        told = [state.waits for state in waiting if state.waits is not None]
+        if watched.claimed or not told or len(waiting) < len(known):
             return False
-        why = waiting[-1].waits
+        why = told[-1]
         if why != watched.waits:
             watched.waits = why
             self._on_waiting(watched.record, why)

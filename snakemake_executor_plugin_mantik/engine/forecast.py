@@ -86,6 +86,7 @@ class Total:
         without_cores: how many occupy nobody knows how many cores, or will once they are known.
         without_runtime: how many ask for no walltime, or for one that is not known yet.
         uploads: files that go up, each once: inputs, images and sources.
+        unchecked: names of what jobs ask for and the site reports no limits of, where it was asked.
     """
 
     jobs: int = 0
@@ -94,6 +95,7 @@ class Total:
     without_cores: int = 0
     without_runtime: int = 0
     uploads: Uploads = field(default_factory=Uploads)
+    unchecked: list[str] = field(default_factory=list)
 
     def add(self, resources: Resources | None, cores: int | None) -> None:
         """Count one more job, which occupies `cores`."""

@@ -201,3 +201,11 @@ def stopped(state: JobState | None, where: str, said: Said) -> str:
     else:
         what = f"The job ended: {reason.words}{detail}"
     return _compose(what, where, said, advice)
+
+
+def not_checked(names: Sequence[str]) -> str:
+    """What of a job's resources cannot be checked before it is submitted, and who checks it."""
+    return (
+        f"{', '.join(names)}: not checked, since the site reports no limits of the queue; the"
+        " scheduler refuses what is beyond them, or its reason to let a job wait is reported"
+    )

@@ -126,6 +126,10 @@ class Observer(Protocol):
         """The site has acknowledged a try under the id `site_job`."""
         ...
 
+    def waiting(self, record: TryRecord, why: str) -> None:
+        """The scheduler's word for why a try cannot start has changed; empty: it may start."""
+        ...
+
     def started(self, record: TryRecord) -> None:
         """A try has begun to run. May be left out for one that ended soon after."""
         ...
@@ -169,6 +173,11 @@ class Several:
         for each in self._observers:
             each.submitted(record, site_job, queue)
 
+    def waiting(self, record: TryRecord, why: str) -> None:
+        """All are told."""
+        for each in self._observers:
+            each.waiting(record, why)
+
     def started(self, record: TryRecord) -> None:
         """All are told."""
         for each in self._observers:
@@ -206,6 +215,9 @@ class Nobody:
         """Ignored."""
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
+        """Ignored."""
+
+    def waiting(self, record: TryRecord, why: str) -> None:
         """Ignored."""
 
     def started(self, record: TryRecord) -> None:

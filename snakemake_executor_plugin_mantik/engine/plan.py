@@ -1,10 +1,11 @@
 """Planning: from a request and a site's config to the JobSpec of a try. Values alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from snakemake_executor_plugin_mantik.amounts import duration, size
 from snakemake_executor_plugin_mantik.config.environment import (
     environment_of,
     image_upload,
@@ -170,39 +171,73 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
         if not low <= asked.number <= high:
             yield Misfit(
                 asked.key,
-                f"{asked.name} of {asked.number}{asked.unit} is asked, queue {resources.queue}"
-                f" allows {low} to {high}{asked.unit}",
+                f"{asked.name} of {asked.words(asked.number)} is asked, queue {resources.queue}"
+                f" allows {asked.words(low)} to {asked.words(high)}",
                 "Ask for less, or choose another queue",
+            )
+    for key, name, field, value in _chosen(resources):
+        allowed = limits.choices.get(field, (value,))
+        if value not in allowed:
+            yield Misfit(
+                key,
+                f"{name} of {value!r} is asked, queue {resources.queue} allows"
+                f" {', '.join(allowed)}",
+                "Ask for one of these, or choose another queue",
             )
 
 
 def unchecked(resources: Resources, limits: QueueLimits) -> list[str]:
-    """Name what is asked for and the site tells no limit of."""
-    return [asked.name for asked in _limited(resources, limits) if asked.allowed is None]
+    """Name what is asked for and the site reports no limit of."""
+    ranges = [asked.name for asked in _limited(resources, limits) if asked.allowed is None]
+    choices = [name for _, name, field, _ in _chosen(resources) if field not in limits.choices]
+    return ranges + choices
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Something that is asked of a queue; `allowed` is the range that it allows, where told."""
+    """Something that is asked of a queue.
+
+    Attributes:
+        key: the key of the config's Resources that asks for it.
+        name: how messages call it.
+        number: how much of it is asked.
+        allowed: the range that the queue allows, where the site reports one.
+        words: a number of it as people read it.
+    """
 
     key: str
     name: str
     number: int
     allowed: tuple[int, int] | None
-    unit: str = ""
+    words: Callable[[int], str]
 
 
 def _limited(resources: Resources, limits: QueueLimits) -> Iterator[_Asked]:
     cpus, memory = _cpus_per_node(resources), resources.memory_mib_per_node
-    for key, name, number, allowed, unit in (
-        ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, "s"),
-        ("Nodes", "nodes", resources.nodes, limits.nodes, ""),
-        ("CPUsPerNode", "CPUs per node", cpus, limits.cpus_per_node, ""),
-        ("MemoryPerNode", "memory", memory, limits.memory_mib_per_node, " MiB"),
-        ("GPUsPerNode", "gpus", resources.gpus_per_node, limits.gpus_per_node, ""),
+    for key, name, number, allowed, words in (
+        ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, duration),
+        ("Nodes", "nodes", resources.nodes, limits.nodes, str),
+        ("CPUsPerNode", "CPUs per node", cpus, limits.cpus_per_node, str),
+        ("MemoryPerNode", "memory", memory, limits.memory_mib_per_node, _memory),
+        ("GPUsPerNode", "GPUs per node", resources.gpus_per_node, limits.gpus_per_node, str),
     ):
         if number is not None:
-            yield _Asked(key, name, number, allowed, unit)
+            yield _Asked(key, name, number, allowed, words)
+
+
+def _memory(mib: int) -> str:
+    return size(mib << 20)
+
+
+def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
+    """What is asked for by a word: the config's key, our name of it, the field and the word."""
+    for key, name, field in (
+        ("QoS", "QoS", "qos"),
+        ("NodeConstraints", "constraint", "constraint"),
+        ("Reservation", "reservation", "reservation"),
+    ):
+        if value := getattr(resources, field):
+            yield key, name, field, value
 
 
 def _cpus_per_node(resources: Resources) -> int | None:

@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from snakemake_executor_plugin_mantik.jobs.paths import SECRETS
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
@@ -46,7 +46,7 @@ class Submitter:
         self._site = site
         self._journal = journal
         self._patience = patience
-        self._buckets: dict[int, asyncio.Task[None]] = {}
+        self._directories: dict[str, asyncio.Task[None]] = {}
 
     async def submit(
         self, record: TryRecord, submission: Submission, secrets: Mapping[str, str]
@@ -59,8 +59,9 @@ class Submitter:
             SiteRejected: the site will not take it; it does not exist.
         """
         paths = record.paths
-        await self._bucket(paths)
+        await self._directory(paths.tries)  # the job makes its claim in it
         if secrets:
+            await self._directory(SECRETS, private=True)
             content = secret_assignments(secrets)
             self._journal.secrets_sent(record.id)
             await self._patience.found(lambda: self._site.put(paths.secrets, content, private=True))
@@ -81,19 +82,18 @@ class Submitter:
 
     def purged(self) -> None:
         """The workspace has lost things: its directories are made anew."""
-        self._buckets.clear()
+        self._directories.clear()
 
-    async def _bucket(self, paths: TryPaths) -> None:
-        """The directory that the job makes its claim in must be there before the job."""
-        bucket = paths.bucket
-        if bucket not in self._buckets:
-            self._buckets[bucket] = asyncio.create_task(
-                self._patience.found(lambda: self._site.make_directory(paths.tries))
+    async def _directory(self, path: str, *, private: bool = False) -> None:
+        """Make a directory that must be there before jobs, once; jobs of a run share it."""
+        if path not in self._directories:
+            self._directories[path] = asyncio.create_task(
+                self._patience.found(lambda: self._site.make_directory(path, private=private))
             )
         try:
-            await self._buckets[bucket]
+            await self._directories[path]
         except BaseException:
-            self._buckets.pop(bucket, None)  # the next job may have more luck
+            self._directories.pop(path, None)  # the next job may have more luck
             raise
 
 

@@ -67,6 +67,7 @@ class Watcher:
         self._site = site
         self._on_logged = on_logged
         self._on_started = on_started
+        self._on_waiting = on_waiting
         self._on_seen = on_seen
         self._settings = settings
         self._patience = patience
@@ -108,6 +109,7 @@ class Watcher:
         watched = Watched(
             record, future, list(ids), sent, wait, denied_since=now, seen=now,
             next_check=now + FIRST_CHECK_S, next_extension=now + EXTEND_AFTER_S, live=live,
+            waits=record.waits,
         )  # fmt: skip
         self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
         self.hurry()
@@ -215,6 +217,7 @@ class Watcher:
             watched.looked, watched.silent = True, watched.silent + passed
             claim = entries.get(watched.record.id)
             if (end := ends.get(watched.record.id)) is not None:
+                self._waits_no_more(watched)
                 self.end(watched, end)
             elif claim is None:
                 continue
@@ -235,7 +238,14 @@ class Watcher:
         watched.next_check, watched.check_delay = now, FIRST_CHECK_S
         if not watched.claimed:
             watched.claimed, self._changed = True, now
+            self._waits_no_more(watched)
             self._on_started(watched.record)
+
+    def _waits_no_more(self, watched: Watched) -> None:
+        """A try has started: what kept it from that is over."""
+        if watched.waits:
+            watched.waits = ""
+            self._on_waiting(watched.record, "")
 
     def end(self, watched: Watched, end: End) -> None:
         """A try has ended: whoever waits for it hears of it."""

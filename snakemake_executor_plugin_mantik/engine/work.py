@@ -210,6 +210,7 @@ class SiteWork:
     def _waiting(self, record: TryRecord, why: str) -> None:
         """A job waits for something else than its turn, or no longer does."""
         self._journal.waiting(record.id, why)
+        self._observer.waiting(record, why)
         if why:
             self._tell(f"{record.name}: it waits at {record.site} and cannot start: {why}.")
 

@@ -5,8 +5,10 @@ The workspace mirrors the workflow's working directory; what is ours lies in `.m
     .mantik/tries/<bucket>/<try>            claim: a file, or a directory when the try is revoked
     .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
     .mantik/tries/<bucket>/<try>.live       how much the job has logged, by its size
-    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking, secrets of a try,
-                                            and in live/ what it has logged, while it runs
+    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking of a try, and in
+                                            live/ what it has logged, while it runs
+    .mantik/secrets/<try>                   secrets of a try, until it reads them; the directory is
+                                            closed to others, whatever an upload does to the file
     .mantik/files/<checksum>/<name>         what a job needs and no directory of the workflow holds
     .mantik/outside/<absolute path>         files from outside of the working directory
     .mantik/conda/<content>-<machine>/      conda environments of rules
@@ -35,6 +37,7 @@ TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
 FILES = f"{OURS}/files"
+SECRETS = f"{OURS}/secrets"
 OUTSIDE = f"{OURS}/outside"
 CONDA = f"{OURS}/conda"
 IMAGES = f"{OURS}/images"
@@ -101,7 +104,7 @@ class TryPaths:
     @property
     def secrets(self) -> str:
         """Shell assignments of the secrets; of mode 0600, removed by the job."""
-        return f"{self.work}/secrets"
+        return f"{SECRETS}/{self.try_id}"
 
 
 def bundle_path(bundle: str) -> str:

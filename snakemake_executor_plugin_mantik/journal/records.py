@@ -83,6 +83,11 @@ class TryRecord:
         return self.state in (TryState.SUBMITTING, TryState.SUBMITTED) or self.left_behind
 
     @property
+    def hindrance(self) -> str:
+        """The scheduler's word for why it cannot start, as long as it is open."""
+        return "" if self.outcome else self.waits
+
+    @property
     def left_behind(self) -> bool:
         """Whether nobody waits for it any more although it may still run."""
         return bool(self.left_where)

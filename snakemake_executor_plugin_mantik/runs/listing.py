@@ -23,12 +23,15 @@ from snakemake_executor_plugin_mantik.runs.store import (
     tracking_uri,
 )
 from snakemake_executor_plugin_mantik.runs.unmade import clear_up
+from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
 OURS: Final = "mantik/"
 """How the names of metrics begin that tracking adds."""
 DIRECTORY_OF: Final = "mantik.run"
 """The tag of a later try: the run in whose directory it is."""
 _ID: Final = re.compile(r"[0-9a-f]{4,32}")
+WAITS: Final = "SCHEDULED"
+"""MLflow's status of a run whose job has not started."""
 GONE: Final = "its controller is gone: smk-mantik runs continue"
 
 
@@ -40,7 +43,7 @@ class Row:
         state: MLflow's status.
         waited, ran: in the queue, and at work; None: not known (yet).
         metrics: the last values of what the code has logged.
-        note: what is to be done about it, or why it failed.
+        note: what is to be done about it, why it failed, or why it cannot start.
         here: whether it was submitted from here, so that it can be continued or submitted again.
         uri: the MLflow store that it is in.
     """
@@ -165,13 +168,17 @@ def row(run: Any, experiment: str, here: Here | None, store: Store) -> Row:
     """
     info, tags = run.info, run.data.tags
     state, note = info.status, str(tags.get("mantik.reason", "")).partition("\n")[0]
-    if here is not None and here.request.run_id == info.run_id and here.gone:
-        note = GONE
+    why = str(tags.get(WAITING_REASON, "")) if state == WAITS else ""
     waited = run.data.metrics.get(f"{OURS}queued_seconds")
     ran = run.data.metrics.get(f"{OURS}running_seconds")
     if here is not None and (tries := here.tries):
         of_run = [t for t in tries if t.id == tags.get("mantik.try")] or tries[:1]
         waited, ran = of_run[0].waited or waited, of_run[0].ran or ran
+        why = of_run[0].hindrance
+    if why and not note:
+        note = f"cannot start: {why}"
+    if here is not None and here.request.run_id == info.run_id and here.gone:
+        note = GONE
     return Row(
         run_id=info.run_id, name=info.run_name, experiment=experiment, state=state,
         site=tags.get(SITE, ""), entry_point=tags.get("mlflow.project.entryPoint", ""),

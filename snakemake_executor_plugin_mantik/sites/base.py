@@ -23,9 +23,14 @@ from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """The ranges that a queue allows; None where the site does not say.
+    """What a queue allows.
 
-    Each range is (lowest, highest): seconds, nodes, CPUs per node, MiB per node, GPUs per node.
+    Ranges are (lowest, highest): seconds, nodes, CPUs per node, MiB per node, GPUs per node; None
+    where the site does not say.
+
+    Attributes:
+        choices: the values that the queue takes for `qos`, `constraint` or `reservation`, by the
+            field's name in `Resources`; those that the site does not list are missing.
     """
 
     runtime_s: tuple[int, int] | None = None
@@ -33,6 +38,7 @@ class QueueLimits:
     cpus_per_node: tuple[int, int] | None = None
     memory_mib_per_node: tuple[int, int] | None = None
     gpus_per_node: tuple[int, int] | None = None
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class JobState:
         scheduler_id: the scheduler's id of the job, empty before it has one.
         queue: the queue it waits or runs in, empty if the site does not say.
         waits: the scheduler's word for why a job that waits cannot start, other than that it is not
-            its turn; empty if it has none.
+            its turn; empty if it has none, None if it was not asked.
         never: whether it will never start as it is: it asks for more than a limit allows.
         later: whether it was not run for now only: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
@@ -134,7 +140,7 @@ class JobState:
     scheduler_id: str = ""
     queue: str = ""
     later: bool = False
-    waits: str = ""
+    waits: str | None = None
     never: bool = False
 
 
@@ -218,7 +224,10 @@ class Site(Protocol):
         ...
 
     async def explain(self, job_id: str) -> JobState:
-        """Like `states` for one job, with the scheduler's details as they are now; costs more."""
+        """Like `states` for one job, with the scheduler's details as they are now; costs more.
+
+        Where states lag, this alone tells why a job waits.
+        """
         ...
 
     async def cancel(self, ids: Sequence[str]) -> None:
@@ -266,10 +275,11 @@ class Site(Protocol):
         """A single entry; None if there is none."""
         ...
 
-    async def make_directory(self, path: str) -> None:
+    async def make_directory(self, path: str, *, private: bool = False) -> None:
         """Make a directory and its parents; one that exists is no error.
 
         `SiteRejected` if a file of that name exists: claim and revocation exclude each other.
+        `private` gives the directory mode 0700, also if it exists; `put` tells where it cannot.
         """
         ...
 

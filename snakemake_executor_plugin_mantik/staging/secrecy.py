@@ -1,15 +1,17 @@
 """Recognise files that hold secrets, so that none is uploaded unasked.
 
 A site's administrators and every process of the user there can read what a job is sent. So a
-file from which a credential was read is never uploaded, and the working directory's sources leave
-out, unless `Site: Include` names it, what looks like a secret by its name, its mode or its content,
-and what lies behind a link that leads out of the directory.
+file from which a credential was read is never uploaded. The working directory's sources leave out
+copies of it and, unless `Site: Include` names it, what looks like a secret by its name, its mode or
+its content, and what lies behind a link that leads out of the directory.
 """
 
+import filecmp
 import os
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final, Protocol
@@ -66,27 +68,44 @@ class CredentialFiles:
     Attributes:
         variables: the environment variable that names each.
         paths: where each lies, links resolved.
+        sizes: of each, bytes.
     """
 
     variables: Mapping[Identity, str] = field(default_factory=dict)
     paths: Mapping[Path, str] = field(default_factory=dict)
+    sizes: Mapping[Path, int] = field(default_factory=dict)
 
     @classmethod
     def named_by(cls, environ: Mapping[str, str]) -> "CredentialFiles":
         """Those that an environment's variables name and that are there now."""
         variables: dict[Identity, str] = {}
         paths: dict[Path, str] = {}
+        sizes: dict[Path, int] = {}
         for variable, path in credential_files(environ).items():
             try:
-                variables[_identity(path.stat())] = variable
-                paths[path.resolve()] = variable
+                status, at = path.stat(), path.resolve()
+                variables[_identity(status)] = variable
+                paths[at], sizes[at] = variable, status.st_size
             except OSError:
                 continue  # told where the credential is read
-        return cls(variables, paths)
+        return cls(variables, paths, sizes)
 
     def variable_of(self, status: os.stat_result) -> str:
         """The variable that names a file as a credential's; empty if none does."""
         return self.variables.get(_identity(status), "")
+
+    def copied_in(self, path: str, status: os.stat_result) -> str:
+        """The variable that names the file of which `path` is a copy; empty if there is none.
+
+        Only a file of the same size is read. One without content is no copy of anything.
+        """
+        for original, size in self.sizes.items():
+            if size != status.st_size or not size:
+                continue
+            with suppress(OSError):
+                if filecmp.cmp(original, path, shallow=False):
+                    return self.paths[original]
+        return ""
 
     def refuse(self, path: object, status: os.stat_result) -> None:
         """See to it that a file is no credential's.
@@ -161,12 +180,16 @@ class Withheld:
             path: of the file, relative to the directory.
             status: of what links lead to.
         """
+        local = os.path.join(self._directory, path)
         if variable := self._credentials.variable_of(status):
             self._never[path] = variable
             return True
+        if variable := self._credentials.copied_in(local, status):
+            self._never[path] = f"a copy of {variable}"
+            return True
         if self._include.matches(path):
             return False
-        why = _suspicion(path, os.path.join(self._directory, path), status, self._root)
+        why = _suspicion(path, local, status, self._root)
         if why:
             self._secret[path] = why
         return bool(why)
@@ -179,7 +202,7 @@ class Withheld:
                 " all, name it under Site: Include in the backend config"
             )
         if self._never:
-            told.append(f"never sent, since a credential is read from it: {_named(self._never)}")
+            told.append(f"never sent, since they hold credentials: {_named(self._never)}")
         return "; ".join(told)
 
 

@@ -67,13 +67,14 @@ class Kind(StrEnum):
 
     CREATE = "create"
     SUBMITTED = "submitted"
+    WAITING = "waiting"
     STARTED = "started"
     LIVE = "live"
     UPDATE = "update"
     END = "end"
 
 
-REPEATED = (Kind.SUBMITTED, Kind.LIVE, Kind.UPDATE)
+REPEATED = (Kind.SUBMITTED, Kind.WAITING, Kind.LIVE, Kind.UPDATE)
 """What may happen again; what was not told yet of the last time need not be told any more."""
 LATE = (Kind.UPDATE, Kind.END)
 """What may take long to be told: it has a lane of its own."""

@@ -17,6 +17,8 @@ NAME_LENGTH = 250
 """Characters of a run's name that MLflow's databases take."""
 TAG_LENGTH = 5000
 """Characters of a tag's value that all of MLflow's versions take."""
+WAITING_REASON = "mantik.waiting_reason"
+"""The tag that tells why a job cannot start, while it cannot."""
 GIT_WAIT_S = 10.0
 """Seconds that git may take to tell the commit of a project."""
 

@@ -31,6 +31,7 @@ from snakemake_executor_plugin_mantik.tracking.replay import BATCH, Replay
 from snakemake_executor_plugin_mantik.tracking.run import (
     NAME_LENGTH,
     TAG_LENGTH,
+    WAITING_REASON,
     without_user,
     without_users,
 )
@@ -251,6 +252,8 @@ class Teller:
             elif event.kind is Kind.SUBMITTED:
                 tags = {"mantik.job_id": event.data["job"], "mantik.queue": event.data["queue"]}
                 _set_tags(client, run.run_id, tags)
+            elif event.kind is Kind.WAITING:
+                _set_tag(client, run.run_id, WAITING_REASON, event.data["why"])
             elif event.kind is Kind.STARTED:
                 client.update_run(run.run_id, status="RUNNING")
             elif event.kind is Kind.LIVE:
@@ -352,6 +355,18 @@ class Teller:
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
     if told := _run_tags(tags):
         client.log_batch(run_id, tags=told)
+
+
+def _set_tag(client: MlflowClient, run_id: str, name: str, value: str) -> None:
+    """Set a tag, or remove it if the value is empty."""
+    if value:
+        _set_tags(client, run_id, {name: value})
+        return
+    try:
+        client.delete_tag(run_id, name)
+    except MlflowException as error:
+        if not is_refusal(error):  # there is none
+            raise
 
 
 def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:

@@ -317,6 +317,10 @@ class Tracker:
         self._record(lambda ledger: ledger.queued(record.id))
         self._note(record, Kind.SUBMITTED, {"job": site_job, "queue": queue})
 
+    def waiting(self, record: TryRecord, why: str) -> None:
+        """A tag tells why the job cannot start."""
+        self._note(record, Kind.WAITING, {"why": why})
+
     def started(self, record: TryRecord) -> None:
         """The run is running."""
         self._record(lambda ledger: ledger.started(record.id))

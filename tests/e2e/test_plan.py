@@ -198,7 +198,7 @@ def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> 
     config = ["--mantik-backend-config", str(project.config)]
     ran = plan(project, "--connect", *config, credentials=True)
     assert ran.code == 2
-    tells(ran.output, "a: ", "nonsense", "b: runtime of 5999940s is asked, queue batch allows")
+    tells(ran.output, "a: ", "nonsense", "b: runtime of 1666 h 39 min is asked, queue batch allows")
     assert ran.output.count("cannot be sent, see below") == 2
     told = plan(project, "--connect", *config)
     assert told.code == 2
@@ -221,9 +221,13 @@ def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
     )
     with (firecrest.directory / "huge.bin").open("wb") as file:
         file.truncate(1 << 40)  # nobody reads that in time: what no site can have is not read
+    firecrest.config.write_text(
+        firecrest.config.read_text().replace("Queue: batch\n", "Queue: batch\n  Runtime: 72h\n")
+    )
     config = ["--mantik-backend-config", str(firecrest.config)]
     made = of(plan(firecrest, "--json", "--connect", *config, credentials=True).ok())
     assert [job["site"] for job in made["jobs"]] == [firecrest_place.name] * 2
+    assert made["sites"][firecrest_place.name]["unchecked"] == ["runtime"]
     assert made["jobs"][1]["inputs"] == {
         "files": 1, "bytes": 1 << 40, "at_site": 0, "later": 0, "made_there": 1,
     }  # fmt: skip

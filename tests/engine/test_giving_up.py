@@ -159,6 +159,23 @@ def secrets_at(world: World) -> list[str]:
 SECRET = replace(request(1), secrets={"MYSECRET": "VALUE-987"})
 
 
+def test_secrets_lie_in_a_closed_directory_that_is_made_once(tmp_path: Path) -> None:
+    world = World()
+    jobs = [replace(request(n), secrets=SECRET.secrets) for n in range(3)]
+
+    async def play(controller: Controller) -> list[int]:
+        made = []
+        for some in (jobs[:1], jobs[1:]):
+            before = controller.site.calls["make_directory"]
+            outcomes = await asyncio.gather(*map(controller.job, some))
+            assert all(outcome.succeeded for outcome in outcomes)
+            made.append(controller.site.calls["make_directory"] - before)
+        return made
+
+    assert simulate(tmp_path, world, play) == [2, 0]  # beside the one for the claims
+    assert world.exposed == []
+
+
 def test_secrets_of_a_cancelled_job_are_removed(tmp_path: Path) -> None:
     """It waits in the queue; the process that submitted it has gone."""
     world = World(lambda spec: Fate(starts=(5000.0,)))
@@ -295,10 +312,10 @@ def test_the_time_to_cancel_grows_with_the_number(tmp_path: Path) -> None:
         lock = asyncio.Lock()
         make = controller.site.make_directory
 
-        async def slow(path: str) -> None:
+        async def slow(path: str, *, private: bool = False) -> None:
             async with lock:
                 await asyncio.sleep(0.5)
-            await make(path)
+            await make(path, private=private)
 
         controller.site.make_directory = slow  # type: ignore[method-assign]
         return await controller.work.ender.cancel(records)

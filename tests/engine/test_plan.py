@@ -1,12 +1,15 @@
 """What a job asks for is compared with what its site's scheduler can be told, before it is sent."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.plan import Planner, unchecked
 from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
 
 
 def planner(scheduler: str) -> Planner:
@@ -39,3 +42,43 @@ def test_what_no_directive_can_carry(scheduler: str, rule: dict[str, object], to
     with pytest.raises(UserError, match=told):
         planner(scheduler).resources(rule, 1)
     planner("none").resources(rule, 1)
+
+
+LIMITS = QueueLimits(
+    runtime_s=(60, 86_400), choices={"qos": ("normal", "short"), "constraint": ("fast",)}
+)
+FACTS = SiteFacts("/w", "UNICORE/X 11.0.0", queues={"batch": LIMITS, "free": QueueLimits()})
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"qos": "long"}, "QoS of 'long' is asked, queue batch allows normal, short"),
+        ({"qos": "Short"}, "QoS of 'Short' is asked"),
+        ({"constraint": "slow"}, "constraint of 'slow' is asked, queue batch allows fast"),
+        (
+            {"runtime_s": 259_200},
+            "runtime of 72 h 0 min is asked, queue batch allows 1 min 0 s to 24 h 0 min",
+        ),
+    ],
+)
+def test_what_a_queue_does_not_have(asked: dict[str, Any], told: str) -> None:
+    fits = planner("slurm").fits
+    with pytest.raises(UserError, match=told):
+        fits(Resources(queue="batch", **asked), FACTS)
+    fits(Resources(queue="free", **asked), FACTS)
+
+
+def test_what_a_queue_has() -> None:
+    for asked in (
+        Resources(queue="batch", qos="short", constraint="fast", runtime_s=86_400),
+        Resources(queue="batch"),
+        Resources(queue="batch", reservation="mine"),  # nobody lists them here
+    ):
+        planner("slurm").fits(asked, FACTS)
+
+
+def test_what_cannot_be_checked_is_named() -> None:
+    asked = Resources(queue="batch", runtime_s=60, nodes=2, qos="short", reservation="mine")
+    assert unchecked(asked, LIMITS) == ["nodes", "reservation"]
+    assert unchecked(asked, QueueLimits()) == ["runtime", "nodes", "QoS", "reservation"]

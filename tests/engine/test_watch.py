@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -531,26 +532,65 @@ def test_submission_that_another_process_did_not_live_to_see_is_repeated_soon(pl
     assert play(World(), scenario).kind is EndKind.VANISHED
 
 
+@pytest.mark.parametrize("lag", [False, True])
 def test_a_job_that_cannot_start_is_reported_once(
-    play: Callable[[World, Play[None]], None],
+    play: Callable[[World, Play[None]], None], lag: bool
 ) -> None:
     world = World(lambda spec: Fate(starts=(4000.0,), waits=("ReqNodeNotAvail", False)))
 
     async def scenario(bench: Bench) -> None:
+        bench.site.states_lag = lag
         record, job = bench.sent()
         end = await bench.watcher.watch(record, [job], sent=1)
         assert end.exit_code == 0, "it did start, later"
-        assert bench.waits == ["ReqNodeNotAvail"]
+        assert bench.waits == ["ReqNodeNotAvail", ""]
 
     play(world, scenario)
 
 
-def test_a_job_that_would_wait_for_ever_fails_and_never_runs(
+def test_what_an_earlier_run_reported_is_not_reported_again_and_over_with_the_start(
     play: Callable[[World, Play[None]], None],
+) -> None:
+    world = World(lambda spec: Fate(starts=(400.0,), waits=("ReqNodeNotAvail", False)))
+
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        known = replace(record, waits="ReqNodeNotAvail")
+        await bench.watcher.watch(known, [job], sent=1)
+        assert bench.waits == [""]
+
+    play(world, scenario)
+
+
+def test_many_jobs_that_cannot_start_cost_a_few_questions_and_each_is_heard_of(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    """Where each job's details cost a request; a job that was not asked about keeps its reason."""
+    world = World(lambda spec: Fate(starts=(4000.0,), waits=("ReqNodeNotAvail", False)))
+
+    async def scenario(bench: Bench) -> None:
+        bench.site.states_lag = True
+        ends = []
+        for n in range(30):
+            record, job = bench.sent(f"job {n}")
+            ends.append(bench.watcher.watch(record, [job], sent=1))
+        await asyncio.sleep(1000.0)
+        assert bench.waits == ["ReqNodeNotAvail"] * 30
+        assert bench.site.calls["explain"] <= 5 * bench.site.calls["states"]
+        for end in ends:
+            end.cancel()
+
+    play(world, scenario)
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_a_job_that_would_wait_for_ever_fails_and_never_runs(
+    play: Callable[[World, Play[None]], None], lag: bool
 ) -> None:
     world = World(lambda spec: Fate(starts=(4000.0,), waits=("PartitionTimeLimit", True)))
 
     async def scenario(bench: Bench) -> None:
+        bench.site.states_lag = lag
         record, job = bench.sent()
         end = await bench.watcher.watch(record, [job], sent=1)
         assert end.state is not None

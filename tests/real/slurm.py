@@ -33,8 +33,9 @@ STOP_S = 10.0
 
 ACCOUNTS = ("sandbox", "other")
 """The accounts that jobs may be charged to, the first is the user's default."""
-QOS = ("short",)
-"""What jobs may name beside the default `normal`."""
+QOS = {"short": "12:00:00"}
+"""What jobs may name beside the default `normal`, and the longest walltime of each: a job that asks
+for more is taken, and waits for ever."""
 GPUS = 4
 """Of each node."""
 
@@ -130,7 +131,7 @@ class Slurm:
             *(f"add account {account} cluster=sandbox" for account in ACCOUNTS),
             f"add user {users} account={','.join(ACCOUNTS)} cluster=sandbox",
             f"modify user {users} set defaultaccount={ACCOUNTS[0]}",
-            *(f"add qos {qos}" for qos in QOS),
+            *(f"add qos {qos} set MaxWall={longest}" for qos, longest in QOS.items()),
             f"modify user {users} set qos+={','.join(QOS)}",
         ):
             self.run("sacctmgr", "--immediate", *command.split())

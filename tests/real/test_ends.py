@@ -7,7 +7,8 @@ import pytest
 
 from tests.real.centre import USER, Centre, firecrest, open_directory, tsi
 from tests.support.clusters import SlurmCluster, kill_all
-from tests.support.workflows import UNTRACKED, Project, tells, until
+from tests.support.command import smk_mantik
+from tests.support.workflows import UNTRACKED, Place, Project, tells, until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -116,3 +117,63 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
     assert {each.reason for each in failed} == {"node_failure"}, said
     assert last.outcome == "succeeded", said
     assert project.exists("node.txt")
+
+
+STUCK = """
+    rule all:
+        input: "never.txt", "waits.txt"
+
+    rule never:
+        output: "never.txt"
+        resources: runtime="20h", qos="short"
+        shell: "touch {output}"
+
+    rule waits:
+        output: "waits.txt"
+        resources: slurm_partition="closed"
+        shell: "touch {output}"
+"""
+
+
+def test_why_a_job_cannot_start_is_reported(project: Project) -> None:
+    """One that its limits never let start fails; one that waits for a partition is left waiting."""
+    project.write("Snakefile", STUCK)
+    running = project.start("--keep-going")
+
+    def told() -> bool:
+        return all(
+            word in running.output
+            for word in ("cannot start: PartitionDown", "it would wait for ever in the queue")
+        )
+
+    until(told, "both reasons")
+    shown = smk_mantik(project, "jobs").ok().output
+    said = running.interrupt().output
+
+    never, waits = (next(t for t in project.tries if t.rule == r) for r in ("never", "waits"))
+    assert (never.reason, never.waits) == ("rejected", "QOSMaxWallDurationPerJobLimit"), said
+    assert (waits.outcome, waits.waits) == ("cancelled", "PartitionDown"), said
+    tells(shown, "cannot start: PartitionDown")
+    assert said.count("cannot start: QOSMaxWallDurationPerJobLimit") == 1
+    assert said.count("cannot start: PartitionDown") == 1
+
+
+@pytest.mark.software(tsi.SOFTWARE)
+@pytest.mark.parametrize(
+    ("resource", "told"),
+    [
+        ("qos='long'", "QoS of 'long' is asked, queue batch allows normal, short"),
+        ("constraint='slow'", "constraint of 'slow' is asked, queue batch allows fast"),
+    ],
+)
+def test_what_a_queue_does_not_list_is_refused_before(
+    unicore_centre_place: Place, tmp_path: Path, resource: str, told: str
+) -> None:
+    project = Project(tmp_path / "project", unicore_centre_place, dict(UNTRACKED))
+    project.write(
+        "Snakefile",
+        f"rule one:\n    output: 'a'\n    resources: {resource}\n    shell: 'touch a'",
+    )
+    tells(project.run().failed(), told, "nothing was sent")
+    assert project.tries == []
+    project.close()

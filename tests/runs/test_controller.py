@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.cli.runtable import details, lines
 from snakemake_executor_plugin_mantik.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.private import STATE
@@ -175,6 +176,25 @@ def test_named_by_the_beginning_of_its_id_or_not_at_all(run: Here) -> None:
     with pytest.raises(UserError, match="there is no run 'gone'"):
         find("gone")
     assert find_here(f"../runs/{run.request.run_id}") is None
+
+
+def test_why_a_job_cannot_start_is_listed_until_it_is_over(
+    run: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Here, "gone", False)
+    with closing(Journal(run.workdir / STATE)) as journal:
+        sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
+        journal.submitting(sent.id, "batch")
+        journal.waiting(sent.id, "PartitionDown")
+        assert listed() == [("SCHEDULED", "cannot start: PartitionDown")]
+        shown = details(find(run.request.run_id))
+        assert shown["jobs"][0]["waiting_reason"] == "PartitionDown"
+        assert "  state: SCHEDULED (cannot start: PartitionDown)" in lines(shown)
+        journal.waiting(sent.id, "")
+        assert listed() == [("SCHEDULED", "")]
+        journal.waiting(sent.id, "PartitionDown")
+        journal.abandoned(sent.id, "cancelled")
+        assert listed() == [("SCHEDULED", "")]
 
 
 def test_a_job_that_may_run_is_no_end(run: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.runs.listing import DIRECTORY_OF, Wanted, _owner, rows
+from snakemake_executor_plugin_mantik.runs.store import SITE
+from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,23 @@ def test_an_experiment_that_there_is_not(tmp_path: Path, monkeypatch: pytest.Mon
     assert rows(Wanted(experiment="churn"), print) == []
     with pytest.raises(UserError, match=r"no experiment 'chrun'.*mean churn"):
         rows(Wanted(experiment="chrun"), print)
+
+
+@pytest.mark.parametrize(
+    ("status", "note"),
+    [("SCHEDULED", "cannot start: PartitionDown"), ("RUNNING", ""), ("FAILED", "it failed")],
+)
+def test_why_a_job_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, note: str
+) -> None:
+    """As MLflow has it, of a run that was submitted elsewhere."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
+    client = MlflowClient()
+    tags = {SITE: "alps", WAITING_REASON: "PartitionDown"}
+    if status == "FAILED":
+        tags["mantik.reason"] = note
+    run = client.create_run("0", tags=tags)
+    client.update_run(run.info.run_id, status=status)
+
+    assert [row.note for row in rows(Wanted(), pytest.fail)] == [note]

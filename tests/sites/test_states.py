@@ -204,6 +204,29 @@ def test_details_that_tell_of_no_end(details: dict[str, Any]) -> None:
     assert as_slurm_says(slurm_details(details), RUNNING) is RUNNING
 
 
+PENDING = {"JobState": "PENDING", "ExitCode": "0:0", "NodeList": "", "StartTime": "Unknown"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "waits", "never"),
+    [
+        ("PartitionDown", "PartitionDown", False),
+        ("QOSMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit", True),
+        ("PartitionTimeLimit", "PartitionTimeLimit", True),
+        ("ReqNodeNotAvail,", "ReqNodeNotAvail", False),  # cut by the TSI at a blank
+        ("Resources", "", False),
+        ("Priority", "", False),
+    ],
+)
+def test_why_a_job_waits(reason: str, waits: str, never: bool) -> None:
+    """UNICORE's own state of it says nothing; the details that its TSI gives do."""
+    queued = state_of({"status": "QUEUED", "batchSystemID": "1", "queue": "N/A"})
+    assert (queued.waits, queued.never) == (None, False)
+    told = as_slurm_says(slurm_details({**PENDING, "Reason": reason}), queued)
+    assert (told.phase, told.waits, told.never) == (Phase.WAITING, waits, never)
+    assert told.scheduler_id == "1"
+
+
 def test_what_unicore_knows_of_a_script_that_ended_by_itself_counts() -> None:
     state = JobState(Phase.ENDED, Reason.EXIT_CODE, "exited with <137>", 137, "7")
     killed = {"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}

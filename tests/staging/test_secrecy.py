@@ -1,6 +1,7 @@
 """What holds secrets is not among the sources, whatever it is called and wherever links lead."""
 
 import asyncio
+import filecmp
 import os
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
+from snakemake_executor_plugin_mantik.staging.secrecy import CredentialFiles
 from snakemake_executor_plugin_mantik.staging.sources import Sources, candidates, select
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
@@ -199,7 +201,7 @@ def test_a_credentials_own_file_never_goes(
     named = write(here / "data" / "plain.txt")
     os.link(named, here / "hard.txt")
     (here / "soft.txt").symlink_to("data/plain.txt")
-    write(here / "other.txt")
+    write(here / "other.txt", "y\n")
     monkeypatch.setenv(variable, str(named) if absolute else "data/plain.txt")
     found = chosen(here, "*")
     assert found.paths == ("other.txt",)
@@ -209,6 +211,42 @@ def test_a_credentials_own_file_never_goes(
     os.link(held, here / "linked.txt")
     assert "linked.txt" not in chosen(here, "*").paths
     assert "linked.txt" not in dict(candidates(here, Exclude(()), (), Include(["*"])))
+
+
+def test_a_copy_of_a_credentials_file_never_goes(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = write(tmp_path / "elsewhere" / "x", "hunter2\n")
+    write(here / "copy.txt", "hunter2\n")
+    write(here / "same-size.txt", "hunter3\n")
+    write(here / "longer.txt", "hunter2\n\n")
+    monkeypatch.setenv("MANTIK_HPC1_PASSWORD_FILE", str(held))
+    found = chosen(here, "*")
+    assert found.paths == ("longer.txt", "same-size.txt")
+    assert "copy.txt (a copy of MANTIK_HPC1_PASSWORD_FILE)" in found.withheld
+    assert dict(candidates(here, Exclude(()), (), Include(["*"]))).keys() == set(found.paths)
+
+
+def test_an_empty_credential_has_no_copies(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANTIK_HPC1_PASSWORD_FILE", str(write(tmp_path / "empty", "")))
+    write(here / "__init__.py", "")
+    assert chosen(here).paths == ("__init__.py",)
+
+
+def test_a_file_of_another_size_is_not_read(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = write(tmp_path / "elsewhere" / "x", "hunter2\n")
+    monkeypatch.setenv("MANTIK_HPC1_PASSWORD_FILE", str(held))
+    credentials = CredentialFiles.named_by(os.environ)
+    compared: list[object] = []
+    monkeypatch.setattr(filecmp, "cmp", lambda *paths, shallow: compared.append(paths))
+    for name, content in (("short", "x\n"), ("same", "hunter3\n")):
+        path = write(here / name, content)
+        credentials.copied_in(str(path), path.stat())
+    assert compared == [(held, str(here / "same"))]
 
 
 def test_the_files_that_variables_name(tmp_path: Path) -> None:

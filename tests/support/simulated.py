@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
@@ -97,7 +97,8 @@ class SimulatedSite:
         called: told of each call, before and after it acts: a test may stop the world there.
         cut: whether a request that is given up on its way acts all the same.
         calls: how often each method was called.
-        states_lag: whether `states` tells an end two minutes late, as UNICORE does.
+        states_lag: whether `states` tells an end two minutes late and not why a job waits, as
+            UNICORE does.
     """
 
     states_lag = False
@@ -192,9 +193,14 @@ class SimulatedSite:
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         lag_s = STATES_LAG_S if self.states_lag else 0.0
-        return await self._call(
-            "states", " ".join(ids), lambda: {i: self.world.state(i, lag_s) for i in ids}
-        )
+
+        def act() -> dict[str, JobState]:
+            told = {i: self.world.state(i, lag_s) for i in ids}
+            if self.states_lag:
+                told = {i: replace(state, waits=None, never=False) for i, state in told.items()}
+            return told
+
+        return await self._call("states", " ".join(ids), act)
 
     async def explain(self, job_id: str) -> JobState:
         return await self._call("explain", job_id, lambda: self.world.state(job_id))
@@ -215,6 +221,8 @@ class SimulatedSite:
 
     async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
         data = content if isinstance(content, bytes) else content.read_bytes()
+        if private and path.rpartition("/")[0] not in self.world.closed:
+            self.world.exposed.append(path)
         try:
             await self._call("put", path, lambda: self.world.put(path, data))
         except SiteUnreachable:
@@ -254,8 +262,13 @@ class SimulatedSite:
 
         return await self._call("stat", path, act)
 
-    async def make_directory(self, path: str) -> None:
-        await self._call("make_directory", path, lambda: self.world.make_directory(path))
+    async def make_directory(self, path: str, *, private: bool = False) -> None:
+        def act() -> None:
+            self.world.make_directory(path)
+            if private:
+                self.world.closed.add(path)
+
+        await self._call("make_directory", path, act)
 
     async def remove(self, path: str) -> None:
         await self._call("remove", path, lambda: self.world.remove(path))

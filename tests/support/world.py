@@ -159,6 +159,10 @@ class World:
         self.excuses: dict[str, set[Reason]] = defaultdict(set)
         self._fresh: dict[str, float] = {}
         self.files: dict[str, bytes | None] = {}
+        self.closed: set[str] = set()
+        """Directories of mode 0700."""
+        self.exposed: list[str] = []
+        """Private files that others could read while they were being written."""
         self.jobs: dict[str, _Job] = {}
         self.runs: list[PayloadRun] = []
         self.specs: dict[str, JobSpec] = {}
@@ -182,6 +186,7 @@ class World:
         """The centre's broom: all files go, those of running jobs too; or all but the `claims`."""
         kept = {} if claims else {p: c for p, c in self.files.items() if _is_of_tries(p)}
         self.files = kept
+        self.closed &= kept.keys()
         for job in self.jobs.values():
             self.excuse(job, Reason.OUTPUTS, Reason.SET_UP, Reason.EXIT_CODE, Reason.UNKNOWN)
 

@@ -132,6 +132,20 @@ def test_how_jobs_end(elsewhere: Tracked) -> None:
     assert project.exists("runs.db")
 
 
+@pytest.mark.software("MLflow in a file")
+def test_why_a_job_cannot_start(elsewhere: Tracked) -> None:
+    elsewhere.project.write(
+        "Snakefile",
+        workflow(stuck="true").replace("    shell:", "    resources: runtime='72h'\n    shell:", 1),
+    )
+
+    said = elsewhere.project.run().failed()
+
+    tags = elsewhere.runs()["stuck"].data.tags
+    assert tags["mantik.waiting_reason"] == "PartitionTimeLimit", said
+    assert tags["mantik.reason.kind"] == "rejected", said
+
+
 def test_without_mlflow_here(tracked: Tracked) -> None:
     project = tracked.project
     project.write("Snakefile", workflow(train="true"))

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik.tracking import pictures
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH
+from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH, WAITING_REASON
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY, try_directory
 from snakemake_executor_plugin_mantik.tracking.telling import RETRY_OF, Teller
 from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
@@ -275,3 +275,28 @@ def test_how_a_job_ended_is_told_without_its_files(directory: Directory, refused
     # It is told again, unless that is no use.
     assert (FAILED in directory.outbox.open_tries(Lane.ENDING)) is not refused
     assert len(directory.said) == refused
+
+
+@pytest.mark.parametrize("asked_at_once", [False, True])
+def test_why_a_job_cannot_start_is_a_tag_while_it_cannot(
+    directory: Directory, asked_at_once: bool
+) -> None:
+    """Also where nobody told MLflow of it before it was over."""
+    directory.outbox.add_run(
+        "stuck", directory.uri,
+        {**DATA, "experiment": "digits", "name": "stuck", "tags": {}, "params": {}},
+    )  # fmt: skip
+
+    def tags() -> dict[str, str]:
+        directory.tell(directory.client)
+        (run,) = directory.client.search_runs([directory.experiment], "run_name = 'stuck'")
+        return dict(run.data.tags)
+
+    for why in ("PartitionDown", "ReqNodeNotAvail"):
+        directory.outbox.add("stuck", Kind.WAITING, {"why": why})
+        if not asked_at_once:
+            assert tags()[WAITING_REASON] == why
+    directory.outbox.add("stuck", Kind.WAITING, {"why": ""})
+    assert WAITING_REASON not in tags()
+    assert directory.outbox.pending() == 0
+    assert directory.said == []

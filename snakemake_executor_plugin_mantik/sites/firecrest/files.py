@@ -247,9 +247,11 @@ class Files:
         )
         return str(answer.get("checksum", "")) if isinstance(answer, dict) else ""
 
-    async def make_directory(self, path: str) -> None:
+    async def make_directory(self, path: str, *, private: bool = False) -> None:
         """See `Site.make_directory`: `mkdir -p`, which refuses where a file is."""
         await self._mkdir(path)
+        if private:
+            await self._protect(path, "700")
 
     async def _mkdir(self, path: str) -> dict[str, Any]:
         target = self._paths.absolute(path)

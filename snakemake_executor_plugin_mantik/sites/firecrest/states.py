@@ -54,7 +54,7 @@ def state_of(job: Mapping[str, Any]) -> JobState:
             reason, signal = _pbs_reason(code)
         else:
             reason = _slurm_reason(word, code, signal, job)
-    waits, never = "", False
+    waits, never = None, False
     if phase is Phase.WAITING:
         waits, never = hindrance(str(status.get("stateReason") or ""))
     plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)

@@ -42,7 +42,7 @@ class Files:
         """See `Site.put`; a private file is made empty, closed to others, and then filled.
 
         A TSI opens it to its group again with each upload (`IO.put_file_chunk`): it is closed once
-        more. Nobody else gets as far where the workspace's own directory is closed.
+        more. Nobody else gets as far where the file's directory is closed.
         """
         if private:
             await self._upload(path, b"")
@@ -79,8 +79,9 @@ class Files:
         """
         for path in (".", OURS):
             if await self.stat(path) is None:
-                await self.make_directory(path)
-                await self._protect(path, _SHARED_DIRECTORY if shared else _PRIVATE_DIRECTORY)
+                await self.make_directory(path, private=not shared)
+                if shared:
+                    await self._protect(path, _SHARED_DIRECTORY)
                 return
 
     async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
@@ -154,7 +155,7 @@ class Files:
         except STRANGE as error:
             raise self._connection.nonsense(name) from error
 
-    async def make_directory(self, path: str) -> None:
+    async def make_directory(self, path: str, *, private: bool = False) -> None:
         """See `Site.make_directory`.
 
         What counts is what is there after a failure, not the server's words for it: it says "file
@@ -162,6 +163,8 @@ class Files:
         like in the name it makes the directory and fails to tell its URL (500, URISyntaxException).
         """
         await self._connection.repeat(lambda: self._make_directory(path))
+        if private:
+            await self._protect(path, _PRIVATE_DIRECTORY)
 
     async def _make_directory(self, path: str) -> None:
         try:

@@ -26,6 +26,8 @@ _MIB: Final = 1 << 20
 _NO_PROJECTS: Final = ("", "__CURRENT_PROJECT__")
 """What stands for a project where the site has no script that tells budgets (UNICORE 11.0.0)."""
 _UNKNOWN_BUDGET: Final = "-1"
+_CHOICES: Final = {"qos": "QoS", "constraint": "NodeConstraints", "reservation": "Reservation"}
+"""What a queue may list values of: fields of `Resources`, and UNICORE's names."""
 _IN_ORDER: Final = ("OK", "N/A", "UNKNOWN")
 
 
@@ -97,14 +99,23 @@ async def read_queues(connection: Connection) -> Queues:
 
 
 def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
-    """A queue's ranges as UNICORE gives them: `1-8`, memory in bytes."""
+    """What a queue allows, as UNICORE gives it: ranges as `1-8`, memory in bytes, choices as lists.
+
+    The server refuses all but these very words: `Short` and `fast&fast` are not `short` and `fast`.
+    """
     memory = _range(ranges.get("MemoryPerNode"))
+    listed = {name: ranges.get(word) for name, word in _CHOICES.items()}
     return QueueLimits(
         runtime_s=_range(ranges.get("Runtime")),
         nodes=_range(ranges.get("Nodes")),
         cpus_per_node=_range(ranges.get("CPUsPerNode")),
         memory_mib_per_node=memory and (-(-memory[0] // _MIB), memory[1] // _MIB),
         gpus_per_node=_range(ranges.get("GPUsPerNode")),
+        choices={
+            name: tuple(map(str, values))
+            for name, values in listed.items()
+            if isinstance(values, list) and values
+        },
     )
 
 

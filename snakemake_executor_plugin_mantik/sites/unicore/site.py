@@ -228,9 +228,9 @@ class UnicoreSite:
         """See `Site.stat`."""
         return await self._files.stat(path)
 
-    async def make_directory(self, path: str) -> None:
+    async def make_directory(self, path: str, *, private: bool = False) -> None:
         """See `Site.make_directory`."""
-        await self._files.make_directory(path)
+        await self._files.make_directory(path, private=private)
 
     async def remove(self, path: str) -> None:
         """See `Site.remove`."""

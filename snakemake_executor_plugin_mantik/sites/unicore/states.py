@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
     SLURM_RUNNING,
     SLURM_WAITING,
     TOO_MANY_JOBS,
+    hindrance,
     reason_of_end,
     words_of_end,
 )
@@ -146,7 +147,7 @@ def _found_details(text: str) -> dict[str, str]:
 
 
 def as_slurm_says(details: Mapping[str, str], state: JobState) -> JobState:
-    """`state` with the end that Slurm's details tell, where they know more than UNICORE.
+    """`state` with the end, or the reason to wait, that Slurm's details tell and UNICORE does not.
 
     UNICORE calls a job that left no exit code running for two minutes more, and does not say why it
     ended. Of one whose script ended by itself it knows the exit code, and Slurm does not: the batch
@@ -157,8 +158,11 @@ def as_slurm_says(details: Mapping[str, str], state: JobState) -> JobState:
     end = word, _number(code), _number(signal)
     reason = reason_of_end(*end)
     given_up = state.phase is Phase.UNKNOWN
-    if given_up and word in SLURM_WAITING | SLURM_RUNNING:
-        return replace(state, phase=Phase.WAITING if word in SLURM_WAITING else Phase.RUNNING)
+    if word in SLURM_WAITING and (given_up or state.phase is Phase.WAITING):
+        waits, never = hindrance(details.get("Reason", ""))
+        return replace(state, phase=Phase.WAITING, waits=waits, never=never)
+    if given_up and word in SLURM_RUNNING:
+        return replace(state, phase=Phase.RUNNING)
     by_itself = reason in (Reason.EXIT_CODE, Reason.UNKNOWN) and state.reason is Reason.EXIT_CODE
     if reason is None or by_itself or (reason is Reason.SUCCESS and not given_up):
         return state

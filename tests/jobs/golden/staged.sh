@@ -226,11 +226,11 @@ _m_only_after() {
   _m_after 0
 }
 _m_read_secrets() {
-  [ -r ./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/secrets ] || _m_fail "the file of secrets is not there"
+  [ -r ./.mantik/secrets/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60 ] || _m_fail "the file of secrets is not there"
   set -a
-  . ./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/secrets || _m_fail "the file of secrets cannot be read"
+  . ./.mantik/secrets/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60 || _m_fail "the file of secrets cannot be read"
   set +a
-  rm -f -- ./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/secrets || _m_fail "the file of secrets cannot be removed"
+  rm -f -- ./.mantik/secrets/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60 || _m_fail "the file of secrets cannot be removed"
   local name
   for name in TOKEN KEY; do
     [ -n "${!name+set}" ] || _m_fail "the file of secrets does not set $name"
@@ -728,7 +728,7 @@ _m_main() {
   # The shell's own times stand in the first line, those of its children in the second.
   { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \
     2>/dev/null
-  [ ! -e ./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/secrets ] || rm -f -- ./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/secrets
+  [ ! -e ./.mantik/secrets/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60 ] || rm -f -- ./.mantik/secrets/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
   _m_make_marker
   exec {_m_beat}>&-
   if [ -n "${_m_scheduler_output-}" ] && (( ! _m_code )); then rm -f -- "$_m_scheduler_output"; fi

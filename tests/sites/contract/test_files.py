@@ -154,6 +154,22 @@ class TestFiles:
 
         bench.run_opened(scenario)
 
+    def test_private_directory(self, bench: Bench) -> None:
+        """Closed whether it was there or not, and what is put into it keeps it closed."""
+
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            directory = Path(facts.workspace) / "closed"
+            await site.make_directory("closed/there")
+            directory.chmod(0o755)
+            for path in ("closed", "closed", "closed/there", "closed/new"):
+                await site.make_directory(path, private=True)
+                at = Path(facts.workspace) / path
+                assert at.stat().st_mode & 0o777 == 0o700
+            await site.put("closed/secrets", b"export A=1", private=True)
+            assert directory.stat().st_mode & 0o777 == 0o700
+
+        bench.run_opened(scenario)
+
     def test_listing(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
             before = time.time()

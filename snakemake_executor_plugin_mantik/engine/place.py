@@ -22,7 +22,14 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.unnamed import send_sources
 from snakemake_executor_plugin_mantik.errors import PlaceTaken, SiteError, UserError
-from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, PLACE, TRIES, WORK
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    BUNDLES,
+    PLACE,
+    TRIES,
+    WORK,
+    bundle_done,
+    bundle_path,
+)
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
@@ -214,6 +221,11 @@ class Place:
                     await self._empty()
 
     async def _empty(self) -> None:
+        for bundle in self._journal.files.loose_bundles(self.id):
+            await asyncio.gather(
+                *map(self._site.remove, [bundle_path(bundle), bundle_done(bundle)])
+            )
+            self._journal.files.set_bundle(bundle, "gone")
         buckets = self._journal.retire_buckets(self.id)
         bundles = self._journal.files.pending_bundles(self.id)
         used = {bundle.rpartition("/")[0] for bundle in self.stager.sent} | {

@@ -125,6 +125,15 @@ class FileLedger:
             bundles.setdefault(row["bundle"], []).append(_file(row))
         return bundles
 
+    def loose_bundles(self, place: str) -> list[str]:
+        """Bundles of older versions, which lie in no bucket's directory."""
+        rows = self._db.execute(
+            "SELECT id FROM bundles WHERE place = ? AND state IN ('uploaded', 'unpacked')"
+            " AND instr(id, '/') = 0",
+            (place,),
+        )
+        return [row["id"] for row in rows]
+
     def bundle_files(self, bundle: str) -> list[FileRecord]:
         """The files of a bundle that is not known to have been unpacked, else none."""
         rows = self._db.execute(

@@ -240,15 +240,18 @@ class Engine:
             except BaseException:
                 self._chosen.discard(chosen)
                 raise
-        self._work[name] = work
         self._watching.append(asyncio.create_task(work.watcher.run()))
-        self._watching.append(asyncio.create_task(place.keep()))
+        if all(other.place is not place for other in self._work.values()):
+            self._watching.append(asyncio.create_task(place.keep()))
+        self._work[name] = work
         return work
 
     async def _facts(self, site: Site) -> SiteFacts:
         """What a client tells when it is opened; names may share one."""
         if id(site) not in self._opened:
-            self._opened[id(site)] = asyncio.create_task(site.open())
+            self._opened[id(site)] = opening = asyncio.create_task(site.open())
+            # Nobody may be left who hears of it.
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             return await asyncio.shield(self._opened[id(site)])
         except BaseException:

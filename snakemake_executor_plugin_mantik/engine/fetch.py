@@ -101,7 +101,7 @@ class Fetcher:
     async def marker(self, record: TryRecord, end: End) -> Marker:
         """The marker of a try that has ended; read again if a slow file system shows half of it.
 
-        That of a job which succeeded is asked for as long as its outputs are.
+        It is asked for as long as outputs are: it may say that the job is to be sent again.
 
         Raises:
             MarkerInvalid: it is not this try's, or damaged for good.
@@ -109,9 +109,7 @@ class Fetcher:
         """
         assert end.exit_code is not None
         path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
-        patient_s = self._patience.missing_s
-        if end.exit_code == 0:
-            patient_s = max(patient_s, self._patience.insist_s)
+        patient_s = max(self._patience.missing_s, self._patience.insist_s)
         while True:
             try:
                 content = await self._patience.found(lambda: read(self._site, path, size=end.size))

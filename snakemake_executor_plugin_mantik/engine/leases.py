@@ -2,7 +2,7 @@
 
 In `.mantik/place/` each controller that leads has a lease: a file whose name tells all. No API can
 create a file exclusively, so a controller writes its own, lists the directory, and one rule decides
-that all compute alike (`Leases._settle`). The journal is the controller here: its runs keep the
+that all compute alike (`Leases.settle`). The journal is the controller here: its runs keep the
 lease from one to the next, and its lock lets one of them be at a time.
 
 Another controller of the same workflow has a copy of the journal. It asks, by a file in the
@@ -14,7 +14,7 @@ starts only if the present one knows it.
 import asyncio
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from snakemake_executor_plugin_mantik.amounts import duration
@@ -125,14 +125,17 @@ class Leases:
         if not ours:
             if fresh:
                 await self._unused()
-            return await self._settle(new), ""
+            elif known and await self._buckets(journal.buckets(known)):
+                # Claims are younger than a lease, so a sweep may have left them.
+                await self._ask(new, "its lease was removed from there")
+            return await self.settle(new), ""
         last = max(ours, key=_rank)
         new = replace(new, term=last.term, place=last.place)
         if last.instance == journal.instance:
             if (
                 foreign and not known
             ):  # of two that came at once; which one stepped back is not told
-                return await self._settle(last), ""
+                return await self.settle(last), ""
             if wait_s > last.wait_s:
                 await self._write(new)
                 await self._remove(last.path)
@@ -143,7 +146,7 @@ class Leases:
         if mine:
             content = "".join(f"{try_id}\n" for try_id in mine).encode()
             await self._patience(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
-        await self._settle(new)
+        await self.settle(new)
         for lease in ours:
             await self._remove(lease.path)
         await self._remove(f"{PLACE}/{ASK}{journal.instance}")
@@ -168,7 +171,7 @@ class Leases:
                 f" {TRIES} in it",
             )
 
-    async def _settle(self, mine: Lease) -> Lease:
+    async def settle(self, mine: Lease) -> Lease:
         """Write a lease and see to it that nobody else has done the same.
 
         Each writes first and lists then: of two, one at least sees the other. The one with the
@@ -181,12 +184,16 @@ class Leases:
         for look in range(LOOKS):
             leases, _ = await self.look()
             others = [o for o in leases if o.instance != mine.instance and o.term >= mine.term]
-            if not others:
+            if not others and mine in leases:
                 return mine
             if any(_rank(other) < _rank(mine) for other in others):
                 break
+            if mine not in leases:  # the site said that it was there, and lost it
+                await self._write(mine)
             if look < LOOKS - 1:
                 await asyncio.sleep(LOOK_S)
+        if not others:
+            return mine
         await self._remove(mine.path)
         last = max(others, key=_rank)
         raise await (self._led(last) if last.workflow == mine.workflow else self._foreign(last))
@@ -238,9 +245,11 @@ class Leases:
             await self._remove(f"{PLACE}/{HERE}{me}")
             raise
 
-    async def _buckets(self) -> list[str]:
+    async def _buckets(self, known: Collection[int] = ()) -> list[str]:
+        """The directories of tries, without those that are `known`."""
         entries = await self._list(TRIES)
-        return [f"{TRIES}/{entry.name}" for entry in entries.values() if entry.directory]
+        names = [entry.name for entry in entries.values() if entry.directory]
+        return [f"{TRIES}/{name}" for name in names if name not in map(str, known)]
 
     async def _grows(self, directory: str, sizes: dict[str, int]) -> bool:
         """Whether a job that the journal does not know shows a heartbeat since the last look."""

@@ -22,7 +22,14 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.unnamed import send_sources
 from snakemake_executor_plugin_mantik.errors import PlaceTaken, SiteError, UserError
-from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, PLACE, TRIES, WORK
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    BUNDLES,
+    PLACE,
+    TRIES,
+    WORK,
+    bundle_done,
+    bundle_path,
+)
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
@@ -100,7 +107,7 @@ class Place:
             left.unlink()  # of a run that was killed
         self.scratch = scratch
         patience = patience_of(site, workflow.tell)
-        self.stager = Stager(site, self.id, journal, patience, scratch)
+        self.stager = Stager(site, self.id, journal, patience, scratch, term=lease.term)
         self.sweeper = Sweeper(site, self.id, journal.files, patience, workflow.workdir)
         self.rivals = Rivals(site, journal, self.stager, patience, workflow.give_up)
 
@@ -170,11 +177,19 @@ class Place:
         last = max((o for o in leases if o.workflow == self._lease.workflow),
                    key=lambda o: o.term, default=self._lease)  # fmt: skip
         if last.term > self._lease.term:
-            self.deposed = self._leases.deposed_by(last)
-            for act in self._on_deposed:
-                act(self.deposed)
-            raise self.deposed
+            raise self._depose(self._leases.deposed_by(last))
+        if not any(lease.instance == self._lease.instance for lease in leases):
+            try:  # it was swept, and somebody else may have come
+                await self._leases.settle(self._lease)
+            except PlaceTaken as error:
+                raise self._depose(error) from None
         self.saw(PLACE, entries.values())
+
+    def _depose(self, error: PlaceTaken) -> PlaceTaken:
+        self.deposed = error
+        for act in self._on_deposed:
+            act(error)
+        return error
 
     async def keep(self) -> None:
         """Answer other controllers' questions also while nothing runs there; until cancelled."""
@@ -206,6 +221,11 @@ class Place:
                     await self._empty()
 
     async def _empty(self) -> None:
+        for bundle in self._journal.files.loose_bundles(self.id):
+            await asyncio.gather(
+                *map(self._site.remove, [bundle_path(bundle), bundle_done(bundle)])
+            )
+            self._journal.files.set_bundle(bundle, "gone")
         buckets = self._journal.retire_buckets(self.id)
         bundles = self._journal.files.pending_bundles(self.id)
         used = {bundle.rpartition("/")[0] for bundle in self.stager.sent} | {

@@ -16,6 +16,8 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
+NUMBERS = 10**9
+"""How many numbers of contents there are for each term."""
 COMPRESSION = 4
 """How much smaller files may get by packing; larger ones are not even tried for the script."""
 
@@ -50,7 +52,14 @@ class Stager:
     """
 
     def __init__(
-        self, site: Site, place: str, journal: Journal, patience: Patience, scratch: Path
+        self,
+        site: Site,
+        place: str,
+        journal: Journal,
+        patience: Patience,
+        scratch: Path,
+        *,
+        term: int = 1,
     ) -> None:
         """Make a stager.
 
@@ -60,7 +69,9 @@ class Stager:
             journal: of the workflow; it holds the manifest.
             patience: repeats what the site does not answer.
             scratch: a local directory for bundles on their way.
+            term: of the lease; what earlier ones have numbered is not known.
         """
+        self._floor = NUMBERS * (term - 1)
         self._site = site
         self._place = place
         self._journal = journal
@@ -182,8 +193,11 @@ class Stager:
         return numbers | self._number(carried)
 
     def _number(self, files: Iterable[FileRecord]) -> dict[str, int]:
-        numbers = {f.path: self._ledger.number(self._place, f.path, f.sha256) for f in files}
+        numbers = {f.path: self._number_of(f) for f in files}
         return {path: number for path, number in numbers.items() if number}
+
+    def _number_of(self, file: FileRecord) -> int:
+        return self._ledger.number(self._place, file.path, file.sha256, self._floor)
 
     async def _clear(self, files: Sequence[LocalFile], named: Sequence[str]) -> None:
         """Remove from directories that a job reads what is no longer in them here."""

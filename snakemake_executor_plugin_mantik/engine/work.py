@@ -168,6 +168,7 @@ class SiteWork:
             self._live.follow(record, life.addition)
             end = await self._carry(whole, life, files, own)
         except FileChanged as error:
+            self._unfetch(request, record)
             await self.place.look_again(error.path)
             if life.sent:  # it left no trace, but may come: the record is older than that
                 sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(life.ids))
@@ -180,6 +181,8 @@ class SiteWork:
             raise
         finally:
             await self._live.stop(record)
+        if end.exit_code is None:  # another controller may have taken it up, and tidied up after it
+            await self._assure()
         if end.state is not None and end.state.later and not end.claimed:
             return None, (life, end.state)
         outcome = await self._concluder.conclude(whole, life, end, self._runtime_s(request))
@@ -188,7 +191,24 @@ class SiteWork:
         elif outcome.succeeded:
             self.local.settled(self._made(request))
             await self._tell_changed(request, files)
+        elif not outcome.try_id:  # another one may have changed what it made
+            await self._assure()
+        if outcome is None or not outcome.succeeded:
+            self._unfetch(request, record)
         return outcome, None
+
+    async def _assure(self) -> None:
+        """See to it that this controller still leads, whatever was listed a moment ago.
+
+        Raises:
+            PlaceTaken: another controller has taken over.
+        """
+        self.place.doubt()
+        await self.place.assure()
+
+    def _unfetch(self, request: JobRequest, record: TryRecord) -> None:
+        """Remove what a run that was killed had fetched already of a try that is over."""
+        Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
     async def _wait_to_submit(self, life: Life, state: JobState, pause: float) -> None:
         """The site runs no more jobs just now: this try is over, another one comes later."""
@@ -242,8 +262,7 @@ class SiteWork:
         # Whatever their site's name means now, they are in this workspace.
         await self.ender.give_up(left)
         for record in gone:
-            # What a run that was killed had fetched of it already.
-            Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
+            self._unfetch(request, record)
         if choice.adopted is not None:
             if told := kept(choice.adopted, resources):
                 self._tell(told)

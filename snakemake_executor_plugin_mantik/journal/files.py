@@ -125,6 +125,15 @@ class FileLedger:
             bundles.setdefault(row["bundle"], []).append(_file(row))
         return bundles
 
+    def loose_bundles(self, place: str) -> list[str]:
+        """Bundles of older versions, which lie in no bucket's directory."""
+        rows = self._db.execute(
+            "SELECT id FROM bundles WHERE place = ? AND state IN ('uploaded', 'unpacked')"
+            " AND instr(id, '/') = 0",
+            (place,),
+        )
+        return [row["id"] for row in rows]
+
     def bundle_files(self, bundle: str) -> list[FileRecord]:
         """The files of a bundle that is not known to have been unpacked, else none."""
         rows = self._db.execute(
@@ -149,19 +158,21 @@ class FileLedger:
 
     # What is newer
 
-    def number(self, place: str, path: str, sha256: str) -> int:
+    def number(self, place: str, path: str, sha256: str, floor: int = 0) -> int:
         """The number of a content that is sent for `path`; the newest one has the greatest.
 
-        It is 0 unless another content may still be put there, or was numbered before.
+        It is 0 unless another content may still be put there, or was numbered before; greater than
+        `floor` if that is not 0: so many may another controller have given.
         """
         row = self._db.execute(
             "SELECT number, sha256 FROM numbered WHERE place = ? AND path = ?", (place, path)
         ).fetchone()
-        if row is not None and row["sha256"] == sha256:
-            return int(row["number"])
-        if row is None and not self.rivals(place, path, sha256):
+        last = 0 if row is None else int(row["number"])
+        if row is not None and row["sha256"] == sha256 and last >= floor:
+            return last
+        if row is None and not floor and not self.rivals(place, path, sha256):
             return 0
-        number = 1 if row is None else int(row["number"]) + 1
+        number = max(last, floor) + 1
         with self._database.write() as db:
             db.execute(
                 "INSERT OR REPLACE INTO numbered VALUES (?, ?, ?, ?)", (place, path, number, sha256)

@@ -206,6 +206,10 @@ class Journal:
         """Fill no bucket of a place any further; those that may lie there."""
         with self._database.write() as db:
             db.execute("UPDATE places SET bucket = NULL WHERE place = ?", (place,))
+        return self.buckets(place)
+
+    def buckets(self, place: str) -> list[int]:
+        """The buckets that may lie at a place."""
         rows = self._db.execute("SELECT bucket FROM buckets WHERE place = ?", (place,))
         return [row["bucket"] for row in rows]
 

@@ -288,7 +288,7 @@ class Landing:
             if temporary.is_dir() and not temporary.is_symlink():
                 shutil.rmtree(temporary, ignore_errors=True)
             else:
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError, NotADirectoryError):
                     temporary.unlink()
 
 

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, Workflow
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
 from snakemake_executor_plugin_mantik.errors import PlaceTaken
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
+from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from tests.support import virtualtime
 from tests.support.controller import CONFIG, request
+from tests.support.laptop import Session, no_sources
 from tests.support.simulated import Fate, SimulatedPlanner, SimulatedSite, World
 
 LONG_S = 5000.0
@@ -178,6 +180,21 @@ def test_two_servers_at_one_directory_are_one_place(play: Play) -> None:
     play(scene, World())
 
 
+@pytest.mark.parametrize("names", [("sim",), ("sim", "other")])
+def test_names_of_one_place_look_after_it_together(tmp_path: Path, names: Sequence[str]) -> None:
+    """How often an idle controller looks for questions does not depend on how many there are."""
+    session = Session(dict.fromkeys(names, World()), tmp_path, CONFIG, one_client=True)
+
+    async def idle() -> None:
+        await session.engine.opened(no_sources(), *names)
+        await asyncio.sleep(LONG_S)
+        await session.engine.closed(tidy=False)
+
+    session.run(idle())
+    wait_s = place.wait_s(CONFIG.site)
+    assert 2 * LONG_S / wait_s <= session.sites["sim"].calls["list"] <= 3 * LONG_S / wait_s
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_copy_is_refused_while_the_first_one_lives(
     play: Play, tmp_path: Path, busy: bool
@@ -296,5 +313,118 @@ def test_swept_place_is_the_same_one(play: Play) -> None:
         assert (await again.lead()).id == place.id
         [record] = again.journal.all_open_tries()
         assert (record.state, record.place) == (TryState.SUBMITTED, place.id)
+
+    play(scene, World(duration=lambda spec: LONG_S))
+
+
+def test_a_former_controller_reports_no_failure_of_what_the_new_one_has_finished(
+    play: Play, tmp_path: Path
+) -> None:
+    """It finds neither claim nor marker of its job, which the new one has tidied away."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        await flow.lead()
+        flow.tasks[0].cancel()  # its own look at the leases would come too late
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(100.0)
+        copied(tmp_path / "flow", "copy")
+        flow.site.fault = lambda method, about: "unreachable"
+        copy = seat("copy")
+        second = await copy.lead()
+        assert (await copy.job(1)).succeeded
+        await second.tidy()
+        flow.site.fault = lambda method, about: ""
+        with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
+            await job
+        [record] = flow.journal.all_open_tries()
+        assert record.state is TryState.SUBMITTED
+
+    play(scene, World(duration=lambda spec: LONG_S))
+
+
+def test_what_another_controller_has_numbered_is_older_after_a_takeover(
+    play: Play, tmp_path: Path
+) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        (flow.workdir / "data").write_text("mine")
+        await flow.lead()
+        assert (await flow.job(1, "data")).succeeded
+        flow.die()
+        copied(tmp_path / "flow", "copy")
+        copy = seat("copy")
+        await copy.lead()
+        copy.die()
+        copy.world.write("data", b"other")
+        copy.world.write(f"{NEWER}/data.n", b"7\n")
+        flow = seat("flow")
+        await flow.lead()
+        assert (await flow.job(2, "data")).succeeded
+        assert flow.world.files["data"] == b"mine"
+
+    play(scene, World())
+
+
+def test_a_lease_that_the_site_lost_is_written_again(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        flow.site.fault = lambda method, about: "damaged" if method == "put" else ""  # once
+        await flow.lead()
+        assert len(leases(flow.world)) == 1
+
+    play(scene, World())
+
+
+def test_a_lease_that_was_swept_is_written_again(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        place = await flow.lead()
+        [lease] = leases(flow.world)
+        flow.world.remove(PLACE)
+        await asyncio.sleep(CONFIG.site.poll_max_s + 100.0)
+        assert leases(flow.world) == [lease]
+        assert place.deposed is None
+
+    play(scene, World())
+
+
+def test_a_controller_finds_out_that_another_workflow_came_to_the_swept_place(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        place = await flow.lead()
+        flow.world.purge()
+        other = seat("other")
+        await other.lead()
+        await asyncio.sleep(100.0)
+        with pytest.raises(PlaceTaken, match="another workflow owns") as error:
+            await flow.job(1)
+        assert "/other on " in str(error.value)
+        assert place.deposed is error.value
+        assert (await other.job(2)).succeeded
+        assert [run.job for run in flow.world.runs] == ["job-2"]
+
+    play(scene, World())
+
+
+def test_a_copy_asks_where_the_lease_was_swept_and_claims_were_not(
+    play: Play, tmp_path: Path
+) -> None:
+    """What lies there since the run began is older than what grows."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        await flow.lead()
+        flow.die()
+        copied(tmp_path / "flow", "copy")
+        flow = seat("flow")
+        place = await flow.lead()
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(100.0)
+        flow.world.remove(PLACE)
+        with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
+            await seat("copy").lead()
+        assert place.deposed is None
+        assert (await job).succeeded
 
     play(scene, World(duration=lambda spec: LONG_S))

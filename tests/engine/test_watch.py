@@ -603,10 +603,19 @@ def test_a_job_that_would_wait_for_ever_fails_and_never_runs(
     play(world, scenario)
 
 
+WARNED = Fate(killed_after=5.0, reason=Reason.TIME_LIMIT, warned=True)
+ENDED_S = 9.0
+"""When one that runs for five seconds has ended, warned or not."""
+
+
+@pytest.mark.parametrize(("fate", "code"), [(Fate(), 0), (WARNED, 143)])
 def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedulers_word(
-    play: Callable[[World, Play[None]], None],
+    play: Callable[[World, Play[None]], None], fate: Fate, code: int
 ) -> None:
-    """An NFS client shows an old directory until it has written to it: the last look decides."""
+    """An NFS client shows an old directory until it has written to it: the last look decides.
+
+    Where the scheduler says that something ended the job, that look comes soon.
+    """
 
     async def scenario(bench: Bench) -> None:
         record, job = bench.sent()
@@ -619,6 +628,23 @@ def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedulers_w
 
         bench.site.list = old  # type: ignore[method-assign]
         end = await bench.watcher.watch(record, [job], sent=1)
-        assert (end.kind, end.exit_code) == (EndKind.MARKER, 0)
+        assert (end.kind, end.exit_code) == (EndKind.MARKER, code)
+        waited = bench.now - ENDED_S
+        assert (waited < bench.settings.marker_grace_s) == (fate is WARNED), waited
 
-    play(World(duration=lambda spec: 5.0), scenario)
+    play(fated(fate, 5.0 if fate.killed_after is None else 100.0), scenario)
+
+
+def test_where_nothing_can_be_written_the_last_look_has_to_do(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        bench.site.fault = lambda method, about: "rejected" if method == "put" else ""
+        end = await bench.watcher.watch(record, [job], sent=1)
+        assert end.kind is EndKind.SCHEDULER
+        assert end.state is not None
+        assert end.state.reason is Reason.OUT_OF_MEMORY
+        assert f"{record.paths.tries}/{LOOK}" not in bench.world.files
+
+    play(World(lambda spec: Fate(killed_after=5.0)), scenario)

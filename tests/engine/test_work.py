@@ -17,12 +17,15 @@ from snakemake_executor_plugin_mantik.staging import bundle
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support.controller import (
     Controller,
+    killed_when,
     request,
     run_one,
     simulate,
     states,
 )
 from tests.support.simulated import Fate, Fault, World, result
+
+DAY_S = 86400.0
 
 
 def test_workspace_purged_while_jobs_wait(tmp_path: Path) -> None:
@@ -51,15 +54,19 @@ def test_purged_again_and_again_is_told(tmp_path: Path) -> None:
         run_one(tmp_path, world)
 
 
-@pytest.mark.parametrize("vanished", [False, True])
+@pytest.mark.parametrize("first", [None, Fate((), denied=True), Fate((DAY_S,), denied=True)])
 def test_input_that_is_edited_while_it_is_being_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vanished: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Fate | None
 ) -> None:
-    """Between the look at it and the end of its packing, the first time or after a lost one."""
+    """Between the look at it and the end of its packing.
+
+    The first time, or after a submission that the site denies: it may come late all the same, and
+    must not run any more then.
+    """
     (tmp_path / "data").write_text("old!")
-    fates = [Fate(starts=(), denied=True)] if vanished else []
+    fates = [first] if first is not None else []
     world = World(lambda spec: fates.pop() if fates else Fate())
-    packed, edited = bundle.pack, 1 + vanished
+    packed, edited = bundle.pack, 1 + len(fates)
     calls = itertools.count(1)
 
     def pack(files: Sequence[LocalFile]) -> bytes:
@@ -72,6 +79,7 @@ def test_input_that_is_edited_while_it_is_being_sent(
     job = request(1, "data")
 
     assert run_one(tmp_path, world, inputs=job.inputs).succeeded
+    world.advance(world.now + 2 * DAY_S)
 
     [run] = world.runs
     assert run.found == result(job.command, "", {"data": b"new!"})
@@ -101,6 +109,17 @@ def test_input_that_is_edited_while_a_job_waits_or_runs(tmp_path: Path, seconds:
     assert last["job-1"].found == result("make 1", "", {"data": content})
     assert last["job-2"].found == result("make 2", "", {"data": b"new!"})
     assert (tmp_path / "out/1").read_bytes() == result("make 1", "out/1", {"data": content})
+
+
+def test_half_of_a_result_that_was_lost_meanwhile_does_not_stay(tmp_path: Path) -> None:
+    """The run that fetched it was killed, then the site lost it: another try makes it."""
+    world = World(place=lambda path: "alone")
+    controller = killed_when(tmp_path, world, lambda c: any((tmp_path / "out").glob(".*-part")))
+    world.purge()
+    assert run_one(tmp_path, world).succeeded
+    assert not list(tmp_path.rglob("*.mantik-part"))
+    assert len(world.runs) == 2
+    controller.forget()
 
 
 def test_command_that_replaces_its_own_input_is_refused(tmp_path: Path) -> None:
@@ -190,6 +209,22 @@ def test_marker_that_stays_damaged_fails_the_try_and_not_the_next_one(tmp_path: 
         assert (await controller.job(request(1))).succeeded
 
     simulate(tmp_path, world, play)
+
+
+def test_marker_of_a_failed_job_is_asked_for_as_long_as_outputs_are(tmp_path: Path) -> None:
+    """It may say that the inputs had changed, which is no failure of the job's."""
+    world = World(code=lambda spec: 3)
+
+    async def play(controller: Controller) -> Outcome:
+        def fault(method: str, about: str) -> Fault:
+            return "rejected" if method == "get" and ".3" in about and world.now < 300 else ""
+
+        controller.site.fault = fault
+        return await controller.job(request(1))
+
+    outcome = simulate(tmp_path, world, play)
+    assert outcome.reason is Reason.EXIT_CODE
+    assert world.now >= 300
 
 
 def test_failed_job_stays_failed_whatever_becomes_of_its_log(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Prints at the end what the matrix has shown."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ FOUND = ("jobs run", "lost", "doubled", "misreported")
 WALKED = ("jobs run", "runs ended from here", "faults met")
 
 
-def _noted(reporter: pytest.TerminalReporter, kind: str) -> Iterator[tuple[int, ...]]:
+def _properties(reporter: pytest.TerminalReporter, kind: str) -> Iterator[Any]:
     for outcome in ("passed", "failed"):
         for report in reporter.getreports(outcome):
             yield from (told for name, told in report.user_properties if name == kind)
@@ -23,10 +25,14 @@ def _summed(rows: list[tuple[int, ...]], names: Sequence[str]) -> str:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell the counts of all cells, which make no sense, and the counts of the random walks."""
-    if walks := list(_noted(terminalreporter, "walk")):
+    if walks := list(_properties(terminalreporter, "walk")):
         terminalreporter.section("random walks of real processes")
         terminalreporter.line(f"{len(walks)} without a wrong: {_summed(walks, WALKED)}")
-    cells = list(_noted(terminalreporter, "cell"))
+    if schedules := list(_properties(terminalreporter, "schedules")):
+        happened: Counter[str] = sum(map(Counter, schedules), Counter())
+        terminalreporter.section("random schedules")
+        terminalreporter.line(", ".join(f"{n} {kind}" for kind, n in sorted(happened.items())))
+    cells = list(_properties(terminalreporter, "cell"))
     if not cells:
         return
     terminalreporter.section("the fault matrix")

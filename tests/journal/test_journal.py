@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.journal import (
     history,
 )
 from snakemake_executor_plugin_mantik.journal.database import VERSION
+from tests.support.older import UNDO
 
 
 @pytest.fixture
@@ -209,31 +210,6 @@ def test_the_first_acknowledgement_counts(journal: Journal) -> None:
     assert (found.sent, set(found.site_jobs)) == (100.0, {"1", "2"})
 
 
-UNDO_7 = (
-    "DROP TABLE secrets; ALTER TABLE tries DROP COLUMN sent; ALTER TABLE tries DROP COLUMN waits;"
-    "PRAGMA user_version = 6;"
-)
-UNDO_8 = """
-DROP TABLE places; DROP TABLE buckets; DROP TABLE numbered; DROP INDEX tries_place;
-ALTER TABLE sites DROP COLUMN place; ALTER TABLE tries DROP COLUMN place;
-ALTER TABLE remote_files RENAME COLUMN place TO site;
-ALTER TABLE bundles RENAME COLUMN place TO site;
-ALTER TABLE workflow DROP COLUMN instance; ALTER TABLE workflow DROP COLUMN seat;
-DROP TABLE local_files;
-CREATE TABLE local_files (path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, sha256 TEXT);
-UPDATE remote_files SET site = 'hpc1'; UPDATE bundles SET site = 'hpc1';
-PRAGMA user_version = 7;
-"""
-UNDO_6 = "DROP INDEX bundle_files_content; PRAGMA user_version = 5;"
-UNDO_5 = (
-    "ALTER TABLE sites DROP COLUMN config; ALTER TABLE tries DROP COLUMN made_of;"
-    "PRAGMA user_version = 4;"
-)
-UNDO_4 = "DROP TABLE members; PRAGMA user_version = 3;"
-UNDO_3 = "DROP INDEX tries_name; ALTER TABLE tries DROP COLUMN reason; PRAGMA user_version = 2;"
-UNDO_2 = "DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;"
-
-
 @pytest.mark.parametrize("versions", [1, 2, 3, 4, 5, 6, 7])
 def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> None:
     with closing(Journal(tmp_path)) as journal:
@@ -243,8 +219,7 @@ def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> N
         record = new_try(journal)
         journal.submitting(record.id, "q")
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        undo = [UNDO_8, UNDO_7, UNDO_6, UNDO_5, UNDO_4, UNDO_3, UNDO_2]
-        db.executescript("".join(undo[:versions]))
+        db.executescript("".join(UNDO[:versions]))
     (tmp_path / "journal.spare").unlink()
     assert [r.reason for r in history(tmp_path)] == [""]
     for _ in range(2):
@@ -274,7 +249,7 @@ def test_names_of_an_older_journal_meet_where_they_are_at_one_server(
         journal.set_site("b", "url" if one_server else "other", "/scratch/me/flow", "q")
         tries = [new_try(journal, site=site) for site in "ab"]
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.executescript(UNDO_8)
+        db.executescript(UNDO[0])
     with closing(Journal(tmp_path)) as journal:
         journal.set_site("a", "url", "/scratch/me/flow", "new")
         places = {r.id: r.place for r in journal.all_open_tries()}

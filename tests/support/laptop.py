@@ -8,6 +8,8 @@ import asyncio
 import errno
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,14 @@ WRITES = frozenset({"pack_to", "write", "write_bytes", "unpack", "settle", "_beg
 
 FULL = 2
 """SQLite's number for the mode in which a commit is on disk when it returns."""
+
+
+_SESSION: ContextVar["Session"] = ContextVar("session")
+"""Whose task this is: some sessions may share a loop."""
+
+
+def _around(work: object) -> None:
+    _SESSION.get().around(work)
 
 
 class Died(Exception):  # noqa: N818 - reads as what it says
@@ -77,6 +87,7 @@ class Session:
         sites: the process's access to each of the worlds.
         said: what it wrote to the log.
         full: whether there is no room here for files.
+        died: whether it was killed.
     """
 
     def __init__(
@@ -86,17 +97,27 @@ class Session:
         config: BackendConfig,
         *,
         one_client: bool = False,
+        beside: "Session | None" = None,
     ) -> None:
-        """Start a process at the worlds' time; names of one world may share a client."""
-        self.loop = VirtualLoop(max(world.now for world in worlds.values()))
-        self.loop.around = self._around
+        """Start a process at the worlds' time.
+
+        Args:
+            worlds: the sites, by name.
+            workdir: the workflow's directory.
+            config: of each site.
+            one_client: whether names of one world share a client.
+            beside: another process that goes on at the same time.
+        """
+        now = max(world.now for world in worlds.values())
+        self.loop: VirtualLoop = VirtualLoop(now) if beside is None else beside.loop
+        self.loop.around = _around
         self.sites = {name: SimulatedSite(world, name) for name, world in worlds.items()}
         self.said: list[str] = []
         self.full: Callable[[], bool] = lambda: False
         self._state = workdir / ".state"
         self._synced: dict[str, bytes] = {}
         self._left: float = float("inf")
-        self._dead = False
+        self._dead = self.died = False
         self.journal = Journal(workdir / ".state")
         self._write = self.journal._database.write
         self.journal._database.write = self._written  # type: ignore[method-assign]
@@ -129,7 +150,7 @@ class Session:
     def die(self) -> None:
         """Die as by kill -9."""
         self._dead = True
-        self.loop.stop()
+        self._over()
 
     def _sync(self) -> None:
         """All of the journal is on disk now."""
@@ -145,7 +166,8 @@ class Session:
             if not name.endswith("-shm"):  # it is in memory, and made anew
                 (self._state / name).write_bytes(content)
 
-    def _around(self, work: object) -> None:
+    def around(self, work: object) -> None:
+        """Before a thread does some work, and after it (None)."""
         self.point()
         if getattr(work, "__name__", "") in WRITES and self.full():
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -166,23 +188,69 @@ class Session:
         Raises:
             Died: before that.
         """
-        task = self.loop.create_task(work)
-        task.add_done_callback(lambda _: None if self._dead else self.loop.stop())
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-            died, self._dead = self._dead, True
-            left = asyncio.all_tasks(self.loop)
-            for one in left:
-                one.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        finally:
-            asyncio.set_event_loop(None)
-            self.loop.close()
-            self.journal.close()
-        if died:
+        run_all({self: work})
+        self.result()
+
+    def begin(self, work: Coroutine[Any, Any, None], over: Callable[[], None]) -> None:
+        """Begin with `work`; `over` is called when that has ended, or this process."""
+        self._over = over
+        token = _SESSION.set(self)
+        self._task = self.loop.create_task(work)
+        _SESSION.reset(token)
+
+        def done(task: asyncio.Task[None]) -> None:
+            if not self._dead:
+                over()
+            elif not task.cancelled():
+                task.exception()  # nobody asks for what a dead one says
+
+        self._task.add_done_callback(done)
+
+    def end(self) -> None:
+        """Nothing acts any more; the journal is closed by `bury`."""
+        self.died, self._dead = self._dead, True
+
+    def bury(self) -> None:
+        """What the kernel does for a dead process."""
+        self.journal.close()
+
+    def result(self) -> None:
+        """Raise what the work raised, if it did.
+
+        Raises:
+            Died: the process did before.
+        """
+        if self.died:
             raise Died
-        task.result()
+        self._task.result()
+
+
+def run_all(works: Mapping[Session, Coroutine[Any, Any, None]]) -> None:
+    """Let processes that share a loop do their work side by side until each has ended, or died."""
+    loop = next(iter(works)).loop
+    going = set(works)
+
+    def over(session: Session) -> None:
+        going.discard(session)
+        if not going:
+            loop.stop()
+
+    for session, work in works.items():
+        session.begin(work, partial(over, session))
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        for session in works:
+            session.end()
+        left = asyncio.all_tasks(loop)
+        for one in left:
+            one.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+        for session in works:
+            session.bury()
 
 
 def no_sources() -> Sources:

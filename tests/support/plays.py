@@ -5,28 +5,34 @@ outputs or does not, tries again, and the next run begins with what is not done.
 """
 
 import asyncio
+import copy
 import hashlib
 import json
 import os
 import random
+import shutil
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from snakemake_executor_plugin_mantik.engine.core import AT_ONCE_S, CLOSE_WAIT_S
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
 from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import request
-from tests.support.laptop import Died, Session
+from tests.support.laptop import Died, Session, run_all
 from tests.support.schedules import DAY_S, Schedule
+from tests.support.simulated import Fault
 from tests.support.world import PayloadRun, World, result
 
 UNWELL, SESSIONS = 8, 16
@@ -37,6 +43,10 @@ LOST_S = 40 * DAY_S
 UNTOLD = {"answers", "outages", "strays", "late", "lost", "restarts"}
 """Where these happen, nobody may tell who ended a job that says itself that it was ended."""
 DATA = ("data/a", "data/b", "data/large")
+REFUSED = ("another controller of this workflow", "another workflow")
+"""How it is told that a place is another's."""
+OTHERS = 100
+"""The number of the first job of another workflow."""
 
 
 @dataclass
@@ -64,29 +74,47 @@ class Job:
 
 @dataclass
 class Play:
-    """One schedule, from the first run to the last."""
+    """One schedule, from the first run to the last.
+
+    Attributes:
+        schedule: what happens.
+        workdir: the workflow's directory, which is made.
+        first: the number of its first job.
+        worlds: the sites, by name.
+        jobs: the workflow's.
+        done: what jobs have made, by number.
+        failures: what was told of those that failed.
+        led: whether the last run led its places.
+        refused: whether it was told that one is another's.
+    """
 
     schedule: Schedule
     workdir: Path
-    worlds: dict[str, World] = field(init=False)
+    first: int = 0
+    worlds: dict[str, World] = field(default_factory=dict)
     jobs: list[Job] = field(init=False)
     done: dict[int, bytes] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    led: bool = False
+    refused: bool = False
 
     def __post_init__(self) -> None:
         """Write the workflow's files."""
-        plan = self.schedule.stream("plan")
+        plan = self.schedule.stream("two workflows" if self.first else "plan")
         kinds = self.schedule.kinds
-        one = self.schedule.world("sim") if kinds & {"one place", "two names"} else None
-        self.worlds = {name: one or self.schedule.world(name) for name in self.schedule.names}
+        if not self.worlds:
+            one = self.schedule.world("sim") if kinds & {"one place", "two names"} else None
+            self.worlds = {name: one or self.schedule.world(name) for name in self.schedule.names}
+        self._copy: Play | None = None
+        self._intruder: Play | None = None
         self._versions: dict[str, list[bytes]] = defaultdict(list)
         self._settled: dict[str, float] = {}
         self._touches = 0
         for path in (*DATA, "lib.py"):
             self._change(path, plan.randbytes(2000) if path == "data/large" else b"0000")
         self.jobs = []
-        for number in range(plan.randint(1, 4)):
-            needs = [need for need in range(number) if plan.random() < 0.3]
+        for number in range(self.first, self.first + plan.randint(1, 4)):
+            needs = [need for need in range(self.first, number) if plan.random() < 0.3]
             site = plan.choice(self.schedule.names)
             self.jobs.append(Job(number, needs, plan.sample(DATA, 2), site))
 
@@ -109,26 +137,8 @@ class Play:
         for number in range(SESSIONS):
             if number == UNWELL:
                 self.schedule.heal(*self.worlds.values())
-            session = Session(
-                self.worlds, self.workdir, self.schedule.config,
-                one_client="one place" not in self.schedule.kinds,
-            )  # fmt: skip
-            how, when = self.schedule.end()
-            session.full = lambda s=session: self.schedule.full_here(s.loop.time())  # type: ignore[misc]
-            for site in session.sites.values():
-                site.fault = lambda method, _, s=session: self.schedule.fault(  # type: ignore[misc]
-                    method, s.loop.time()
-                )
-                site.cut = lambda: self.schedule.has("interrupts", 0.5)
-            if how in ("dies", "loses power"):
-                session.die_at(round(when))
-            try:
-                session.run(self._snakemake(session, how, when))
-            except Died:
-                if how == "loses power":
-                    session.lose_power()
-            self._check_files()
-            self._pass(session.loop.time() + self.schedule.pause())
+            self._run_once()
+            self._pass(self.now + self.schedule.pause() + (2 * DAY_S if self.refused else 0.0))
             if all(self._is_done(job) for job in self.jobs):
                 break
             self._edit()
@@ -136,9 +146,127 @@ class Play:
         self._pass(self.now + 2 * DAY_S)  # what is still to start late starts now
         self._check_runs()
 
+    def _run_once(self) -> None:
+        """One run of the workflow's own controller, and of others beside it or instead of it."""
+        how, when = self.schedule.end()
+        where, begins, copy_how, copy_when = self.schedule.of_copy()
+        works: dict[Session, Coroutine[Any, Any, None]] = {}
+        session, beside = None, self._copied() if where else None
+        if where != "instead" or beside is None:
+            cut_off = self.schedule.cut_off() if beside is not None else (0.0, 0.0)
+            session = self._session(how, when, cut_off=cut_off)
+            works[session] = self._snakemake(session, how, when)
+        if beside is not None:
+            other = beside._session(copy_how, copy_when, beside=session)
+            works[other] = beside._visit(other, begins, copy_how, copy_when)
+        intruder = self._intruding() if session is not None else None
+        if intruder is not None:
+            third = intruder._session("", 0.0, beside=session)
+            works[third] = intruder._intrude(third)
+        run_all(works)
+        for one in works:
+            with suppress(Died):
+                one.result()
+        if session is not None and session.died and how == "loses power":
+            session.lose_power()
+        for play in filter(None, (self, beside, intruder)):
+            play._check_files()
+        if intruder is not None:
+            intruder._clean()
+
+    def _session(
+        self,
+        how: str,
+        when: float,
+        *,
+        cut_off: tuple[float, float] = (0.0, 0.0),
+        beside: Session | None = None,
+    ) -> Session:
+        """A process of the engine."""
+        session = Session(
+            self.worlds, self.workdir, self.schedule.config,
+            one_client="one place" not in self.schedule.kinds, beside=beside,
+        )  # fmt: skip
+        clock = session.loop.time
+        begin, end = (clock() + seconds for seconds in cut_off)
+
+        def fault(method: str, about: str) -> Fault:
+            if begin <= clock() < end:
+                return "unreachable"
+            return self.schedule.fault(method, clock())
+
+        session.full = lambda: self.schedule.full_here(clock())
+        for site in session.sites.values():
+            site.fault = fault
+            site.cut = lambda: self.schedule.has("interrupts", 0.5)
+        if how in ("dies", "loses power"):
+            session.die_at(round(when))
+        return session
+
     def _pass(self, now: float) -> None:
         for world in self.worlds.values():
             world.advance(now)
+
+    # Others
+
+    def _copied(self) -> "Play | None":
+        """A copy of the project with its journal, in another directory or on another machine."""
+        there = (self.workdir / ".state" / "journal.sqlite").exists()
+        if self._copy is None or (there and self.schedule.has("copies", 0.3)):
+            if not there:
+                return None
+            self._copy = made = copy.copy(self)
+            made.workdir = self.workdir.with_name("copy")
+            shutil.rmtree(made.workdir, ignore_errors=True)
+            shutil.copytree(self.workdir, made.workdir)
+            made.jobs = copy.deepcopy(self.jobs)
+            made.done, made._settled = dict(self.done), dict(self._settled)
+            made._versions = copy.deepcopy(self._versions)
+        return self._copy
+
+    async def _visit(self, session: Session, begins: float, how: str, when: float) -> None:
+        """A run of the copy."""
+        await asyncio.sleep(begins)
+        await self._snakemake(session, how, when)
+        taken = any("this one leads it from now on" in line for line in session.said)
+        self.schedule.happened["copies that took over"] += taken
+        self.schedule.happened["copies that were refused"] += self.refused
+
+    def _intruding(self) -> "Play | None":
+        """Another workflow whose `Site: Workspace` is the same."""
+        if not self.schedule.has("two workflows", 0.3):
+            return None
+        if self._intruder is None:
+            workdir = self.workdir.with_name("other")
+            self._intruder = Play(self.schedule, workdir, OTHERS, self.worlds)
+        return self._intruder
+
+    async def _intrude(self, session: Session) -> None:
+        """A run of the other workflow; it does not come to a place that is nobody's yet."""
+        await asyncio.sleep(10 ** self.schedule.stream("two workflows").uniform(0, 3.5))
+        if all(self._leases(world) for world in self.worlds.values()):
+            await self._snakemake(session, "cancels", 1000.0)
+            assert not self.led or "purges" in self.schedule.kinds, "two workflows in one place"
+            self.schedule.happened["other workflows that were refused"] += self.refused
+            self.schedule.happened["other workflows at a swept place"] += self.led
+
+    @staticmethod
+    def _leases(world: World) -> list[Lease]:
+        names = [path.rpartition("/")[2] for path in world.files if path.startswith(f"{PLACE}/")]
+        return [lease for name in names if (lease := Lease.of(name)) is not None]
+
+    def _clean(self) -> None:
+        """The workflow's user removes what it has at the sites, as `smk-mantik clean` does."""
+        known = history(self.workdir / ".state")
+        with closing(Journal(self.workdir / ".state")) as journal:
+            workflow = journal.workflow
+        for world in self.worlds.values():
+            tags = {record.id for record in known}
+            for job in [job for job in world.jobs.values() if job.tag in tags]:
+                world.forget(job.id)
+            gone = {record.paths.tries for record in known}
+            for path in gone | {o.path for o in self._leases(world) if o.workflow == workflow}:
+                world.remove(path)
 
     # The user
 
@@ -172,12 +300,14 @@ class Play:
                 chance.choice(self.jobs).site = self.schedule.names[-1]
 
     def _edit_input(self, chance: random.Random) -> None:
+        happened = self.schedule.happened
         path = chance.choice(DATA)
         content = (self.workdir / path).read_bytes()
         if chance.random() < 0.5:
             self._change(path, content + b"+")
         else:  # a change that a file's size does not tell
             self._change(path, b"%04d" % self._touches + content[4:])
+            happened["edits of equal size and time"] += "same times" in self.schedule.kinds
 
     async def _edits(self) -> None:
         """Change inputs while jobs wait and run."""
@@ -185,6 +315,7 @@ class Play:
         while self.schedule.has("edits"):
             await asyncio.sleep(10 ** chance.uniform(0, 4))
             self._edit_input(chance)
+            self.schedule.happened["edits while jobs wait or run"] += 1
 
     # Snakemake
 
@@ -204,7 +335,8 @@ class Play:
     def _expected(self, job: Job) -> bytes:
         asked = job.request
         inputs = {path: (self.workdir / path).read_bytes() for path in job.data}
-        inputs |= {f"out/{need}": self._expected(self.jobs[need]) for need in job.needs}
+        needed = [self.jobs[need - self.first] for need in job.needs]
+        inputs |= {other.output: self._expected(other) for other in needed}
         return result(asked.command, job.output, inputs)
 
     def _is_done(self, job: Job) -> bool:
@@ -212,11 +344,19 @@ class Play:
         return is_there and self.done.get(job.number) == self._expected(job)
 
     async def _snakemake(self, session: Session, how: str, when: float) -> None:
+        self.led = self.refused = False
         try:
             await session.engine.opened(Sources(("lib.py",), 1, ()), *self.schedule.names)
-        except (MantikError, OSError):
-            if self.schedule.healed:
+            self.led = True
+        except (MantikError, OSError) as error:
+            self.refused = any(words in str(error) for words in REFUSED)
+            # Jobs that another controller has sent, or a lost journal, may still run.
+            if self.schedule.healed and not self.refused:
                 raise
+            if "remove .mantik/tries" in str(error) and self.schedule.healed:
+                self._pass(self.now + 2 * DAY_S)
+                for world in self.worlds.values():
+                    world.remove(TRIES)
             await session.engine.closed(tidy=False)
             return
         ended: dict[int, asyncio.Future[bool]] = {
@@ -271,6 +411,7 @@ class Play:
             (self.workdir / job.output).unlink(missing_ok=True)
             session.point()
             outcome = await session.engine.job(job.request)
+            session.point()
             if not outcome.succeeded:
                 self._check_failure(job, outcome)
                 await session.engine.committed(outcome)
@@ -317,8 +458,9 @@ class Play:
         runs = [run for run in self._runs() if run.try_id == outcome.try_id]
         assert runs, f"misreported: {job} has never run"
         assert runs[-1].how == "exit 0", f"misreported: {job} succeeded: {runs}"
-        # Without claims, which the centre has removed, nothing holds a second start back.
-        assert len(runs) == 1 or "purges" in self.schedule.kinds, f"doubled: {runs}"
+        # Without claims, which the centre has removed, nothing holds a second start back; and what
+        # a controller does not know to be over, it sends again.
+        assert len(runs) == 1 or self.schedule.kinds & {"purges", "copies"}, f"doubled: {runs}"
         found = (self.workdir / job.output).read_bytes()
         named = self._named(job, outcome.try_id)
         assert found == named, f"{job.output} is not of what the journal says that {job} had"
@@ -338,7 +480,10 @@ class Play:
             )
         else:
             unwell = self.schedule.kinds & {"full", "full here", "purges"}
-            assert unwell, f"misreported: {self.failures[-1]}"
+            led = any(words in outcome.message for words in REFUSED)
+            self.schedule.happened["controllers that found another one leading"] += led
+            others = led and self.schedule.kinds & {"copies", "two workflows"}
+            assert unwell or others, f"misreported: {self.failures[-1]}"
             assert not self.schedule.healed, f"misreported: {self.failures[-1]}"
 
     def _check_files(self) -> None:
@@ -356,6 +501,8 @@ class Play:
             for run, following in pairwise(runs):
                 over = run.ended is not None and run.ended <= following.begun
                 assert over, f"doubled: two at the same time: {runs}"
+            if "copies" in self.schedule.kinds:
+                continue  # what one of them has done, another one does for itself
             wanted = [r for r in runs if r.how == "exit 0" and not self._excuses(r.try_id)]
             asked = [(run.site, run.found) for run in wanted]
             if not ("changes" in self.schedule.kinds and self._one_place):

@@ -6,9 +6,10 @@ the others: `fewest` finds the kinds that a failure takes.
 
 import random
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
@@ -47,11 +48,13 @@ KINDS: Final = (
     "same times",  # what the user changes keeps its modification time
     "one place",  # two servers see the same directory
     "two names",  # a server has two names
+    "copies",  # the project is copied with its journal, and another controller runs there
+    "two workflows",  # another workflow is led to the same workspace
 )
 
-REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf"})
-"""What makes several starts of one try. Nobody removes the claims then: what is changed each minute
-is not old, and without them there is no promise (see docs/architecture.md)."""
+REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf", "copies"})
+"""What makes several starts of one try, or of one job. Nobody removes the claims then: what is
+changed each minute is not old, and without them there is no promise (see docs/architecture.md)."""
 
 LONGEST_STALL_S: Final = 1500.0
 """Half an hour without a sign of life, and with the site denying the job, is its end: LOST_S."""
@@ -83,11 +86,13 @@ class Schedule:
         names: the sites.
         sessions: how often the run may be ended from here on before everything is well.
         healed: whether everything is well from now on.
+        happened: how often some kinds of misfortune did.
     """
 
     def __init__(self, seed: int, without: Collection[str] = ()) -> None:
         self.seed = seed
         self.healed = False
+        self.happened: Counter[str] = Counter()
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
@@ -157,8 +162,13 @@ class Schedule:
     def world(self, name: str) -> World:
         """A site as this schedule has it."""
         world = World(self.fate, self.duration, place=self.place, habits=self.habits, name=name)
+
+        def purge() -> None:
+            self.happened["sweeps of a place"] += 1
+            world.purge(claims=not self.kinds & REPEATING)
+
         for kind, act in (
-            ("purges", partial(world.purge, claims=not self.kinds & REPEATING)),
+            ("purges", purge),
             ("restarts", lambda: world.restart(lambda: self.stream("restarts").random() < 0.4)),
         ):
             if kind in self.kinds:
@@ -256,6 +266,24 @@ class Schedule:
             if self.has(kind, 0.5):
                 return how, 10 ** self.stream(kind).uniform(0, 4 + self.slow)
         return "", 0.0
+
+    def of_copy(self) -> tuple[str, float, str, float]:
+        """A run of a copy: beside the workflow's own or instead of it, when, how it ends and when.
+
+        The first word is empty if there is none.
+        """
+        if not self.has("copies", 0.4):
+            return "", 0.0, "", 0.0
+        chance = self.stream("copies")
+        where = chance.choice(("beside", "beside", "instead"))
+        how = chance.choice(("", "dies", "dies", "cancels", "detaches"))
+        return where, 10 ** chance.uniform(0, 3.5), how, 10 ** chance.uniform(1, 3.5)
+
+    def cut_off(self) -> tuple[float, float]:
+        """From when to when the workflow's own controller reaches no site while a copy runs."""
+        chance = self.stream("copies")
+        begin = 10 ** chance.uniform(0, 3)
+        return begin, begin + (10 ** chance.uniform(1, 4) if chance.random() < 0.5 else 0.0)
 
     def pause(self) -> float:
         """Seconds until somebody starts it again."""

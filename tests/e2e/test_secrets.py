@@ -7,15 +7,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.support.workflows import Project, until
 
 
-@pytest.fixture
-def secret() -> str:
-    """A secret of one test: others, on the same server, have secrets of their own meanwhile."""
-    return f"tell-nobody-{uuid.uuid4().hex} 'quoted' $HOME `date`"
+def new_secret() -> tuple[str, str]:
+    """A secret, and its plain beginning. Other tests at the same server have others meanwhile."""
+    plain = f"tell-nobody-{uuid.uuid4().hex}"
+    return f"{plain} 'quoted' $HOME `date`", plain
 
 
 def forms(words: Iterable[str]) -> Iterator[bytes]:
@@ -63,8 +61,9 @@ def shown_of_processes() -> bytes:
     return b"\n".join(lines)
 
 
-def test_secrets_beside_the_snakefile_go_to_no_site(both: Project, secret: str) -> None:
+def test_secrets_beside_the_snakefile_go_to_no_site(both: Project) -> None:
     """One line tells which stay here; what is included goes, and so does what a rule names."""
+    secret, _ = new_secret()
     first = both.write("site.txt", secret)
     os.link(first, both.directory / "again.txt")
     both.extra["MANTIK_ELSEWHERE_PASSWORD_FILE"] = "site.txt"
@@ -108,7 +107,7 @@ def test_secrets_beside_the_snakefile_go_to_no_site(both: Project, secret: str) 
     assert "input.txt" not in line
 
 
-def test_secrets_leave_no_trace(both: Project, secret: str, tmp_path: Path) -> None:
+def test_secrets_leave_no_trace(both: Project, tmp_path: Path) -> None:
     both.write(
         "Snakefile",
         r"""
@@ -131,6 +130,7 @@ def test_secrets_leave_no_trace(both: Project, secret: str, tmp_path: Path) -> N
         """,
     )
     elsewhere = tmp_path / "elsewhere"
+    secret, plain = new_secret()
     both.extra["MY_TOKEN"] = secret
     for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
         both.extra[name] = str(elsewhere / name)
@@ -142,7 +142,6 @@ def test_secrets_leave_no_trace(both: Project, secret: str, tmp_path: Path) -> N
     )
     assert ours
     # The secret of a client, and the header of every token.
-    plain = secret.partition(" ")[0]
     words = (plain, *ours, "eyJhbGciOi")
 
     def looked(*sites: Path) -> list[str]:

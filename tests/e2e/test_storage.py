@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_secrets import SECRET, leaks
+from tests.e2e.test_secrets import leaks, new_secret
 from tests.support.s3 import S3, SOFTWARE
 from tests.support.workflows import UNTRACKED, Project, tells, until, with_snakemake
 
@@ -88,10 +88,11 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
     client.create_bucket(Bucket=bucket)
     for name in ("a b", "c'd"):
         client.put_object(Bucket=bucket, Key=f"w/in/{name}.txt", Body=f"{name}\n".encode())
+    secret, plain = new_secret()
     project = Project(
         either.directory,
         with_snakemake(either.place),
-        {"MY_TOKEN": SECRET, **UNTRACKED, **s3.environment},
+        {"MY_TOKEN": secret, **UNTRACKED, **s3.environment},
     )
     project.write(
         "Snakefile",
@@ -162,7 +163,7 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
         body: bytes = client.get_object(Bucket=bucket, Key=f"w/{key}")["Body"].read()
         return body.decode()
 
-    length = len(SECRET)
+    length = len(secret)
     assert stored("out/c'd.2.txt") == f"c'd\n{length}\n" * 2
     assert stored("names.txt") == f"{length}\nA B\nC'D\n"
     assert stored("out/here.txt") == stored("names.txt") + "a b\n" == project.read("list.txt")
@@ -175,9 +176,9 @@ def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
         project.workspace / ".mantik/storage",
     ):  # fmt: skip
         assert [path for path in copies.rglob("*") if path.is_file()] == []
-    secrets = (SECRET[:11], s3.secret_key)
+    secrets = (plain, s3.secret_key)
     assert leaks(project.directory, project.place.server, words=secrets) == []
-    assert not [secret for secret in secrets if secret in said]
+    assert not [word for word in secrets if word in said]
     assert "Nothing to be done" in project.run(*_in_bucket(bucket)).ok().output
 
 

@@ -204,17 +204,18 @@ class Cell:
             found.misreported.append(f"something still runs at the site: {self.alive()}")
         return found
 
-    def _tries(self, job: str) -> list[TryRecord]:
+    def tries(self, job: str) -> list[TryRecord]:
+        """What the journal knows of a job."""
         return [record for record in self.project.tries if record.rule == job]
 
     def _most(self, job: str, runs: int, *, stopped: bool) -> int:
         """How often a job may have run."""
-        tries = max(1, len(self._tries(job)))
+        tries = max(1, len(self.tries(job)))
         return tries if stopped else 1 if job in GOOD else min(tries, runs)
 
     def _misreported(self, job: str, *, stopped: bool) -> str:
         """What the journal says wrongly of a job; empty if it is right."""
-        tries = self._tries(job)
+        tries = self.tries(job)
         told = [record.outcome for record in tries]
         last = told[-1:] if stopped else told
         fails = bool(last) and all("code 3" in outcome for outcome in last)

@@ -1,6 +1,9 @@
 """Fault by step by API: no job lost, doubled or misreported."""
 
+import hashlib
+import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.engine.request import _digest
 from tests.faults.cell import JOBS, RUN_S, Cell, Count, make_cell
 from tests.faults.faults import FAULTS, HOURS_OFF, ODD, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
@@ -197,4 +201,76 @@ def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove
         # The next run may be the first to hear that a job failed for want of space.
         ran = finished(cell, 2)
         count = cell.count(ran, runs=3, stopped=whose == "there")
+        prove(cell, Ran(ran.code, first.output + ran.output), count)
+
+
+AT = ("make", "submit", "list", "marker")
+"""Requests at which files change: one of each step of a job's life up to its end."""
+CONTENTS = (b"seven\n", b"eight\n")
+"""Of one size, and of one time."""
+
+
+def edit(cell: Cell) -> None:
+    """Bring another content for an input, as `cp -p` and archives do."""
+    path = cell.project.directory / "data/a.txt"
+    new, when = path.with_name("new"), path.stat().st_mtime_ns
+    new.write_bytes(CONTENTS[1])
+    os.utime(new, ns=(when, when))
+    new.replace(path)
+
+
+def sweep(cell: Cell) -> None:
+    """Remove the whole workspace, as a centre does with what is old."""
+    shutil.rmtree(cell.project.workspace, ignore_errors=True)
+
+
+def named(cell: Cell, rule: str) -> bytes:
+    """The content of the input that the last job of a rule had, as its fingerprint names it."""
+    made_of = json.loads(cell.tries(rule)[-1].made_of)["made_of"]
+    digests = {_digest(hashlib.sha256(content).hexdigest()): content for content in CONTENTS}
+    return digests[made_of["input data/a.txt"]]
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("at", [*AT, "begin"])
+def test_input_edited(
+    at: str, api: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Whatever the moment, a job has computed with what the journal says that it has."""
+    with make_cell(api, tmp_path) as cell:
+        if at == "begin":
+            running = cell.start()
+            until(lambda: cell.noted("begin")["small"], "a job that runs", RUN_S)
+            edit(cell)
+            cell.open_gate()
+        else:
+            cell.open_gate()
+            rule = cell.proxy.add(Rule("edit", {at}, then(lambda: edit(cell)), 1))
+            running = cell.start()
+            until(lambda: rule.taken or running.process.poll() is not None, "an edit", RUN_S)
+        ran = cell.end(running)
+        begun = cell.noted("begin")
+        record_property("cell", (begun.total(), 0, 0, 0))
+        assert ran.code == 1, ran.output  # one job fails
+        assert (cell.project.directory / "data/a.txt").read_bytes() == CONTENTS[1], ran.output
+        assert cell.project.read("out/small.txt").encode() == named(cell, "small"), ran.output
+        if at == "begin":
+            assert named(cell, "small") == CONTENTS[0], ran.output
+        for job in JOBS:
+            assert begun[job] <= len(cell.tries(job)), ran.output
+            assert cell.tries(job)[-1].outcome == "succeeded" or job == "wrong", ran.output
+        assert cell.all_quiet(), cell.alive()
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("at", AT)
+def test_workspace_swept(at: str, api: str, tmp_path: Path, prove: Prove) -> None:
+    with make_cell(api, tmp_path) as cell:
+        cell.open_gate()
+        rule = cell.proxy.add(Rule("sweep", {at}, then(lambda: sweep(cell)), 1))
+        first = cell.end(cell.start())
+        assert rule.taken, first.output
+        assert "Traceback" not in first.output, first.output
+        ran = finished(cell, 2)
+        count = cell.count(ran, runs=3, stopped=True)
         prove(cell, Ran(ran.code, first.output + ran.output), count)

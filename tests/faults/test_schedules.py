@@ -27,7 +27,6 @@ COUNTED = (
     "sweeps of a place",
     "copies that were refused",
     "copies that took over",
-    "controllers that found another one leading",
     "other workflows that were refused",
 )
 

@@ -41,6 +41,10 @@ class _ShorterError(TransferError):
     """The site itself says that a file is shorter than what the job made."""
 
 
+class _OtherError(TransferError):
+    """A file has the right size and another content."""
+
+
 async def read(site: Site, path: str, limit: int = 64 << 20, *, size: int | None = None) -> bytes:
     """A small file's content, `limit` bytes at most; `size` as for `Site.get`.
 
@@ -70,25 +74,37 @@ async def download(
         repeat: repeats an attempt, for as long as it thinks fit.
 
     Raises:
-        TransferError: what comes is not what the job made.
-        OutputsLost: the file at the site is not what the job made.
+        TransferError: what arrives is not what the job made, and differs from attempt to attempt.
+        OutputsLost: the file at the site is not what the job made: it is shorter, or one and the
+            same other content arrived in all attempts.
         SiteNotFound: it is no longer there.
         SiteRejected: the site refuses it.
         OSError: it cannot be written here.
     """
+    others: list[str] = []
     try:
-        await repeat(lambda: _attempt(site, path, target, size, sha256))
+        await repeat(lambda: _attempt(site, path, target, size, sha256, others=others))
     except _ShorterError as error:
         raise OutputsLost(error.what, where=error.where, do=error.do) from error
+    except _OtherError as error:
+        if len(others) > 1 and len(set(others)) == 1:
+            do = "Something replaced it at the site; run the rule again"
+            raise OutputsLost(error.what, where=error.where, do=do) from error
+        raise
 
 
-async def _attempt(site: Site, path: str, target: Path, size: int, sha256: str) -> None:
+async def _attempt(
+    site: Site, path: str, target: Path, size: int, sha256: str, *, others: list[str]
+) -> None:
+    """Fetch the rest of a file; a wrong checksum is added to `others`."""
     await _append(site, path, target, size)
-    right = target.stat().st_size == size
-    if right and (not sha256 or await asyncio.to_thread(_sha256, target) == sha256):
-        return
+    if target.stat().st_size == size:
+        found = await asyncio.to_thread(_sha256, target) if sha256 else ""
+        if found == sha256:
+            return
+        others.append(found)
     target.unlink()  # nothing of it can be trusted
-    raise TransferError(
+    raise _OtherError(
         "the file is not what the job made (its checksum differs)",
         where=f"site {site.name}, file {path}",
         do="Something changed it at the site or on its way",

@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
+import itertools
 import os
 import resource
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -164,7 +165,27 @@ def refused(bench: Bench, kind: type[MantikError], text: str) -> None:
 @pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
 def test_content_changed_at_the_site(bench: Bench, path: str) -> None:
     bench.world.files[path] = b"x" * len(bench.world.files[path] or b"")
-    refused(bench, TransferError, "checksum differs")
+    refused(bench, OutputsLost, "checksum differs")
+
+
+@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
+def test_content_that_is_damaged_on_its_way_is_not_lost(bench: Bench, path: str) -> None:
+    get, attempts = bench.site.get, itertools.count()
+
+    async def damaged(
+        asked: str, *, offset: int = 0, size: int | None = None
+    ) -> AsyncIterator[bytes]:
+        if asked == path:
+            content = bench.world.files[path] or b""
+            yield next(attempts).to_bytes(len(content), "big")
+            return
+        async for part in get(asked, offset=offset, size=size):
+            yield part
+
+    bench.site.get = damaged  # type: ignore[assignment, method-assign]
+    with pytest.raises(TransferError) as raised:
+        bench.fetch()
+    assert not isinstance(raised.value, OutputsLost)
 
 
 @pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])

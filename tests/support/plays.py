@@ -475,6 +475,8 @@ class Play:
             excuses = self._excuses(outcome.try_id)
             if excuses & {Reason.PREEMPTED, Reason.TIME_LIMIT} and self.schedule.kinds & UNTOLD:
                 excuses.add(Reason.CANCELLED)
+            if "copies" in self.schedule.kinds:  # another controller's job has replaced them
+                excuses.add(Reason.OUTPUTS)
             assert outcome.reason in excuses, (
                 f"misreported: {outcome} for {sorted(excuses)}: {self.failures[-1]}"
             )

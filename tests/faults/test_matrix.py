@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import _digest
-from tests.faults.cell import JOBS, RUN_S, Cell, Count, make_cell
+from tests.faults.cell import JOBS, RUN_S, SITE, Cell, Count, make_cell
 from tests.faults.faults import FAULTS, HOURS_OFF, ODD, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Rule
@@ -274,3 +274,35 @@ def test_workspace_swept(at: str, api: str, tmp_path: Path, prove: Prove) -> Non
         ran = finished(cell, 2)
         count = cell.count(ran, runs=3, stopped=True)
         prove(cell, Ran(ran.code, first.output + ran.output), count)
+
+
+def give_another_name(cell: Cell) -> None:
+    """Give the site a second name, which the rule that reads what the others made runs at."""
+    project = cell.project
+    text, output = project.read("Snakefile"), 'output: "sum.txt"\n'
+    assert output in text
+    resources = 'resources: mantik_site="other"\n'
+    project.write("Snakefile", text.replace(output, f"{output}    {resources}"))
+    project.sites.append(f"other={project.config}")
+    known = f"MANTIK_{SITE.upper()}_"
+    credentials = {k: v for k, v in project.place.environment.items() if k.startswith(known)}
+    project.extra |= {k.replace(known, "MANTIK_OTHER_"): v for k, v in credentials.items()}
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("at", AT)
+def test_two_names_of_a_site(at: str, api: str, tmp_path: Path, prove: Prove) -> None:
+    """The controller is killed, and the next one goes on, with files that both names share."""
+    with make_cell(api, tmp_path) as cell:
+        give_another_name(cell)
+        cell.open_gate()
+        pid: Future[int] = Future()
+        deadly = calling(lambda: os.kill(pid.result(), signal.SIGKILL), after=True)
+        cell.proxy.add(Rule("kill", {at}, deadly))
+        running = cell.start()
+        pid.set_result(running.process.pid)
+        first = cell.end(running)
+        assert first.code == -signal.SIGKILL, f"{cell.proxy.counted()}\n{first.output}"
+        ran = finished(cell, 1)
+        assert {record.site for record in cell.tries("sum")} == {"other"}, ran.output
+        prove(cell, Ran(ran.code, first.output + ran.output), cell.count(ran, runs=2))

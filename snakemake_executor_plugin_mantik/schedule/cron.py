@@ -1,21 +1,21 @@
 """When a crontab line is due, by a time zone's clocks.
 
-Five fields as crontab(5) has them, expanded here; APScheduler's cron trigger finds the dates. It
-would take them differently: 0 is Monday there and Sunday in a crontab, and days of the month and of
-the week must both fit there, where for a crontab one of them is enough.
+Five fields as crontab(5) has them. They are expanded here, to name each mistake; cronsim finds the
+dates, by the clock on the wall.
 
-Daylight saving: the trigger searches in wall clock times, which become moments here. A wall clock
-time that is skipped counts as the one as long after the change (02:30 is 03:30), a time that comes
-twice as its first one. So a time is due once a day, whatever the clocks do.
+Daylight saving: cronsim's own rule follows Debian's cron, where a line with * runs in both hours of
+an hour that comes twice. Here a wall clock time is due once a day: one that is skipped counts as
+the one as long after the change (02:30 is 03:30), one that comes twice as its first.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from heapq import heappop, heappush, merge
+from heapq import heappop, heappush
 from itertools import takewhile
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from snakemake_executor_plugin_mantik.errors import UserError
@@ -41,17 +41,11 @@ _ITEM: Final = re.compile(r"(?:(\*)|(\w+)(?:-(\w+))?)(?:/(\d+))?", re.ASCII)
 
 _SHIFT: Final = timedelta(hours=3)
 """By how much clocks are changed at most."""
-_RARE: Final = timedelta(days=366 * 9)
-"""Within this a date comes, if it ever does: 29 February may be eight years away."""
-_WINDOWS: Final = (
-    timedelta(hours=1), timedelta(days=1), timedelta(days=32), timedelta(days=366), _RARE,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Field:
     name: str
-    trigger: str
     first: int
     last: int
     names: tuple[str, ...] = ()
@@ -90,11 +84,11 @@ class _Field:
 
 
 _FIELDS: Final = (
-    _Field("minute", "minute", 0, 59),
-    _Field("hour", "hour", 0, 23),
-    _Field("day of the month", "day", 1, 31),
-    _Field("month", "month", 1, 12, _MONTHS),
-    _Field("day of the week", "day_of_week", 0, 7, _DAYS),
+    _Field("minute", 0, 59),
+    _Field("hour", 0, 23),
+    _Field("day of the month", 1, 31),
+    _Field("month", 1, 12, _MONTHS),
+    _Field("day of the week", 0, 7, _DAYS),
 )
 
 
@@ -113,93 +107,78 @@ class Cron:
             UserError: it is none; which field is wrong, and why.
         """
         self.text, self.zone = text, zone
-        self._alternatives = _alternatives(text)
+        self._line = _numbers(text)
 
     def after(self, moment: datetime) -> Iterator[datetime]:
         """The moments later than this one at which the line is due, in order, in the zone's time.
 
-        Ends if there is none within nine years.
+        Ends if there is none within fifty years.
         """
-        last, soon = moment.astimezone(UTC), list[datetime]()
-        start = moment.astimezone(self.zone).replace(tzinfo=UTC)
-        for wall in self._walls(start if self._calm(last) else start - _SHIFT):
-            due = wall.replace(tzinfo=self.zone).astimezone(UTC)
-            heappush(soon, due)
-            # A change of the clocks can put a later wall clock time first.
-            while soon and (soon[0] < due - _SHIFT or self._calm(soon[0])):
-                if (first := heappop(soon)) > last:
+        last, found = moment.astimezone(UTC), list[datetime]()
+        for wall in self._walls(moment.astimezone(self.zone) - _SHIFT):
+            heappush(found, due := self._moment(wall))
+            if due.astimezone(self.zone).replace(tzinfo=None) != wall:
+                continue  # The clocks skip it: earlier ones may follow.
+            while found and found[0] <= due:
+                if (first := heappop(found)) > last:
                     last = first
                     yield first.astimezone(self.zone)
-        for due in sorted(set(soon)):
-            if due > last:
-                yield due.astimezone(self.zone)
-
-    def _calm(self, moment: datetime) -> bool:
-        """Whether the clocks are not changed around a moment."""
-        before, after = (at.astimezone(self.zone) for at in (moment - _SHIFT, moment + _SHIFT))
-        return before.utcoffset() == after.utcoffset()
 
     def latest(self, after: datetime, upto: datetime) -> datetime | None:
         """The last moment later than `after` and not later than `upto`; None: there is none."""
-        for window in _WINDOWS:
-            start = max(after, upto - window)
-            found = list(takewhile(lambda due: due <= upto, self.after(start)))
-            if found or start == after:
-                return found[-1] if found else None
-        return None
+        # In UTC: moments of one zone are compared by the clock on the wall.
+        after, upto = after.astimezone(UTC), upto.astimezone(UTC)
+        end = upto.astimezone(self.zone) + timedelta(minutes=1)
+        dues = (self._moment(wall) for wall in self._walls(end, back=True))
+        found = next((due for due in dues if due <= upto), None)
+        if found is None:
+            return None
+        # Around a change of the clocks a later moment may have an earlier wall clock time.
+        start = max(after, found - timedelta(seconds=1))
+        return max(takewhile(lambda due: due <= upto, self.after(start)), default=None)
 
-    def _walls(self, start: datetime) -> Iterator[datetime]:
-        """Wall clock times, not before `start`, in order, as if they were UTC."""
-        last = None
-        for wall in merge(*(_dates(values, start) for values in self._alternatives)):
-            if wall != last:
-                yield wall
-            last = wall
+    def _moment(self, wall: datetime) -> datetime:
+        return wall.replace(tzinfo=self.zone).astimezone(UTC)
+
+    def _walls(self, start: datetime, *, back: bool = False) -> Iterator[datetime]:
+        """Wall clock times later than `start`, in order; `back`: earlier, the latest first."""
+        cronsim = _cronsim()
+        try:
+            yield from cronsim.CronSim(self._line, start.replace(tzinfo=None), reverse=back)
+        except cronsim.CronSimError:
+            return  # No month has such a day.
 
 
-def _alternatives(text: str) -> list[dict[str, str]]:
-    """What APScheduler's trigger is made with: once, or twice where one of two is enough."""
+def _numbers(text: str) -> str:
+    """The line in numbers alone; a * remains, since it decides whether one of two days does.
+
+    Raises:
+        UserError: it is no crontab line.
+    """
     where = f"the crontab line {text!r}"
     words = _NICKNAMES.get(text.strip().lower(), text).split()
     if len(words) != len(_FIELDS):
         raise UserError(f"it has {len(words)} fields", where=where, do=DO)
-    values, wrong = {}, []
+    numbers, wrong = [], []
     for field, word in zip(_FIELDS, words, strict=True):
         try:
-            numbers = field.values(word)
+            values = ",".join(map(str, field.values(word)))
         except ValueError as error:
             wrong.append(f"the {field.name}: {error}")
-            continue
-        if field.names == _DAYS:
-            numbers = sorted({(day - 1) % 7 for day in numbers})
-        values[field.trigger] = "*" if word == "*" else ",".join(map(str, numbers))
+        else:
+            star = f"{word.partition(',')[0]}," if word.startswith("*") else ""
+            numbers.append(star + values)
     if wrong:
         raise UserError("; ".join(wrong), where=where, do=DO)
-    # What begins with * restricts nothing by itself.
-    if words[2].startswith("*") or words[4].startswith("*"):
-        return [values]
-    return [values | {"day": "*"}, values | {"day_of_week": "*"}]
+    return " ".join(numbers)
 
 
-def _dates(values: Mapping[str, str], start: datetime) -> Iterator[datetime]:
-    trigger = _trigger()
-    while True:
-        dates = trigger(**values, timezone=UTC, end_date=start + _RARE)
-        found: datetime | None = dates.get_next_fire_time(None, start)
-        if found is None:
-            return
-        while found is not None:
-            yield found
-            start = found + timedelta(minutes=1)
-            found = dates.get_next_fire_time(None, start)
-
-
-def _trigger() -> Any:
+def _cronsim() -> ModuleType:
     try:
-        from apscheduler.triggers.cron import CronTrigger
+        import cronsim
     except ImportError:
         raise UserError(
-            "APScheduler is not installed here",
+            "cronsim is not installed here",
             do="Install it: pip install 'snakemake-executor-plugin-mantik[schedule]'",
         ) from None
-    return CronTrigger
+    return cronsim

@@ -165,7 +165,7 @@ def find_zone(name: str) -> ZoneInfo:
 def local_zone() -> str:
     """The time zone that this machine is set to; UTC where that cannot be found out."""
     try:
-        from tzlocal import get_localzone_name  # APScheduler brings it
+        from tzlocal import get_localzone_name
 
         return str(get_localzone_name() or "UTC")
     except (ImportError, LookupError, ValueError, OSError):

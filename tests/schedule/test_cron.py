@@ -42,6 +42,12 @@ def test_one_of_two_days_is_enough() -> None:
     assert due("0 0 */2 * 5", "2026-06-06", 2, "UTC") == [
         "Fri 2026-06-19 00:00 UTC", "Fri 2026-07-03 00:00 UTC",
     ]  # fmt: skip
+    # What else such a list holds is there as well: Sundays, Fridays and Saturdays from the 20th on.
+    assert due("0 0 20-31 * */7,fri-sat", "2026-06-06", 4, "UTC") == [
+        "Sat 2026-06-20 00:00 UTC", "Sun 2026-06-21 00:00 UTC",
+        "Fri 2026-06-26 00:00 UTC", "Sat 2026-06-27 00:00 UTC",
+    ]  # fmt: skip
+    assert due("0 0 20-31 * */7,fri-sun", "2026-06-28", 1, "UTC") == ["Fri 2026-07-24 00:00 UTC"]
 
 
 def test_rare_days_and_nicknames() -> None:
@@ -60,6 +66,12 @@ def test_a_time_that_is_skipped_is_due_as_long_after_the_change() -> None:
     assert due("0 * * * *", "2026-03-29 00:30", 3) == [
         "Sun 2026-03-29 01:00 CET", "Sun 2026-03-29 03:00 CEST", "Sun 2026-03-29 04:00 CEST",
     ]  # fmt: skip
+    assert due("30 2 * * *", "2026-03-29 03:10", 1) == ["Sun 2026-03-29 03:30 CEST"]
+    # In Nuuk clocks go from 23:00 to midnight, to the same times as those of the next day.
+    assert due("30 0,23 * * *", "2026-03-28 00:00", 5, "America/Nuuk") == [
+        "Sat 2026-03-28 00:30 -02", "Sun 2026-03-29 00:30 -01", "Sun 2026-03-29 23:30 -01",
+        "Mon 2026-03-30 00:30 -01", "Mon 2026-03-30 23:30 -01",
+    ]  # fmt: skip
     # Half an hour on Lord Howe Island: what is skipped and what is not come in their order.
     assert due("5,20,40 2 * * *", "2026-10-04 00:00", 4, "Australia/Lord_Howe") == [
         "Sun 2026-10-04 02:35 +11", "Sun 2026-10-04 02:40 +11", "Sun 2026-10-04 02:50 +11",
@@ -76,6 +88,16 @@ def test_a_time_that_comes_twice_is_due_once() -> None:
     for moment in (first, first.replace(fold=1), first.replace(minute=10, fold=1)):
         found = next(Cron("30 2 * * *", BERLIN).after(moment))
         assert found == datetime(2026, 10, 26, 2, 30, tzinfo=BERLIN), moment
+
+
+def test_the_latest_is_the_later_moment_though_its_clock_time_is_earlier() -> None:
+    lord_howe = ZoneInfo("Australia/Lord_Howe")
+    skipped = datetime(2026, 10, 4, 2, 55, tzinfo=lord_howe)
+    found = Cron("5,20,40 2 * * *", lord_howe).latest(skipped - timedelta(days=1), skipped)
+    assert found == datetime(2026, 10, 4, 2, 50, tzinfo=lord_howe)
+    twice = datetime(2026, 10, 25, 2, 10, tzinfo=BERLIN, fold=1)
+    found = Cron("30 2 * * *", BERLIN).latest(twice - timedelta(days=1), twice)
+    assert found == datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN)
 
 
 @pytest.mark.parametrize(

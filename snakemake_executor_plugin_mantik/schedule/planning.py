@@ -1,12 +1,11 @@
 """What a user asks a schedule to be, checked: every mistake is told before it costs a due time."""
 
 import difflib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from re import ASCII, fullmatch
-from typing import Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from snakemake_executor_plugin_mantik.errors import UserError
@@ -82,38 +81,29 @@ def _changed(
     find: Callable[[str], str],
     mistakes: list[UserError],
 ) -> Schedule:
-    changes: dict[str, object] = {}
-    with _gathered(mistakes):
-        if wish.run is not None:
-            changes["run"] = find(wish.run)
-    zone = ZoneInfo("UTC")
-    with _gathered(mistakes):
-        zone = find_zone(schedule.tz if wish.tz is None else wish.tz)
-        changes["tz"] = zone.key
-    with _gathered(mistakes):
-        line = schedule.cron if wish.cron is None else wish.cron
-        changes["cron"] = Cron(line, zone).text
-    with _gathered(mistakes):
-        if wish.until is not None:
-            changes["until"] = _day(wish.until, now.astimezone(zone).date())
-    with _gathered(mistakes):
-        if wish.account is not None:
-            changes["account"] = _account(wish.account)
+    changes: dict[str, Any] = {}
+
+    def check(field: str, wanted: str | None, read: Callable[[str], object]) -> None:
+        if wanted is not None:
+            try:
+                changes[field] = read(wanted)
+            except UserError as error:
+                mistakes.append(error)
+
+    check("run", wish.run, find)
+    check("tz", schedule.tz if wish.tz is None else wish.tz, lambda name: find_zone(name).key)
+    zone = ZoneInfo(changes.get("tz", "UTC"))
+    line = schedule.cron if wish.cron is None else wish.cron
+    check("cron", line, lambda text: Cron(text, zone).text)
+    check("until", wish.until, lambda text: _day(text, now.astimezone(zone).date()))
+    check("account", wish.account, _account)
     if wish.missed is not None:
         changes["missed"] = wish.missed
     if mistakes:
         raise mistakes[0] if len(mistakes) == 1 else _all(mistakes)
-    made = replace(schedule, **changes)  # type: ignore[arg-type]  # each is of its field's type
+    made = replace(schedule, **changes)
     _check_due(made, now)
     return made
-
-
-@contextmanager
-def _gathered(mistakes: list[UserError]) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        mistakes.append(error)
 
 
 def _all(mistakes: list[UserError]) -> UserError:

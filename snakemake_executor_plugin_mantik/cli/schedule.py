@@ -23,12 +23,7 @@ from snakemake_executor_plugin_mantik.private import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
 from snakemake_executor_plugin_mantik.schedule.fire import FIRING_S, forget_lock, shown
 from snakemake_executor_plugin_mantik.schedule.fire import fire as submit
-from snakemake_executor_plugin_mantik.schedule.loop import (
-    Processes,
-    Scheduler,
-    is_present,
-    present,
-)
+from snakemake_executor_plugin_mantik.schedule.loop import Processes, is_present, look, present
 from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, Wish
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
@@ -36,20 +31,13 @@ from snakemake_executor_plugin_mantik.schedule.unit import unit as unit_file
 from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
 from snakemake_executor_plugin_mantik.schedule.words import became, firing_as_json, in_json, when
 
-_ALONE = (
-    "No scheduler is running: start one with smk-mantik schedule run, or have systemd start it"
-    " (smk-mantik schedule unit)."
-)
-
 app = typer.Typer(
     name="schedule", help="Submit runs again whenever their time has come.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(help="The schedule's name.")]
-Line = Annotated[
-    str | None,
-    typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab."),
-]
+OfRun = typer.Option(help="The run that is submitted again: id or name.")
+Line = typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab.")
 Zone = Annotated[
     str | None, typer.Option(help="The time zone of that, as Europe/Berlin; default: this one.")
 ]
@@ -106,10 +94,8 @@ def _run_id(word: str) -> str:
 def add(
     name: Name,
     *,
-    run: Annotated[str, typer.Option(help="The run that is submitted again: id or name.")],
-    cron: Annotated[
-        str, typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab.")
-    ],
+    run: Annotated[str, OfRun],
+    cron: Annotated[str, Line],
     tz: Zone = None,
     until: Until = None,
     account: Account = None,
@@ -138,10 +124,8 @@ def _taken(name: str) -> UserError:
 def edit(
     name: Name,
     *,
-    run: Annotated[
-        str | None, typer.Option(help="The run that is submitted again: id or name.")
-    ] = None,
-    cron: Line = None,
+    run: Annotated[str | None, OfRun] = None,
+    cron: Annotated[str | None, Line] = None,
     tz: Zone = None,
     until: Until = None,
     account: Account = None,
@@ -178,8 +162,20 @@ def _tell(store: Store, schedule: Schedule, *, as_json: bool) -> None:
     due = next(schedule.due(planning.now()), None)
     when = f"next due {shown(due)}" if due else "not due any more"
     typer.echo(printable(f"{schedule.name}: run {schedule.run}, {when}."))
+    _hint(store)
+
+
+def _hint(store: Store) -> None:
     if not is_present(store.path.parent):
-        typer.echo(_ALONE)
+        typer.echo(
+            "No scheduler is running: start one with smk-mantik schedule run, or have systemd"
+            " start it (smk-mantik schedule unit)."
+        )
+
+
+def _next(schedule: Schedule) -> str:
+    due = next(schedule.due(planning.now()), None)
+    return shown(due) if due else "not due any more"
 
 
 # Looking
@@ -198,16 +194,14 @@ def list_schedules(as_json: AsJson = False) -> None:
             return
         rows = tables.table(["name", "run", "cron", "time zone", "until", "next", "last"])
         for schedule in schedules:
-            due = next(schedule.due(planning.now()), None)
             last = store.history(schedule.id, 1)
             tables.add(rows, [ schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
-                str(schedule.until or ""), shown(due) if due else "not due any more",
+                str(schedule.until or ""), _next(schedule),
                 *(f"{when(schedule, firing)}: {became(store, schedule, firing)}"
                   for firing in last),
             ])  # fmt: skip
         tables.console().print(rows)
-        if not is_present(store.path.parent):
-            typer.echo(_ALONE)
+        _hint(store)
 
 
 @app.command()
@@ -220,14 +214,13 @@ def show(name: Name, as_json: AsJson = False) -> None:
             each = [firing_as_json(schedule, firing) for firing in history]
             _print_json(in_json(store, schedule, planning.now()) | {"history": each})
             return
-        due = next(schedule.due(planning.now()), None)
         facts = {
             "run": schedule.run,
             "cron": f"{schedule.cron}  ({schedule.tz})",
             "until": str(schedule.until or FOR_EVER),
             "account": schedule.account or "the run's",
             "missed": schedule.missed.value,
-            "next": shown(due) if due else "not due any more",
+            "next": _next(schedule),
         }
         for key, value in facts.items():
             typer.echo(one_line(f"{key + ':':10}{value}"))
@@ -237,8 +230,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
             for firing in history:
                 tables.add(rows, [when(schedule, firing), became(store, schedule, firing)])
             tables.console().print(rows)
-        if not is_present(store.path.parent):
-            typer.echo(_ALONE)
+        _hint(store)
 
 
 @app.command("next")
@@ -273,23 +265,22 @@ def run(
     stop = threading.Event()
     with _store() as store, present(store.path.parent):
         processes = Processes()
-        scheduler = Scheduler(store, processes.submit, time.time)
         if once:
-            _look(scheduler)
+            _look(store, processes)
             processes.wait()
             return
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         schedules = len(store.all())
         typer.echo(f"Schedules: {schedules}. What is added later is seen, too. Ctrl-C ends this.")
-        while not stop.wait(_look(scheduler)):
+        while not stop.wait(_look(store, processes)):
             processes.reap()
 
 
-def _look(scheduler: Scheduler) -> float:
+def _look(store: Store, processes: Processes) -> float:
     """Look, and go on if the store cannot be used just now: a full disk, a file system away."""
     try:
-        return scheduler.look()
+        return look(store, processes.submit, time.time)
     except UserError:
         raise
     except (MantikError, OSError) as error:

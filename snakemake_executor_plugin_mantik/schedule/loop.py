@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, Sche
 LATE_S: Final = 120.0
 """Seconds after which a due time that nobody has looked at counts as missed."""
 LOOK_S: Final = 15.0
-"""Seconds after which the store is looked at again: it may have been edited, a clock set."""
+"""Seconds between two looks at most: a failed submission may be due again, a clock be set."""
 
 _PRESENT: Final = "schedulers.lock"
 
@@ -39,68 +39,47 @@ def is_present(directory: Path) -> bool:
     return False
 
 
-class Scheduler:
-    """Claims due times, and has what is claimed submitted."""
+def look(store: Store, submit: Callable[[Firing], None], clock: Callable[[], float]) -> float:
+    """Claim due times, and have what is claimed submitted.
 
-    def __init__(
-        self, store: Store, submit: Callable[[Firing], None], clock: Callable[[], float]
-    ) -> None:
-        """Prepare.
+    Args:
+        store: of the schedules; others may work with it at the same time.
+        submit: begins to submit a due time, or does it; may be called while one is under way.
+        clock: returns the time, seconds since the epoch.
 
-        Args:
-            store: of the schedules; others may work with it at the same time.
-            submit: begins to submit a due time, or does it; may be called while one is under way.
-            clock: tells the time, seconds since the epoch.
-        """
-        self._store = store
-        self._submit = submit
-        self._clock = clock
+    Returns:
+        Seconds until the next look: at the next full minute, when due times are, or before.
+    """
+    now = clock()
+    for schedule in store.all():
+        _claim(store, schedule, now)
+    for firing in store.open():
+        # A time that lies too far ahead was set by a clock that was wrong.
+        waits = 0 < firing.retry - now <= RETRY_MOST_S
+        if not waits and not is_under_way(store.path.parent, firing.schedule):
+            submit(firing)
+    return min(LOOK_S, 60 - clock() % 60)
 
-    def look(self) -> float:
-        """Do what is to be done now; seconds until it is to be looked again."""
-        now = self._clock()
-        for schedule in self._store.all():
-            self._claim(schedule, now)
-        waits = [LOOK_S]
-        for firing in self._store.open():
-            # A time that lies too far ahead was set by a clock that was wrong.
-            left = firing.retry - now
-            if left > 0 and left <= RETRY_MOST_S:
-                waits.append(left)
-            elif not is_under_way(self._store.path.parent, firing.schedule):
-                self._submit(firing)
-        for schedule in self._store.all():
-            due = next(schedule.due(datetime.fromtimestamp(now, UTC)), None)
-            if due is not None:
-                waits.append(due.timestamp() - self._clock())
-        return max(0.0, min(waits))
 
-    def _claim(self, schedule: Schedule, now: float) -> None:
-        if now < schedule.since:
-            # Due times that were claimed are not claimed again, whatever the clock says.
-            self._store.rewind(schedule, now)
-            return
-        latest = schedule.latest(datetime.fromtimestamp(now, UTC))
-        if latest is None:
-            return
-        due = int(latest.timestamp())
-        late = now - due > LATE_S
+def _claim(store: Store, schedule: Schedule, now: float) -> None:
+    if now < schedule.since:
+        # Due times that were claimed are not claimed again, whatever the clock says.
+        store.rewind(schedule, now)
+        return
+    latest = schedule.latest(datetime.fromtimestamp(now, UTC))
+    if latest is None:
+        return
+    due = int(latest.timestamp())
+    late = now - due > LATE_S
+    skip = late and schedule.missed is Missed.SKIP
+    missed = latest if skip else schedule.latest(datetime.fromtimestamp(due - 1, UTC))
+    rows = []
+    if missed is not None:
         first = next(schedule.due(datetime.fromtimestamp(schedule.since, UTC)))
-        rows = []
-        if late and schedule.missed is Missed.SKIP:
-            rows.append((int(first.timestamp()), State.MISSED, _missed(first, latest)))
-        else:
-            if first != latest:
-                before = self._before(schedule, first, latest)
-                rows.append((int(first.timestamp()), State.MISSED, _missed(first, before)))
-            rows.append((due, State.FIRING, "caught up" if late else ""))
-        self._store.claim(schedule, due, rows, now)
-
-    @staticmethod
-    def _before(schedule: Schedule, first: datetime, latest: datetime) -> datetime:
-        """The due time before the latest one."""
-        just_before = datetime.fromtimestamp(latest.timestamp() - 1, UTC)
-        return schedule.latest(just_before) or first
+        rows.append((int(first.timestamp()), State.MISSED, _missed(first, missed)))
+    if not skip:
+        rows.append((due, State.FIRING, "caught up" if late else ""))
+    store.claim(schedule, due, rows, now)
 
 
 def _missed(first: datetime, last: datetime) -> str:

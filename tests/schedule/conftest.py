@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.schedule.fire import DUE, SCHEDULE, fire
-from snakemake_executor_plugin_mantik.schedule.loop import Scheduler
+from snakemake_executor_plugin_mantik.schedule.loop import look
 from snakemake_executor_plugin_mantik.schedule.planning import Wish, edited, new
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, State
@@ -77,25 +77,27 @@ class Machine:
         assert schedule is not None
         assert self.store.edit(edited(schedule, wish, self.now, str))
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> Callable[[], float]:
+        """Start a scheduler: each call is one look, and returns the seconds until its next."""
+
         def submit(firing: Firing) -> None:
             fire(store, firing.id, self.runs.again, self.clock)
 
         store = Store(self.directory)
-        return Scheduler(store, submit, self.clock)
+        return lambda: look(store, submit, self.clock)
 
-    def go_on(self, until: str, *schedulers: Scheduler) -> None:
+    def go_on(self, until: str, *schedulers: Callable[[], float]) -> None:
         """Let time pass while schedulers run; they look when they said that they would."""
         end = datetime.fromisoformat(until).replace(tzinfo=UTC)
         while self.now < end:
-            wait = min(scheduler.look() for scheduler in schedulers)
+            wait = min(scheduler() for scheduler in schedulers)
             # Where nothing happens for long, the looks in between are left out.
             dues = [next(s.due(self.now), end) for s in self.store.all()]
             retries = [datetime.fromtimestamp(f.retry, UTC) for f in self.store.open()]
             soon = min([end, *dues, *(retry for retry in retries if retry > self.now)])
             self.now = max(self.now + timedelta(seconds=wait), soon)
         for scheduler in schedulers:
-            scheduler.look()
+            scheduler()
 
     def pass_by(self, until: str) -> None:
         """Let time pass while nothing runs."""

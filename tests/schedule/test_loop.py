@@ -52,7 +52,7 @@ def test_what_is_long_over_is_forgotten_and_nothing_else(
         busy.setattr(loop, "is_under_way", lambda *_: True)
         for hour in range(14, 20):
             machine.pass_by(f"2026-03-01 {hour}:00")
-            machine.scheduler().look()
+            machine.scheduler()()
             for firing in machine.store.open():
                 if firing.id != interrupted.id:
                     machine.store.fired(firing, "r", machine.clock())
@@ -85,9 +85,9 @@ def test_what_was_missed_is_skipped_or_caught_up_once(
 def test_a_little_late_is_not_missed(machine: Machine) -> None:
     machine.add("0 6 * * *")
     machine.now = datetime(2026, 3, 2, 5, 0, tzinfo=UTC) + timedelta(seconds=LATE_S)
-    machine.scheduler().look()
+    machine.scheduler()()
     machine.now += timedelta(days=1, seconds=1)
-    machine.scheduler().look()
+    machine.scheduler()()
     assert [state for _, state, _ in machine.history()] == [State.FIRED, State.MISSED]
 
 
@@ -115,7 +115,7 @@ def test_what_nothing_comes_after_is_given_up_after_a_week(machine: Machine) -> 
     machine.runs.trouble = "away"
     machine.go_on("2026-03-02 06:00", machine.scheduler())
     machine.pass_by("2026-03-09 05:01")
-    machine.scheduler().look()
+    machine.scheduler()()
     assert machine.history() == [("03-02 05:00", State.FAILED, "MLflow: no answer.")]
 
 
@@ -180,7 +180,7 @@ def test_nobody_else_submits_while_one_does(machine: Machine) -> None:
     assert schedule is not None
     with lock(machine.directory, schedule.id) as ours:
         assert ours
-        machine.scheduler().look()
+        machine.scheduler()()
         (firing,) = machine.store.open()
         assert not fire(machine.store, firing.id, machine.runs.again, machine.clock)
         assert not machine.runs.asked
@@ -223,7 +223,7 @@ def test_a_clock_that_jumps_doubles_nothing_and_stops_nothing(machine: Machine) 
     machine.go_on("2026-03-01 16:00", scheduler)
     assert len(machine.fired) == len(set(machine.fired)) == 4
     machine.pass_by("2031-01-01 00:30")
-    scheduler.look()
+    scheduler()
     machine.pass_by("2026-03-01 16:30")
     machine.go_on("2026-03-01 20:00", scheduler)
     assert len(machine.fired) == len(set(machine.fired)) == 8
@@ -234,21 +234,21 @@ def test_a_retry_that_a_wrong_clock_put_far_away_is_not_waited_for(machine: Mach
     machine.runs.trouble = "away"
     machine.pass_by("2031-12-31 23:00")
     scheduler = machine.scheduler()
-    scheduler.look()
+    scheduler()
     machine.runs.trouble = ""
     machine.pass_by("2026-03-01 16:30")
-    scheduler.look()
+    scheduler()
     assert machine.fired == ["2032-01-01T00:00:00+01:00"]
     assert not machine.store.open()
 
 
 def test_it_looks_again_when_the_next_is_due_and_often_enough(machine: Machine) -> None:
     scheduler = machine.scheduler()
-    assert scheduler.look() == LOOK_S
+    assert scheduler() == LOOK_S
     machine.add("0 6 * * *")
-    assert scheduler.look() == LOOK_S
+    assert scheduler() == LOOK_S
     machine.now = datetime(2026, 3, 2, 4, 59, 56, tzinfo=UTC)
-    assert scheduler.look() == 4.0
+    assert scheduler() == 4.0
 
 
 def test_pauses_grow_and_end_growing() -> None:
@@ -296,7 +296,7 @@ def test_a_scheduler_outlives_the_directory_that_it_was_started_in(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     machine.add("* * * * *")
     machine.pass_by("2026-03-01T12:01:00")
-    machine.scheduler().look()
+    machine.scheduler()()
     (firing,) = machine.store.history(1)
     gone = tmp_path / "gone"
     gone.mkdir()

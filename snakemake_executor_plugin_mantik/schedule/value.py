@@ -62,9 +62,6 @@ class Schedule:
     def latest(self, now: datetime) -> datetime | None:
         """The last moment up to now that has not been looked at; None: there is none."""
         since = datetime.fromtimestamp(self.since, UTC)
-        first = next(self.due(since), None)
-        if first is None or first > now:
-            return None
         if self.until is not None:
             zone = ZoneInfo(self.tz)
             end = datetime(self.until.year, self.until.month, self.until.day, 23, 59, 59)

@@ -1,5 +1,6 @@
 """Crontab lines against dates that are known, and against a search minute by minute."""
 
+import sys
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
@@ -186,3 +187,9 @@ def test_it_is_due_just_when_the_clock_on_the_wall_says_so(line: str, zone: str,
         found.append(moment.astimezone(UTC))
     assert found == sorted(each for each in expected if start < each <= end)
     assert cron.latest(start, end) == (found[-1] if found else None)
+
+
+def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    with pytest.raises(UserError, match=r"cronsim is not installed.*\[schedule\]"):
+        next(Cron("@daily", BERLIN).after(datetime(2026, 1, 1, tzinfo=UTC)))

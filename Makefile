@@ -32,9 +32,10 @@ REAL_SCHEDULES ?= 12
 test-faults: $(STAMP)
 	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 6 * $(CORES) )) --dist worksteal tests/faults $(PYTEST_ARGS)
 
+# Much of it is waiting for the servers.
 test-real: $(STAMP)
 	PYTHON="$(abspath $(BIN))/python" tests/real/install
-	$(BIN)/python -m pytest -m software -n $$(( 3 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m software -n $$(( 4 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
 
 # What a newcomer types is one after the other, and much of it is installing.
 test-newcomer: $(STAMP)

@@ -27,7 +27,7 @@ from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project, Ran, Running, place_in, until
 
 SITE = "hpc"
-RUN_S = 300.0
+RUN_S = 600.0
 """Seconds after which a run that has not ended never will: its jobs are lost."""
 NEVER_ENDED = -1000
 QUIET_S = 60.0
@@ -102,7 +102,7 @@ class Count:
         return [f"{kind}: {what}" for kind in kinds for what in getattr(self, kind)]
 
 
-CHAINED = ("transfer", "store")
+CHAINED = ("file", "transfer", "store")
 """After each failure of one of these the whole transfer begins anew, later each time."""
 
 

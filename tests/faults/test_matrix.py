@@ -237,7 +237,7 @@ def test_input_edited(
     at: str, api: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Whatever the moment, a job has computed with what the journal says that it has."""
-    with make_cell(api, tmp_path) as cell:
+    with make_cell(api, tmp_path, slots=3) as cell:  # none waits for another one's
         if at == "begin":
             running = cell.start()
             until(lambda: cell.noted("begin")["small"], "a job that runs", RUN_S)

@@ -163,12 +163,8 @@ class TestRefused:
 
     def test_rejected(self, on_slurm: Project) -> None:
         refused: dict[str, str] = {}
-        if on_slurm.place.name == "uni":  # it holds what it is asked for against its own ranges
-            refused |= {
-                "slurm_account='none'": "Invalid account",
-                "qos='none'": "Resource request <QoS=none> is out of range",
-                "constraint='none'": "Resource request <NodeConstraints=none> is out of range",
-            }
+        if on_slurm.place.name == "uni":  # other mistakes are refused before: it lists choices
+            refused |= {"slurm_account='none'": "Invalid account"}
         else:  # it lists the accounts, so that an unknown one is refused before
             refused |= {
                 "qos='none'": "Invalid qos specification",

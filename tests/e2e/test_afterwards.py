@@ -149,27 +149,30 @@ def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:
     assert ended(project) == {"term a", "term b"}
 
 
-def test_journal_that_is_damaged(either: Project) -> None:
-    """What runs is taken up, in the same workspace; what has ended is fetched."""
-    run = running(either)
+def test_journal_that_is_damaged(project: Project) -> None:
+    """What runs is taken up, in the same workspace; what has ended is fetched.
+
+    The new journal is another controller, which waits a minute for the old one's answer.
+    """
+    run = running(project)
     until(lambda: run.output.count(": submitted to ") == 3, "the quick one")
     run.kill()
-    workspace = either.workspace
-    journal = either.directory / ".snakemake/mantik/journal.sqlite"
+    workspace = project.workspace
+    journal = project.directory / ".snakemake/mantik/journal.sqlite"
     journal.write_bytes(b"\xff" * 5000 + journal.read_bytes()[5000:])
     (workspace / "go").touch()
 
-    said = either.run("--nolock", "--rerun-incomplete").ok().output
+    said = project.run("--nolock", "--rerun-incomplete").ok().output
 
     tells(said, "The journal was damaged", "journal.sqlite.damaged-1")
     known = re.search(r" (\d) are looked for there", said)
     # The quick one may have been done before.
     assert known is not None
     assert said.count("taken up again at ") == int(known[1]) >= 2
-    assert lines(either, "ran.txt") == ["a", "b"]
-    assert either.read("out/a.txt") == "a\n"
-    assert either.workspace == workspace
-    assert {record.outcome for record in either.tries} == {"succeeded"}
+    assert lines(project, "ran.txt") == ["a", "b"]
+    assert project.read("out/a.txt") == "a\n"
+    assert project.workspace == workspace
+    assert {record.outcome for record in project.tries} == {"succeeded"}
 
 
 @pytest.mark.parametrize("command", ["cancel", "clean", "jobs"])

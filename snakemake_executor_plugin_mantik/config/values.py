@@ -185,11 +185,13 @@ def split_words(text: str) -> tuple[str, ...]:
     """
     words: list[str] = []
     word, quote = "", ""
+    escapes = dollar = False
     characters = iter(text)
     for character in characters:
+        after_dollar, dollar = dollar, not quote and character == "$"
         if quote:
             word += character
-            if character == "\\" and quote == '"':
+            if character == "\\" and escapes:
                 word += next(characters, "")
             elif character == quote:
                 quote = ""
@@ -204,6 +206,7 @@ def split_words(text: str) -> tuple[str, ...]:
             word += character + following
         else:
             quote = character if character in "'\"" else ""
+            escapes = quote == '"' or after_dollar  # $'…' knows escapes, '…' does not
             word += character
     if quote:
         raise ValueError(f"has a quote {quote} that is not closed")

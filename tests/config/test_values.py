@@ -2,7 +2,7 @@ import os
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.config.values import split_words
@@ -41,6 +41,8 @@ def test_words_mean_to_bash_what_was_written(text: str, arguments: list[str]) ->
 
 
 @settings(max_examples=150, deadline=None)
+@example("$'\\'")
+@example("$'\\'' a")
 @given(st.text("ab\\ '\"$DATA/:=\t\n#", max_size=12))
 def test_splitting_is_bash_s_own(text: str) -> None:
     try:

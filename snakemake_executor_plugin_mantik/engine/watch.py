@@ -249,7 +249,8 @@ class Watcher:
 
     def end(self, watched: Watched, end: End) -> None:
         """A try has ended: whoever waits for it hears of it."""
-        self._drop(watched.record.id)
+        if self._watched.get(watched.record.id) is watched:  # not watched anew since a failure
+            self._drop(watched.record.id)
         self._changed = self._clock()
         if not watched.future.done():
             watched.future.set_result(replace(end, ids=tuple(watched.ids)))

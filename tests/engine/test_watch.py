@@ -13,7 +13,12 @@ from snakemake_executor_plugin_mantik.engine.examine import LOOK, LOST_S, SPACIN
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected, SiteUnreachable
+from snakemake_executor_plugin_mantik.errors import (
+    PlaceTaken,
+    SiteError,
+    SiteRejected,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
@@ -424,6 +429,27 @@ def test_mistake_of_ours_does_not_leave_jobs_waiting_for_ever(play: Player) -> N
         return await end_of(bench)
 
     assert play(fated(Fate()), scenario).exit_code == 0, "and the watcher goes on"
+
+
+def test_job_watched_again_while_it_is_examined_is_not_forgotten(play: Player) -> None:
+    """Another controller takes over, and the job is tried again, before a request is answered."""
+
+    async def scenario(bench: Bench) -> End:
+        record, site_job = bench.sent()
+        again: list[asyncio.Future[End]] = []
+
+        def fault(method: str, about: str) -> Fault:
+            if method == "make_directory" and not again:
+                bench.watcher.fail(PlaceTaken("another controller leads"))
+                again.append(bench.watcher.watch(record, [site_job]))
+            return ""
+
+        bench.site.fault = fault
+        with pytest.raises(PlaceTaken):
+            await bench.watcher.watch(record, [site_job])
+        return await again[0]
+
+    assert play(fated(Fate(refused=True)), scenario).kind is EndKind.REVOKED
 
 
 def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> None:

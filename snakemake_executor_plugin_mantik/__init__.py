@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
-from snakemake_executor_plugin_mantik import stalelock
-from snakemake_executor_plugin_mantik.executor import Executor
-from snakemake_executor_plugin_mantik.interruption import CHOICES
+from snakemake_executor_plugin_mantik.adapter import stale_lock
+from snakemake_executor_plugin_mantik.adapter.executor import Executor
+from snakemake_executor_plugin_mantik.adapter.signals import CHOICES
 from snakemake_executor_plugin_mantik.tracking.courier import MADE_WAIT_S
 
 TRACKED = ("mlproject", "all", "none")
@@ -88,7 +88,7 @@ class ExecutorSettings(ExecutorSettingsBase):
 
     def __post_init__(self) -> None:
         """Snakemake makes the settings before it looks at its own lock."""
-        stalelock.settings_made()
+        stale_lock.settings_made()
 
 
 common_settings = CommonSettings(

@@ -16,10 +16,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from snakemake_executor_plugin_mantik.errors import JournalError, UserError
+from snakemake_executor_plugin_mantik.common.errors import JournalError, UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason, failures_of
 from snakemake_executor_plugin_mantik.journal import TryRecord, history, job_name
-from snakemake_executor_plugin_mantik.private import STATE
 
 _run_by_mantik = False
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import typer
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
 FAILED = 2
 """Exit code after a mistake that was told."""

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import read_all
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.mlproject.single import RUNS
-from snakemake_executor_plugin_mantik.private import STATE, make_private
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
 
 _TEMPLATE: Final = """\

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.afterwards import Afterwards, journal_of, reach
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
+from snakemake_executor_plugin_mantik.common.errors import UserError, printable
+from snakemake_executor_plugin_mantik.connections.reconnect import Afterwards, journal_of, reach
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 
 UNCONFIRMED = 1

@@ -10,6 +10,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.connect import Finding, connect
 from snakemake_executor_plugin_mantik.cli.hooks import unreadable
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
@@ -17,7 +18,6 @@ from snakemake_executor_plugin_mantik.config.reading import (
     read_named,
     split_spec,
 )
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, printable
 
 WRONG = 2
 """Exit code where a file, or with `--connect` a site, is not as it has to be."""

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.afterwards import Afterwards, journal_of, reach
-from snakemake_executor_plugin_mantik.amounts import size
 from snakemake_executor_plugin_mantik.cli.cancel import end
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.humanize import size
+from snakemake_executor_plugin_mantik.connections.reconnect import Afterwards, journal_of, reach
 from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 
 LEFT = 1

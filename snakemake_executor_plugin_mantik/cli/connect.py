@@ -13,20 +13,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from snakemake_executor_plugin_mantik.amounts import duration
-from snakemake_executor_plugin_mantik.config.environment import image_upload
-from snakemake_executor_plugin_mantik.config.images import architecture
-from snakemake_executor_plugin_mantik.config.known_sites import known_site
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.messages import not_checked
-from snakemake_executor_plugin_mantik.engine.plan import ACCOUNT, Planner, misfits, unchecked
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     CredentialError,
     MantikError,
     SiteError,
     SiteRejected,
     SiteUnauthorized,
 )
+from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.config.environment import image_upload
+from snakemake_executor_plugin_mantik.config.images import architecture
+from snakemake_executor_plugin_mantik.config.known_sites import known_site
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+from snakemake_executor_plugin_mantik.engine.messages import not_checked
+from snakemake_executor_plugin_mantik.engine.plan import ACCOUNT, Planner, misfits, unchecked
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
@@ -78,7 +78,7 @@ def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
     account = find_account(loaded.name, os.environ)
     planner = Planner(loaded.config, account, project)
     try:
-        from snakemake_executor_plugin_mantik.atsites import workspace_name
+        from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 
         workdir = project.absolute()
         # Of a name that no run has: what is there and what may be done does not depend on it.

@@ -9,9 +9,9 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
 from snakemake_executor_plugin_mantik.config.reading import name_mistake, parse_backend_config
-from snakemake_executor_plugin_mantik.errors import UserError
 
 PROFILE: Final = Path("profiles", "default", "config.yaml")
 """Snakemake uses a profile of this name beside the Snakefile without being told."""

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.amounts import duration
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.options import Workdir
+from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
-from snakemake_executor_plugin_mantik.private import STATE
 
 _SHOWN = {
     TryState.PLANNED: "planned",

@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from snakemake_executor_plugin_mantik.amounts import duration, size
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
+from snakemake_executor_plugin_mantik.common.errors import UserError, printable
+from snakemake_executor_plugin_mantik.common.humanize import duration, size
 from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Total, Uploads
 from snakemake_executor_plugin_mantik.engine.messages import not_checked
-from snakemake_executor_plugin_mantik.errors import UserError, printable
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
 _OURS: Final = ("--json", "--connect", "--details", "--help")
@@ -56,8 +56,8 @@ def plan(
             "snakemake is not installed beside this command", where="smk-mantik plan",
             do="Install it with: pip install snakemake",
         )  # fmt: skip
-    from snakemake_executor_plugin_mantik.dryrun import looking
-    from snakemake_executor_plugin_mantik.planning import planned
+    from snakemake_executor_plugin_mantik.adapter.dryrun import looking
+    from snakemake_executor_plugin_mantik.adapter.planning import planned
 
     def look(workflow: Any, options: Any, logger: Any) -> Plan:
         return planned(workflow, options, logger, connect=connect)

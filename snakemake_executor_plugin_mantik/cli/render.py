@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from snakemake_executor_plugin_mantik.cli.check import WRONG, examine
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.sites.unicore.hooks import HOOK_FILES
 from snakemake_executor_plugin_mantik.staging import sources

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.errors import UserError, json_text, one_line, printable
+from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import Found
@@ -350,7 +350,7 @@ def _find(run: str) -> "Found":
 
 def _repeated(run_id: str) -> list[str]:
     """What becomes of the schedules that repeat a run, once it is deleted."""
-    from snakemake_executor_plugin_mantik.private import data_home
+    from snakemake_executor_plugin_mantik.common.state_directory import data_home
     from snakemake_executor_plugin_mantik.schedule.store import repeating
 
     return [

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.amounts import duration, size
 from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.common.humanize import duration, size
 from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 
 from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     UserError,
     json_text,
     one_line,
     printable,
 )
-from snakemake_executor_plugin_mantik.private import data_home
+from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
 from snakemake_executor_plugin_mantik.schedule.fire import FIRING_S, forget_lock, shown
 from snakemake_executor_plugin_mantik.schedule.fire import fire as submit

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from snakemake_executor_plugin_mantik.errors import printable
+from snakemake_executor_plugin_mantik.common.errors import printable
 
 _ONE_LINE = 10_000
 """Columns where nobody looks on but a program: each thing has a line of its own."""

@@ -9,11 +9,11 @@ from typing import Any
 import typer
 
 from snakemake_executor_plugin_mantik.cli.options import Workdir
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.locks import is_held, unheld
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import FILE, history, sent_tries
 from snakemake_executor_plugin_mantik.journal.database import LOCK as JOURNAL_LOCK
-from snakemake_executor_plugin_mantik.locks import is_held, unheld
-from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.tracking.invocation import settle
 from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
 from snakemake_executor_plugin_mantik.config.part import Keys, Part
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
@@ -30,7 +31,6 @@ from snakemake_executor_plugin_mantik.config.values import (
     whole_number,
     words_schema,
 )
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import features
 
 IMAGE_TYPES: Final = ("local", "remote")

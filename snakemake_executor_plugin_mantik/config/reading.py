@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
 from snakemake_executor_plugin_mantik.config.documents import (
     DocumentError,
     duplicates,
     read_document,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 _NOT_THERE: Final = "there is no such file: correct the path, or have one written: smk-mantik init"

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site

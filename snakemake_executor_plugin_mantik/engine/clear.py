@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
 from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES, OURS, OUTSIDE, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site

@@ -5,6 +5,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.common.errors import (
+    MantikError,
+    OutputMissing,
+    OutputsLost,
+    SiteError,
+)
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.end import Ender
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
@@ -16,12 +22,6 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.engine.witness import Witness
-from snakemake_executor_plugin_mantik.errors import (
-    MantikError,
-    OutputMissing,
-    OutputsLost,
-    SiteError,
-)
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason

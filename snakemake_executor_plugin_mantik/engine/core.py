@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
 from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
-from snakemake_executor_plugin_mantik.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts

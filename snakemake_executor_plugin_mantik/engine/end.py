@@ -6,7 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.amounts import duration
+from snakemake_executor_plugin_mantik.common.errors import (
+    JournalError,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+)
+from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.examine import LOST_S
@@ -15,12 +21,6 @@ from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Obser
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.errors import (
-    JournalError,
-    SiteError,
-    SiteNotFound,
-    SiteRejected,
-)
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site

@@ -13,11 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watched import UNKNOWN, End, EndKind, Watched
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
@@ -25,6 +21,10 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.watched import UNKNOWN, End, EndKind, Watched
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site

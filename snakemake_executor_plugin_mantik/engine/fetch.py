@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.common.errors import (
+    OutputMissing,
+    OutputsLost,
+    SiteNotFound,
+    SiteRejected,
+)
 from snakemake_executor_plugin_mantik.engine.patience import (
     FIRST_WAIT_S,
     LONGEST_MISSING_WAIT_S,
     Patience,
 )
 from snakemake_executor_plugin_mantik.engine.watched import End
-from snakemake_executor_plugin_mantik.errors import (
-    OutputMissing,
-    OutputsLost,
-    SiteNotFound,
-    SiteRejected,
-)
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
     MarkerInvalid,

@@ -17,9 +17,14 @@ import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from snakemake_executor_plugin_mantik.amounts import duration
+from snakemake_executor_plugin_mantik.common.errors import (
+    PlaceTaken,
+    SiteError,
+    SiteNotFound,
+    printable,
+)
+from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.errors import PlaceTaken, SiteError, SiteNotFound, printable
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES, marker_name
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site

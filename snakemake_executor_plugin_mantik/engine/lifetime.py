@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
+from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.engine.examine import Examiner
 from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT, Patience
 from snakemake_executor_plugin_mantik.engine.watched import Watched
-from snakemake_executor_plugin_mantik.errors import SiteError
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 EXTEND_AFTER_S = 60.0

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Observer
-from snakemake_executor_plugin_mantik.errors import SiteError
 from snakemake_executor_plugin_mantik.jobs.live import (
     LONGEST_PACK,
     PIECE_BYTES,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.amounts import duration
-from snakemake_executor_plugin_mantik.errors import one_line, printable
+from snakemake_executor_plugin_mantik.common.errors import one_line, printable
+from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
+from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.leases import ASK, Lease, Leases
 from snakemake_executor_plugin_mantik.engine.patience import INSIST_S, Patience
@@ -21,7 +22,6 @@ from snakemake_executor_plugin_mantik.engine.rivals import Rivals
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
 from snakemake_executor_plugin_mantik.engine.unnamed import send_sources
-from snakemake_executor_plugin_mantik.errors import PlaceTaken, SiteError, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
     PLACE,

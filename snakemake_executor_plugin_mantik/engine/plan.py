@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.amounts import duration, size
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.humanize import duration, size
 from snakemake_executor_plugin_mantik.config.environment import (
     environment_of,
     image_upload,
@@ -16,7 +17,6 @@ from snakemake_executor_plugin_mantik.config.known_sites import cores_of_node
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,

@@ -9,7 +9,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.errors import SiteError
+from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, Rival

@@ -4,13 +4,13 @@ import asyncio
 import shlex
 from collections.abc import Mapping
 
-from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteNotFound,
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.jobs.paths import SECRETS
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import OUTSIDE, local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.examine import Examiner
 from snakemake_executor_plugin_mantik.engine.lifetime import EXTEND_AFTER_S, Extender
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.watched import FIRST_CHECK_S, End, EndKind, Watched
-from snakemake_executor_plugin_mantik.errors import SiteError
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site

@@ -7,9 +7,9 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.life import ran
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord

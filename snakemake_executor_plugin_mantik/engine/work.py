@@ -9,6 +9,11 @@ from dataclasses import asdict, replace
 from itertools import chain, starmap
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.common.errors import (
+    MantikError,
+    SiteRejected,
+    UserError,
+)
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import (
     choose,
@@ -32,11 +37,6 @@ from snakemake_executor_plugin_mantik.engine.submit import Submitter, submission
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.engine.witness import Witness
-from snakemake_executor_plugin_mantik.errors import (
-    MantikError,
-    SiteRejected,
-    UserError,
-)
 from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile

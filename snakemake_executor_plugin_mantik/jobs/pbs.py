@@ -6,7 +6,7 @@ Not tried on a real PBS; the options are those of PBS Professional and OpenPBS, 
 import re
 from typing import Final
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 NAME_LENGTH: Final = 15

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 
 
 class Reason(StrEnum):

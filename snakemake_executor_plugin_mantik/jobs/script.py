@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec

@@ -12,11 +12,11 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.errors import JournalError, JournalLocked, printable
+from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked, printable
+from snakemake_executor_plugin_mantik.common.locks import take
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.journal import spare
 from snakemake_executor_plugin_mantik.journal.records import TryState
-from snakemake_executor_plugin_mantik.locks import take
-from snakemake_executor_plugin_mantik.private import STATE, make_private
 
 VERSION = 8
 FILE = "journal.sqlite"

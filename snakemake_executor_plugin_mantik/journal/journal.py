@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import spare
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database

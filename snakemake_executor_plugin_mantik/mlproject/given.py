@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
-from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake, UserError
+from snakemake_executor_plugin_mantik.common.errors import (
+    ConfigError,
+    MantikError,
+    Mistake,
+    UserError,
+)
 from snakemake_executor_plugin_mantik.mlproject.call import Call
 from snakemake_executor_plugin_mantik.mlproject.entry import (
     EntryPoint,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, close
 from snakemake_executor_plugin_mantik.mlproject.values import value_of
 

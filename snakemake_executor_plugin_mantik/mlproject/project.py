@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, MantikError, Mistake
 from snakemake_executor_plugin_mantik.mlproject.call import PARAMETER
 from snakemake_executor_plugin_mantik.mlproject.entry import (
     SCRIPTS,

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
-from snakemake_executor_plugin_mantik.errors import ConfigError, UserError
 from snakemake_executor_plugin_mantik.mlproject.oneline import (
     Files,
     Wrong,
@@ -19,7 +20,6 @@ from snakemake_executor_plugin_mantik.mlproject.oneline import (
     is_path,
 )
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, load
-from snakemake_executor_plugin_mantik.private import STATE, make_private
 
 RUNS: Final = STATE / "run"
 """Below the working directory: a directory with a Snakefile for each thing that was run."""

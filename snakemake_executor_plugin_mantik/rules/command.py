@@ -17,7 +17,7 @@ from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resources
 from snakemake.shell import shell
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.mirrored import mirrored

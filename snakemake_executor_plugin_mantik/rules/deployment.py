@@ -21,9 +21,9 @@ from snakemake.shell import shell
 from snakemake.sourcecache import SourceFile
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment import image_place
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.deployment import (
     MACHINES,
     CondaFile,

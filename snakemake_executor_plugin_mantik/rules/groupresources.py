@@ -10,8 +10,8 @@ from snakemake.exceptions import ResourceInsufficiencyError
 from snakemake.resources import GroupResources
 from snakemake_interface_common.exceptions import WorkflowError
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.resources import merge
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.rules import Job

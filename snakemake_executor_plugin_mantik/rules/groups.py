@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from snakemake.io import is_flagged
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.state_directory import umask
 from snakemake_executor_plugin_mantik.engine.request import JobGroup, JobRequest, Member, Upload
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.group import (
     TEMPORARY,
     GroupMember,
@@ -26,7 +27,6 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.private import umask
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.groupresources import ADDED, Asked, asked
 from snakemake_executor_plugin_mantik.rules.identity import identity

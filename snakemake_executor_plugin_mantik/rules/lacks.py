@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snakemake import __version__
 
-from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable, printable
+from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable, printable
 from snakemake_executor_plugin_mantik.rules import Job, resources
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import LACK
 from snakemake_executor_plugin_mantik.rules.payload import full

@@ -18,8 +18,8 @@ from snakemake import script as made
 from snakemake.iocontainers import Snakemake
 from snakemake.notebook import RJupyterNotebook
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules.pythonobject import RUNNER, encoded
 from snakemake_executor_plugin_mantik.rules.scriptfile import ScriptFile

@@ -20,7 +20,7 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import RuleException
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.places import Places, stays_in_storage
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file

@@ -11,7 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.deployment import own_of
 from snakemake_executor_plugin_mantik.rules.resources import determined, given_resources, site_of

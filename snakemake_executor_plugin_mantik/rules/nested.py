@@ -24,9 +24,9 @@ from snakemake.io import is_callable, is_flagged
 from snakemake.sourcecache import LocalGitFile, SourceFile
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.deployment import files_of, nested_options

@@ -13,7 +13,7 @@ from snakemake.common import expand_vars_and_user, get_container_image
 from snakemake.settings.types import PreemptibleRules
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 
 

@@ -14,7 +14,7 @@ from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake.io import is_callable
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.errors import UserError, WorkflowNotRunnable
+from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, resources_of, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.mirrored import params_with

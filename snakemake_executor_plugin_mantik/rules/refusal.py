@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from snakemake.io import is_flagged
 from snakemake.settings.types import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.errors import WorkflowNotRunnable
+from snakemake_executor_plugin_mantik.common.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
 from snakemake_executor_plugin_mantik.rules import Job

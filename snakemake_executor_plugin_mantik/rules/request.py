@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from snakemake.io import is_flagged
 
+from snakemake_executor_plugin_mantik.adapter.benchmark_files import measured_path
+from snakemake_executor_plugin_mantik.common.state_directory import umask
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import job_name
-from snakemake_executor_plugin_mantik.measuring import measured_path
-from snakemake_executor_plugin_mantik.private import umask
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain

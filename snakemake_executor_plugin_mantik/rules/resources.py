@@ -10,7 +10,7 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, failures_of
 from snakemake_executor_plugin_mantik.jobs.resources import meant
 from snakemake_executor_plugin_mantik.rules import Job

@@ -9,7 +9,7 @@ from pathlib import Path
 from snakemake.script import get_source
 from snakemake.sourcecache import LocalSourceFile
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.imports import beside

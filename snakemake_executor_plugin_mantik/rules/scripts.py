@@ -10,10 +10,10 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
 from snakemake.sourcecache import LocalSourceFile
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
 from snakemake_executor_plugin_mantik.jobs.templates import template
 from snakemake_executor_plugin_mantik.rules import Job, besidesnakefile, sourcefiles

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.places import stays_in_storage
 

@@ -21,10 +21,10 @@ from snakemake.sourcecache import (
     infer_source_file,
 )
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import FILES, file_path
 from snakemake_executor_plugin_mantik.rules.withheld import report
 from snakemake_executor_plugin_mantik.staging import sources

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from snakemake.common.tbdstring import TBDString
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import Job

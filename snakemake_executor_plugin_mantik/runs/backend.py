@@ -17,7 +17,7 @@ from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 from mlflow.utils.logging_utils import eprint
 
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs import controller, known
 from snakemake_executor_plugin_mantik.runs.configs import of_values
 from snakemake_executor_plugin_mantik.runs.ending import cancel

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     KINDS,
@@ -14,7 +15,6 @@ from snakemake_executor_plugin_mantik.config.reading import (
     read_named,
     split_spec,
 )
-from snakemake_executor_plugin_mantik.errors import ConfigError, Mistake, UserError
 
 FROM_ENVIRONMENT: Final = "SNAKEMAKE_MANTIK_BACKEND_CONFIG"
 """The variable that Snakemake's option --mantik-backend-config has, too."""

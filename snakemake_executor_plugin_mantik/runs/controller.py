@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.locks import is_held, take
-from snakemake_executor_plugin_mantik.private import STATE, open_private
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.locks import is_held, take
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import Request, read
 

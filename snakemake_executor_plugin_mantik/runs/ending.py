@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import FILE
-from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.known import Here, here
 from snakemake_executor_plugin_mantik.runs.settling import settle

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.tracking.run import without_user
 
 FETCH_S: Final = 1800.0

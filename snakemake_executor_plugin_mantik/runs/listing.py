@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.runs import known
 from snakemake_executor_plugin_mantik.runs.known import Here
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home

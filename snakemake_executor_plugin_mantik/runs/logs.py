@@ -8,13 +8,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.atsites import credentials_of, sites_of, workspace_name
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import read_named
+from snakemake_executor_plugin_mantik.connections.connect import (
+    credentials_of,
+    sites_of,
+    workspace_name,
+)
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteNotFound
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.journal.database import Copy
-from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.known import Here
 from snakemake_executor_plugin_mantik.sites.base import Site

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.errors import UserError
-from snakemake_executor_plugin_mantik.private import data_home, make_private
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.state_directory import data_home, make_private
 
 HOME: Final = "MANTIK_RUNS"
 """The variable that names the directory of all runs."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from snakemake_executor_plugin_mantik.common.errors import Mistake, UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.errors import Mistake, UserError
 from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources

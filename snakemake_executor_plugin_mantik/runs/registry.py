@@ -9,7 +9,7 @@ from typing import Any, Final
 import mlflow
 from mlflow.exceptions import MlflowException
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.runs.store import Store, quoted
 
 _VERSIONS = "mlflow.modelVersions"

@@ -14,7 +14,7 @@ from mlflow.entities import Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.tracking.experiments import find_or_make
 from snakemake_executor_plugin_mantik.tracking.run import target, without_user, without_users
 

@@ -11,9 +11,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.atsites import credentials_of
+from snakemake_executor_plugin_mantik.common.errors import (
+    ConfigError,
+    MantikError,
+    Mistake,
+    UserError,
+)
 from snakemake_executor_plugin_mantik.config.reading import read_all
-from snakemake_executor_plugin_mantik.errors import ConfigError, MantikError, Mistake, UserError
+from snakemake_executor_plugin_mantik.connections.connect import credentials_of
 from snakemake_executor_plugin_mantik.jobs.resources import is_word
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.errors import MantikError
-from snakemake_executor_plugin_mantik.locks import take
-from snakemake_executor_plugin_mantik.private import open_private
+from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.common.locks import take
+from snakemake_executor_plugin_mantik.common.state_directory import open_private
 from snakemake_executor_plugin_mantik.runs.places import NEW, RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.request import read
 from snakemake_executor_plugin_mantik.runs.store import SUBMISSION, Store, is_there, quoted

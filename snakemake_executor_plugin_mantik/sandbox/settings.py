@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.reading import name_mistake
-from snakemake_executor_plugin_mantik.errors import UserError
 
 APIS = ("unicore", "firecrest")
 """The APIs that a site of the sandbox can speak."""

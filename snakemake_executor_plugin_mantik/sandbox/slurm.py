@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.settings import Partition, Settings

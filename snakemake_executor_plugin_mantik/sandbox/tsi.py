@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from snakemake_executor_plugin_mantik.private import change_mode
+from snakemake_executor_plugin_mantik.common.state_directory import change_mode
 from snakemake_executor_plugin_mantik.sandbox.faults import spoil
 
 FILE_MODE = 0o640

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 
 DO: Final = (
     "Write five fields: minute, hour, day of the month, month, day of the week; as in"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
-from snakemake_executor_plugin_mantik.errors import MantikError
-from snakemake_executor_plugin_mantik.locks import is_held, take
-from snakemake_executor_plugin_mantik.private import open_private
+from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.common.locks import is_held, take
+from snakemake_executor_plugin_mantik.common.state_directory import open_private
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Schedule, State
 

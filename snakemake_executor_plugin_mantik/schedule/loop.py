@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.locks import take
-from snakemake_executor_plugin_mantik.private import open_private
+from snakemake_executor_plugin_mantik.common.locks import take
+from snakemake_executor_plugin_mantik.common.state_directory import open_private
 from snakemake_executor_plugin_mantik.schedule.fire import RETRY_MOST_S, is_under_way, shown
 from snakemake_executor_plugin_mantik.schedule.store import Store
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, Schedule, State

@@ -8,7 +8,7 @@ from re import ASCII, fullmatch
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.resources import is_word
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
 from snakemake_executor_plugin_mantik.schedule.fire import shown

@@ -13,8 +13,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.private import make_private, open_private
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.state_directory import make_private, open_private
 from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, Schedule, State
 
 FILE: Final = "schedules.sqlite"

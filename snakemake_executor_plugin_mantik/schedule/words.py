@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs.known import here
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.settling import status_of

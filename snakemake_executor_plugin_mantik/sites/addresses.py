@@ -8,8 +8,8 @@ from typing import Final
 import certifi
 import httpx
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
-from snakemake_executor_plugin_mantik.errors import UserError
 
 
 def checked_url(url: str, site: str, key: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 import httpx
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,

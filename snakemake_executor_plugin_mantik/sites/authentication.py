@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import jwt
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     CredentialError,
     MantikError,
     SiteUnauthorized,

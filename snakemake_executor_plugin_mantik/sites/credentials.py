@@ -13,7 +13,7 @@ from typing import Final
 
 import httpx
 
-from snakemake_executor_plugin_mantik.errors import CredentialError
+from snakemake_executor_plugin_mantik.common.errors import CredentialError
 from snakemake_executor_plugin_mantik.sites.authentication import (
     ApiKey,
     Bearer,

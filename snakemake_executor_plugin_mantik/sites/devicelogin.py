@@ -8,8 +8,12 @@ from typing import Any, Final
 
 import httpx
 
+from snakemake_executor_plugin_mantik.common.errors import (
+    CredentialError,
+    SiteUnreachable,
+    printable,
+)
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
-from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable, printable
 from snakemake_executor_plugin_mantik.sites.addresses import distrust
 from snakemake_executor_plugin_mantik.sites.http import post_form
 from snakemake_executor_plugin_mantik.sites.issuers import TOKEN_TIMEOUT_S, Refreshed, span

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import httpx
 
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     CredentialError,
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
 from snakemake_executor_plugin_mantik.sites.addresses import distrust, tls
 from snakemake_executor_plugin_mantik.sites.authentication import (
     RENEW_BEFORE_S,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from snakemake_executor_plugin_mantik.errors import CredentialError
+from snakemake_executor_plugin_mantik.common.errors import CredentialError
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import stamina
 
-from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteError, SiteUnreachable
+from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteError, SiteUnreachable
 
 REPEAT_ATTEMPTS: Final = 4
 """How often an idempotent request is made at most before its error is told."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 from snakemake_executor_plugin_mantik.staging.secrecy import CredentialFiles

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final, Protocol
 
-from snakemake_executor_plugin_mantik.errors import UserError, one_line
-from snakemake_executor_plugin_mantik.private import umask
+from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
+from snakemake_executor_plugin_mantik.common.state_directory import umask
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 
 MOST_NAMED: Final = 20

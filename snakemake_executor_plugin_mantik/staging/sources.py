@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.staging.secrecy import NOTHING, Matching, Withheld
 
 _GENERATED = frozenset({"__pycache__", "node_modules", "mlruns", "mlartifacts"})

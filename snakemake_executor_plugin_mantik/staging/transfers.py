@@ -14,21 +14,21 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteNotFound,
     SiteUnreachable,
     TransferError,
 )
-from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
-from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
-from snakemake_executor_plugin_mantik.private import (
+from snakemake_executor_plugin_mantik.common.state_directory import (
     change_mode,
     make_private,
     open_private,
     umask,
 )
+from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
+from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
+from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.cli.check import examine
 from snakemake_executor_plugin_mantik.cli.render import rendered
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.config.model import (
     Apptainer,
     BackendConfig,
@@ -27,7 +28,6 @@ from snakemake_executor_plugin_mantik.config.model import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.preview import TRY
-from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN
 from tests.support.trial import NASTY
 

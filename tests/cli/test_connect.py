@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from snakemake_executor_plugin_mantik.cli import _app, connect
 from snakemake_executor_plugin_mantik.cli.connect import Finding
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, known_site
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import System, known_defects

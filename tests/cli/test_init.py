@@ -7,9 +7,9 @@ from typer.testing import CliRunner, Result
 
 from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.cli.init import PROFILE, init, next_steps
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
 from snakemake_executor_plugin_mantik.config.reading import read_all, read_backend_config
-from snakemake_executor_plugin_mantik.errors import ConfigError, UserError
 
 URL = "https://hpc.example.org:8080/SITE/rest/core"
 

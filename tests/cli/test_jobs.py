@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from snakemake_executor_plugin_mantik.cli.jobs import jobs, table
-from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, history
 
 STATE = Path(".snakemake", "mantik")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from snakemake_executor_plugin_mantik.cli import _app
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from tests.support.trial import NASTY
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.yaml"))

@@ -11,9 +11,9 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from snakemake_executor_plugin_mantik.cli import _app
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.documents import DocumentError, read_document
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
-from snakemake_executor_plugin_mantik.errors import ConfigError
 from tests.support.corners import RIGHT, WRONG
 
 HERE = Path(__file__).parent

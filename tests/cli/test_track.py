@@ -11,9 +11,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.cli.track import track
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY

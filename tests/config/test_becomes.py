@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.becomes import COMBINED, RESOURCES, Becomes
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resources
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, preview
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
 

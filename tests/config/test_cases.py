@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.environment import environment_of
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config
-from snakemake_executor_plugin_mantik.errors import ConfigError
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.yaml"))
 

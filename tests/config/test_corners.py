@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
-from snakemake_executor_plugin_mantik.errors import ConfigError
 from tests.support.corners import FILES, RIGHT, WRONG
 
 

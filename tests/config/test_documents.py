@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.documents import (
     DocumentError,
     duplicates,
@@ -16,7 +17,6 @@ from snakemake_executor_plugin_mantik.config.documents import (
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config
 from snakemake_executor_plugin_mantik.config.values import written
-from snakemake_executor_plugin_mantik.errors import ConfigError
 
 KEYS = [
     *BackendConfig.key_names(),

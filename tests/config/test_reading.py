@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.reading import (
     parse_backend_config,
     read_all,
     read_backend_config,
 )
-from snakemake_executor_plugin_mantik.errors import ConfigError
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: q}\n"
 IMAGE = f"{GOOD}Environment: {{Apptainer: {{Path: ../img.sif}}}}\n"

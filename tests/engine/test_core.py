@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine import core
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.errors import JournalError, MantikError, UserError
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, history
 from snakemake_executor_plugin_mantik.staging.sources import Sources

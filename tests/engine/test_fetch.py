@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
-from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     OutputMissing,
     OutputsLost,
     SiteRejected,
     TransferError,
 )
+from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState

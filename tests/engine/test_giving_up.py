@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.engine.end import ENDED_AT_ONCE
 from snakemake_executor_plugin_mantik.engine.request import Outcome
-from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from tests.support.controller import Controller, killed_when, request, run_one, simulate

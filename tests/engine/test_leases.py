@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import PlaceTaken
 from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, Workflow
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
-from snakemake_executor_plugin_mantik.errors import PlaceTaken
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from tests.support import virtualtime

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.engine import live
 from snakemake_executor_plugin_mantik.engine.live import LATER, REQUESTS, TREE, LiveCopies
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Live, Nobody
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.jobs.live import PIECE_BYTES
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site

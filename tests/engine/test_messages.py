@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.messages import Said
-from snakemake_executor_plugin_mantik.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS

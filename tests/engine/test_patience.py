@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
 from tests.support import virtualtime
 
 HOUR_S = 3600.0

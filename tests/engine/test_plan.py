@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner, unchecked
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.patience import Patience
 from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
-from snakemake_executor_plugin_mantik.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal

@@ -8,17 +8,17 @@ from typing import TypeVar
 
 import pytest
 
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.examine import LOOK, LOST_S, SPACING_S
-from snakemake_executor_plugin_mantik.engine.patience import Patience
-from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
-from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     PlaceTaken,
     SiteError,
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.examine import LOOK, LOST_S, SPACING_S
+from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
+from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources

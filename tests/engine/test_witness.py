@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.messages import Said, failed
 from snakemake_executor_plugin_mantik.engine.observe import how_failed
 from snakemake_executor_plugin_mantik.engine.witness import Witness
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteRejected
 from snakemake_executor_plugin_mantik.engine.request import Outcome
-from snakemake_executor_plugin_mantik.errors import MantikError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryState, history

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import JournalError, JournalLocked
+from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked
 from snakemake_executor_plugin_mantik.journal import (
     BUCKET_SIZE,
     FileRecord,

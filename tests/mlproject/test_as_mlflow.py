@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from snakemake_executor_plugin_mantik.errors import ConfigError
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.mlproject.reading import read_project
 
 spec: Any = pytest.importorskip("mlflow.projects._project_spec", exc_type=ImportError)

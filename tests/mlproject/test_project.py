@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from snakemake_executor_plugin_mantik import mlproject
-from snakemake_executor_plugin_mantik.errors import ConfigError, UserError
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
 from snakemake_executor_plugin_mantik.mlproject import sources
 
 MLPROJECT = """\

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik import mlproject
-from snakemake_executor_plugin_mantik.errors import ConfigError
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.mlproject.entry import Parameter
 from snakemake_executor_plugin_mantik.mlproject.reading import MAX_BYTES, ProjectFile, read_project
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from snakemake.iocontainers import InputFiles, OutputFiles, ResourceList, Wildcards
 
-from snakemake_executor_plugin_mantik.errors import ConfigError
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, Parameter
 from snakemake_executor_plugin_mantik.mlproject.given import Given
 from snakemake_executor_plugin_mantik.mlproject.project import Project

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, _declared, on_node
 

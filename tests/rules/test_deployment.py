@@ -11,7 +11,7 @@ from snakemake.deployment.singularity import Image
 from snakemake.sourcecache import LocalSourceFile, SourceCache
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.deployment import (
     deployed,
     files_of,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from snakemake.iocontainers import InputFiles, Log, OutputFiles, Params
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.mirrored import Mirrored, mirrored
 from snakemake_executor_plugin_mantik.rules.places import Places
 

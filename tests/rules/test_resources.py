@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES
 from snakemake_executor_plugin_mantik.rules.resources import retry_reasons, site_of
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik import retry
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.retry import failures, grows, last_failure
 
 WILDCARDS = {"sample": "a b", "part": "1"}

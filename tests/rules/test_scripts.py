@@ -17,7 +17,7 @@ from snakemake.io import AnnotatedString
 from snakemake.iocontainers import Log, OutputFiles, Params, ResourceList
 from snakemake.sourcecache import LocalSourceFile
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
 from snakemake_executor_plugin_mantik.rules.scripts import mistake, needs_snakemake
 from tests.support.scripts import OWN_PYTHON, ScriptRule, named

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.runs import known
 from snakemake_executor_plugin_mantik.runs.configs import of_file, of_values
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home, make_home

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.cli.runtable import details, lines
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.runs import controller, ending, settling
 from snakemake_executor_plugin_mantik.runs.ending import cancel, remove
 from snakemake_executor_plugin_mantik.runs.known import Here, find_here, here

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.runs.listing import DIRECTORY_OF, Wanted, _owner, rows
 from snakemake_executor_plugin_mantik.runs.store import SITE
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON

@@ -7,7 +7,7 @@ import pytest
 from mlflow.entities.logged_model_status import LoggedModelStatus
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.runs.registry import (
     Version,
     as_the_only,

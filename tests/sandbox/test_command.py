@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.cli import sandbox as command
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox import processes
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption

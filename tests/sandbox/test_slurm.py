@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox import slurm
 from snakemake_executor_plugin_mantik.sandbox.settings import Partition
 

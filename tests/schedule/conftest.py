@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.schedule.fire import DUE, SCHEDULE, fire
 from snakemake_executor_plugin_mantik.schedule.loop import look
 from snakemake_executor_plugin_mantik.schedule.planning import Wish, edited, new

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.cli import main
-from snakemake_executor_plugin_mantik.private import data_home
+from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.request import Request, write
 from snakemake_executor_plugin_mantik.schedule.loop import present

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from snakemake_executor_plugin_mantik.errors import SiteUnauthorized
+from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized
 from snakemake_executor_plugin_mantik.sites import authentication
 from snakemake_executor_plugin_mantik.sites.answers import retry_after, server_time
 from snakemake_executor_plugin_mantik.sites.authentication import SshKey

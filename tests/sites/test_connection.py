@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     CredentialError,
     SiteBusy,
     SiteError,

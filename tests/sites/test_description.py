@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_file

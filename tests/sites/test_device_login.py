@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnreachable
+from snakemake_executor_plugin_mantik.common.errors import CredentialError, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites import devicelogin
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin

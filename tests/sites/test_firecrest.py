@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteNotFound,
     SiteRejected,

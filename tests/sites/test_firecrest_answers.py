@@ -15,7 +15,7 @@ from firecrest.FirecrestException import (
     UnexpectedStatusException,
 )
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,

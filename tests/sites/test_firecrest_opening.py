@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.errors import SiteRejected, SiteUnreachable, UserError
 from snakemake_executor_plugin_mantik.sites import repeating
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite

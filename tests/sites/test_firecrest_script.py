@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected, UserError
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import System

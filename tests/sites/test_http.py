@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.errors import SiteUnreachable
 from snakemake_executor_plugin_mantik.sites import http, issuers, repeating
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, ClientCredentials

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites import repeating

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.errors import MantikError, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites import repeating
 from snakemake_executor_plugin_mantik.sites.credentials import Password
 from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin

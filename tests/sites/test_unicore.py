@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from snakemake_executor_plugin_mantik.config.reading import read_all
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnreachable,
     UserError,
 )
+from snakemake_executor_plugin_mantik.config.reading import read_all
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles, checksum

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik import private
+from snakemake_executor_plugin_mantik.common import state_directory
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
@@ -61,11 +61,11 @@ def test_files_closed_to_others_stay_here(here: Path, name: str, mode: int) -> N
 @pytest.fixture
 def closing_umask() -> Iterator[None]:
     """A process whose new files are all closed to others."""
-    private.umask.cache_clear()
+    state_directory.umask.cache_clear()
     old = os.umask(0o077)
     yield
     os.umask(old)
-    private.umask.cache_clear()
+    state_directory.umask.cache_clear()
 
 
 @pytest.mark.usefixtures("closing_umask")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.staging.sources import Sources, select
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"

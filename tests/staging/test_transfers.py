@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import TransferError
+from snakemake_executor_plugin_mantik.common.errors import TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import outside
 from snakemake_executor_plugin_mantik.staging.transfers import SUFFIX, Landing

@@ -36,7 +36,7 @@ _PRELOADED = (
     "snakemake.profiles",
     "snakemake.report",
     "snakemake.storage",
-    "snakemake_executor_plugin_mantik.startup",
+    "snakemake_executor_plugin_mantik.adapter.startup",
     "snakemake_executor_plugin_mantik.sites.firecrest.site",
     "snakemake_executor_plugin_mantik.sites.unicore.site",
     "argparse_dataclass",

@@ -15,10 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.engine.stage import Staged
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
@@ -26,6 +23,9 @@ from snakemake_executor_plugin_mantik.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import (

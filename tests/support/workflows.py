@@ -15,8 +15,8 @@ from textwrap import dedent
 
 import pytest
 
-from snakemake_executor_plugin_mantik.atsites import workspace_name
-from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.common.errors import JournalError
+from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
 from snakemake_executor_plugin_mantik.sandbox.batch import CancelError
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite

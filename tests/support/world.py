@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.engine.leases import Lease
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import (
     NEWER,
     OURS,

@@ -13,7 +13,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.locks import is_held
+from snakemake_executor_plugin_mantik.common.locks import is_held
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.tracking import direct
 from tests.support.workflows import tells

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs.store import Store
 from snakemake_executor_plugin_mantik.tracking import worker
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.private import change_mode
+from snakemake_executor_plugin_mantik.common.state_directory import change_mode
 from snakemake_executor_plugin_mantik.sandbox.faults import spoil
 from snakemake_executor_plugin_mantik.sandbox.files import group_name, owner_name
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import CommandError, as_quoted

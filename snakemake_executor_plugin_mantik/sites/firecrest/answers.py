@@ -17,7 +17,7 @@ from firecrest.FirecrestException import (
     TransferJobFailedException,
 )
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
     SiteNotFound,
     SiteRejected,

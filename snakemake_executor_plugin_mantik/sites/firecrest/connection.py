@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 import httpx
 
+from snakemake_executor_plugin_mantik.common.errors import CredentialError, SiteUnauthorized
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
-from snakemake_executor_plugin_mantik.errors import CredentialError, SiteUnauthorized
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.credentials import Credential

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from firecrest.FirecrestException import NotImplementedOnAPIversion
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
     SiteNotFound,
     SiteRejected,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected, UserError
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import rest_safe
 
 JOBS: Final = ".mantik/jobs"

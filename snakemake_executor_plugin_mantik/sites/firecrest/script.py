@@ -4,7 +4,7 @@ import re
 import shlex
 from typing import Any, Final, Literal
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import JOB_NAME_LENGTH, slurm_directives
 from snakemake_executor_plugin_mantik.sites.base import Submission

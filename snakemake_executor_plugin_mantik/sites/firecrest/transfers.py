@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
     SiteNotFound,
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry, Phase

@@ -10,7 +10,7 @@ from typing import Final
 
 import httpx
 
-from snakemake_executor_plugin_mantik.errors import SiteError
+from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.sites.answers import (
     STRANGE,
     Meaning,

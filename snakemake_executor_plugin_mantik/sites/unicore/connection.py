@@ -15,13 +15,13 @@ from typing import Any, Final, TypeVar
 import httpx
 from pyunicore.aio.client import Transport
 
-from snakemake_executor_plugin_mantik.config.addresses import is_loopback
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     CredentialError,
     SiteError,
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.config.addresses import is_loopback
 from snakemake_executor_plugin_mantik.sites.addresses import checked_url, distrust, tls
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
 from snakemake_executor_plugin_mantik.sites.credentials import Credential

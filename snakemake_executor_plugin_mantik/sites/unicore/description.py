@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Literal
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.units import unicore_duration, unicore_memory
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.sites.unicore.batch import (

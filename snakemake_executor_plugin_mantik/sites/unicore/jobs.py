@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
     SiteNotFound,
     SiteRejected,

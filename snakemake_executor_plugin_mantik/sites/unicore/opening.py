@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection, not_authorized

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 
 _REFUSED = re.compile(r"[%'\\$\x00-\x1f\x7f]")
 """Characters that UNICORE cannot carry (measured): `%`, backslash, newline and tab are refused,

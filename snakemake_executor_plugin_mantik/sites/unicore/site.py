@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
     JobState,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from snakemake_executor_plugin_mantik.amounts import duration
+from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, Layout, Place, layered
 from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     GLYPHS,

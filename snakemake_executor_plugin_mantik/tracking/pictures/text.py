@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import jinja2
 
-from snakemake_executor_plugin_mantik.amounts import duration
-from snakemake_executor_plugin_mantik.errors import printable
+from snakemake_executor_plugin_mantik.common.errors import printable
+from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, State
 
 GLYPHS: Final[Mapping[State, str]] = {

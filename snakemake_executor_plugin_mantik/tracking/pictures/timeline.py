@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from snakemake_executor_plugin_mantik.amounts import duration
+from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, averages
 from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     GLYPHS,

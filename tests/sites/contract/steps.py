@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
-from snakemake_executor_plugin_mantik.errors import SiteError, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import (
     JobState,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.sites.contract.steps import content, refused
 from tests.support.benches import Bench

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import SiteBusy, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts

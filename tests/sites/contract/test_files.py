@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, rest_safe
 from tests.sites.contract.steps import STARTS_S, a_job, content, ended, refused, until
 from tests.support.benches import Bench

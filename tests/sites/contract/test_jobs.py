@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site, SiteFacts
 from tests.sites.contract.steps import (

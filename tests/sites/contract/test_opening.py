@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import SiteUnauthorized, SiteUnreachable
+from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from tests.sites.contract.steps import a_job, content, ended, running, until
 from tests.support.benches import Bench

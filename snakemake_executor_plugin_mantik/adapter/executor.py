@@ -12,17 +12,17 @@ from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
-from snakemake_executor_plugin_mantik import stalelock
-from snakemake_executor_plugin_mantik.errors import JournalError, MantikError, printable
-from snakemake_executor_plugin_mantik.interruption import (
+from snakemake_executor_plugin_mantik.adapter import stale_lock
+from snakemake_executor_plugin_mantik.adapter.signals import (
     NO_SPACE,
     Interruption,
     is_lack_of_space,
 )
+from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, printable
 
 if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.adapter.active_run import Run
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
-    from snakemake_executor_plugin_mantik.running import Run
     from snakemake_executor_plugin_mantik.tracking.invocation import Ending
 
 Job = Any
@@ -48,7 +48,7 @@ class Executor(RemoteExecutor):
         Raises:
             ApiError: with all mistakes of the configuration, the credentials or the workflow.
         """
-        stalelock.executor_made()
+        stale_lock.executor_made()
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
@@ -62,7 +62,7 @@ class Executor(RemoteExecutor):
     def _start(self) -> "Run":
         # Imported here: Snakemake imports this module for every one of its commands.
         from snakemake_executor_plugin_mantik import retry
-        from snakemake_executor_plugin_mantik.startup import start
+        from snakemake_executor_plugin_mantik.adapter.startup import start
 
         retry.executor_runs()
         try:
@@ -83,7 +83,7 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
-        from snakemake_executor_plugin_mantik import caching
+        from snakemake_executor_plugin_mantik.adapter import caching
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules import storage
         from snakemake_executor_plugin_mantik.rules.units import members_of
@@ -199,7 +199,7 @@ class Executor(RemoteExecutor):
 
     async def _store(self, info: SubmittedJobInfo) -> str:
         """Put the outputs into Snakemake's cache, if they belong there; what went wrong, if so."""
-        from snakemake_executor_plugin_mantik import caching
+        from snakemake_executor_plugin_mantik.adapter import caching
 
         try:
             await caching.store(self.workflow, info.job)
@@ -211,12 +211,12 @@ class Executor(RemoteExecutor):
         """Write the job's benchmark files, if it is to have any; what went wrong, if anything."""
         if self._run is None or not (measured := self._run.measured.get(job.jobid)):
             return ""
-        from snakemake_executor_plugin_mantik import measuring
+        from snakemake_executor_plugin_mantik.adapter import benchmark_files
 
         extended = self.workflow.output_settings.benchmark_extended
         try:
             for member, path in measured:
-                measuring.write(member, path, extended=extended)
+                benchmark_files.write(member, path, extended=extended)
         except MantikError as error:
             return f"{error}\n"
         return ""
@@ -339,7 +339,7 @@ class Executor(RemoteExecutor):
 
     def shutdown(self) -> None:
         """End the waiting thread and the engine."""
-        from snakemake_executor_plugin_mantik.describing import is_done
+        from snakemake_executor_plugin_mantik.adapter.workflow_metadata import is_done
 
         super().shutdown()
         if self._run is not None:

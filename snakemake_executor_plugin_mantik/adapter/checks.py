@@ -8,17 +8,17 @@ from typing import Any
 
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
-from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.errors import (
+from snakemake_executor_plugin_mantik.common.errors import (
     ConfigError,
     Mistake,
     UserError,
     WorkflowNotRunnable,
 )
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
+from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.mlproject.project import given_of
 from snakemake_executor_plugin_mantik.rules import (
     deployment,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snakemake_executor_plugin_mantik.errors import MantikError, json_text, one_line
+from snakemake_executor_plugin_mantik.common.errors import MantikError, json_text, one_line
 
 
 @pytest.mark.parametrize(

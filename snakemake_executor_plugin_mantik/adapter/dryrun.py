@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
-from snakemake_executor_plugin_mantik.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
 T = TypeVar("T")
 

@@ -8,20 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from snakemake_executor_plugin_mantik.amounts import duration
-from snakemake_executor_plugin_mantik.atsites import (
+from snakemake_executor_plugin_mantik.adapter.active_run import Run
+from snakemake_executor_plugin_mantik.adapter.checks import Checked, check, check_jobs, products
+from snakemake_executor_plugin_mantik.adapter.job_log import StateLog
+from snakemake_executor_plugin_mantik.adapter.workflow_metadata import described
+from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
+from snakemake_executor_plugin_mantik.connections.connect import (
     credentials_of,
     sites_of,
     tracker_of,
     workspace_name,
 )
-from snakemake_executor_plugin_mantik.checks import Checked, check, check_jobs, products
-from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-from snakemake_executor_plugin_mantik.describing import described
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.observe import Several
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.errors import MantikError
 from snakemake_executor_plugin_mantik.journal import Journal, sent_tries
 from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
@@ -31,11 +33,9 @@ from snakemake_executor_plugin_mantik.rules.tracked import (
     untracked_entry_points,
 )
 from snakemake_executor_plugin_mantik.rules.units import members_of
-from snakemake_executor_plugin_mantik.running import Run
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
-from snakemake_executor_plugin_mantik.statelog import StateLog
 from snakemake_executor_plugin_mantik.tracking.direct import remark
 
 

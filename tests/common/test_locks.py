@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.locks import is_held, take, unheld
+from snakemake_executor_plugin_mantik.common.locks import is_held, take, unheld
 
 HOLD = """
 import sys
-from snakemake_executor_plugin_mantik.locks import take
+from snakemake_executor_plugin_mantik.common.locks import take
 with open(sys.argv[1], "ab") as file:
     print(take(file), flush=True)
     sys.stdin.read()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
-from snakemake_executor_plugin_mantik.errors import JournalError
+from snakemake_executor_plugin_mantik.common.errors import JournalError
 
 CHOICES = ("ask", "cancel", "detach")
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.checks import Checked
-from snakemake_executor_plugin_mantik.describing import pipeline
+from snakemake_executor_plugin_mantik.adapter.checks import Checked
+from snakemake_executor_plugin_mantik.adapter.job_log import StateLog
+from snakemake_executor_plugin_mantik.adapter.workflow_metadata import pipeline
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, run_of
 from snakemake_executor_plugin_mantik.rules.units import members_of
-from snakemake_executor_plugin_mantik.statelog import StateLog
 from snakemake_executor_plugin_mantik.tracking.invocation import Ending
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all

@@ -12,10 +12,10 @@ from typing import Any
 
 from snakemake.settings.enums import Quietness
 
+from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, Nobody
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
-from snakemake_executor_plugin_mantik.errors import printable
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakemake_executor_plugin_mantik.amounts import duration, size
+from snakemake_executor_plugin_mantik.common.humanize import duration, size
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from typing import Any
 from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik import checks, startup
-from snakemake_executor_plugin_mantik.checks import Checked
+from snakemake_executor_plugin_mantik.adapter import checks, startup
+from snakemake_executor_plugin_mantik.adapter.checks import Checked
+from snakemake_executor_plugin_mantik.adapter.dryrun import NO_LIMIT
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment import environment_of
-from snakemake_executor_plugin_mantik.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.engine.forecast import (
     HERE,
     Forecast,
@@ -21,7 +22,6 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
     Total,
 )
 from snakemake_executor_plugin_mantik.engine.plan import misfits, unchecked
-from snakemake_executor_plugin_mantik.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, deployment, preflight
 from snakemake_executor_plugin_mantik.rules.environ import variables

@@ -7,29 +7,29 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.atsites import (
+from snakemake_executor_plugin_mantik.common.errors import (
+    JournalLocked,
+    MantikError,
+    UserError,
+)
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all, read_named
+from snakemake_executor_plugin_mantik.connections.connect import (
     credentials_of,
     sites_of,
     tracker_of,
     workspace_name,
 )
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all, read_named
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.work import SiteWork
-from snakemake_executor_plugin_mantik.errors import (
-    JournalLocked,
-    MantikError,
-    UserError,
-)
 from snakemake_executor_plugin_mantik.journal import (
     Journal,
     TryRecord,
     journal_file,
     sent_tries,
 )
-from snakemake_executor_plugin_mantik.private import STATE
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY as TRACKING

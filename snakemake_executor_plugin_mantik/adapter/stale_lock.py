@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.locks import is_held
+from snakemake_executor_plugin_mantik.common.locks import is_held
 
 _STATE = Path(".snakemake")
 _OPTIONS = ("--nolock", "--rerun-incomplete")
@@ -62,7 +62,7 @@ def advice(directory: Path, arguments: list[str]) -> str:
     if is_held(state / "mantik" / "lock"):
         return ""
     # Imported here: this module is imported for every command of Snakemake.
-    from snakemake_executor_plugin_mantik.errors import JournalError
+    from snakemake_executor_plugin_mantik.common.errors import JournalError
     from snakemake_executor_plugin_mantik.journal import history
 
     try:

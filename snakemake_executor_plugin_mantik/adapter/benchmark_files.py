@@ -5,7 +5,7 @@ from typing import Any
 
 from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
 
-from snakemake_executor_plugin_mantik.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 
 MEASURED = ".snakemake/mantik/benchmarks"
 """Where a job's measurements lie, here and at the site, until Snakemake has taken its outputs."""

@@ -28,7 +28,7 @@ from statistics import median
 
 from benchmarks.engine import cpu_seconds, opened, request
 from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Nobody, Several
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, NullObserver, Observers
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.mlproject.call import Call
@@ -60,7 +60,7 @@ def tracked(number: int, which: str) -> JobRequest:
     return replace(asked, command=asked.command + LOGS) if which == "mlproject" else asked
 
 
-class Stopwatch(Nobody):
+class Stopwatch(NullObserver):
     """Sees when the site has acknowledged each job.
 
     Attributes:
@@ -106,7 +106,7 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
     site = opened(SITE, len(requests), workdir, submissions_per_second=pace)
     engine = Engine(
         {SITE: site}, journal=Journal(workdir / ".state"), workdir=workdir,
-        state=workdir / ".state", tell=lambda _: None, observer=Several(watch, tracker),
+        state=workdir / ".state", tell=lambda _: None, observer=Observers(watch, tracker),
     )  # fmt: skip
     engine.open([SITE], lambda _: Sources((), 0, ()))
     handed_over = time.monotonic()
@@ -143,7 +143,7 @@ def lay_out_stores(number: int, directory: Path) -> None:
     for name in map(str, range(number)):
         first = store.skeleton("/w", name, identity, name="r", user="u", now=1.0)
         logged = {f"1/{identity.run_id}/params/epochs": b"3"}
-        Addition("", {**first, **logged}).lay_out(directory / name)
+        JobExtras("", {**first, **logged}).lay_out(directory / name)
 
 
 def measure(jobs: int, which: str, pace: int, directory: Path) -> dict[str, float]:

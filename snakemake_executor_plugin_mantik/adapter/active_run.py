@@ -82,9 +82,9 @@ class Run:
         """Learn from how a full job ended whether its site has a Snakemake."""
         site = self._full.pop(outcome.number, None)
         if site is not None and outcome.succeeded:
-            self.checked.lacks.forget(site)
+            self.checked.missing_snakemake.forget(site)
         elif site is not None and outcome.log is not None:
-            self.checked.lacks.note(site, outcome.log)
+            self.checked.missing_snakemake.note(site, outcome.log)
 
     def close(self, how: Ending, *, tidy: bool) -> None:
         """End the engine, then what is still to be told of its jobs; quickly unless `tidy`.

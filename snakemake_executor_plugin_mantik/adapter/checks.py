@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.rules import (
     storage,
     tracked,
 )
-from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+from snakemake_executor_plugin_mantik.rules.missing_snakemake import MissingSnakemake
 from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.rules.options import (
     capped,
@@ -61,7 +61,7 @@ class Checked:
         used: the sites that they will run at.
         settings: what the user said.
         state: our own local directory, which may not be there yet.
-        lacks: remembers where there is no Snakemake for full jobs.
+        missing_snakemake: remembers where there is no Snakemake for full jobs.
         mistakes: why what some rules run cannot be made, by rule: for the caller to tell.
     """
 
@@ -71,7 +71,7 @@ class Checked:
     used: list[str]
     settings: "_Settings"
     state: Path
-    lacks: Lacks
+    missing_snakemake: MissingSnakemake
     mistakes: Mapping[str, str]
 
     @property
@@ -168,15 +168,15 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE
     environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
-    lacks = Lacks(state, environments)
-    lacks.refuse(jobs)
+    missing_snakemake = MissingSnakemake(state, environments)
+    missing_snakemake.refuse(jobs)
     planners = {
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
     used = check_jobs(units, planners)
     mistakes = preflight.mistakes(dag, units, context, workflow.linemaps)
-    return Checked(context, planners, units, used, settings, state, lacks, mistakes)
+    return Checked(context, planners, units, used, settings, state, missing_snakemake, mistakes)
 
 
 def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:

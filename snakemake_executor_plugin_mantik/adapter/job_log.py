@@ -14,12 +14,12 @@ from snakemake.settings.enums import Quietness
 
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, Nobody
+from snakemake_executor_plugin_mantik.engine.observer import Ended, JobExtras, NullObserver
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 
-class StateLog(Nobody):
+class StateLog(NullObserver):
     """Writes a line on each state of each job. Its methods belong to the engine's thread."""
 
     def __init__(self, log: Callable[..., None], workdir: Path) -> None:
@@ -48,7 +48,7 @@ class StateLog(Nobody):
         request: JobRequest,
         record: TryRecord,
         workspace: str,  # noqa: ARG002
-    ) -> Addition | None:
+    ) -> JobExtras | None:
         """Note which job a try is one of; nothing is added to it."""
         self._requests[record.id] = request
         if record.state is not TryState.PLANNED:

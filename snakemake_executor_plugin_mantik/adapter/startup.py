@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
     workspace_name,
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
-from snakemake_executor_plugin_mantik.engine.observe import Several
+from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.journal import Journal, sent_tries
 from snakemake_executor_plugin_mantik.rules import preflight
@@ -82,7 +82,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         workdir=workdir,
         state=checked.state,
         tell=logger.info,
-        observer=Several(states, tracker),
+        observer=Observers(states, tracker),
         configs={name: loaded.path for name, loaded in configs.items()},
     )
     try:

@@ -73,7 +73,7 @@ def bootstrap(
         )  # fmt: skip
     from snakemake import __version__
 
-    from snakemake_executor_plugin_mantik.rules.lacks import Lacks
+    from snakemake_executor_plugin_mantik.rules.missing_snakemake import MissingSnakemake
     from snakemake_executor_plugin_mantik.rules.nested import BOOTSTRAPPED
 
     known = read_all([site], Path()) if "=" in site or os.path.exists(site) else {}
@@ -90,7 +90,7 @@ def bootstrap(
         wheels = [str(path) for path in fetched(specs, there, folder)]
         words += ["--wheels", str(folder)]
     told = job.run("make", [*words, *(package or [])], wheels)
-    Lacks(STATE, {}).forget(name)
+    MissingSnakemake(STATE, {}).forget(name)
     typer.echo(f"{name}: {told['result']}.")
 
 

@@ -9,8 +9,8 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
-from snakemake_executor_plugin_mantik.connections.reconnect import Afterwards, journal_of, reach
-from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.connections.reconnect import Reconnected, journal_of, reach
+from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 
 UNCONFIRMED = 1
@@ -115,7 +115,7 @@ async def _cancel(
 
 
 async def end(
-    there: Afterwards,
+    there: Reconnected,
     records: Sequence[TryRecord],
     wait_s: float,
     say: Callable[[str], None],
@@ -134,8 +134,8 @@ async def end(
         say(f"{record.name}: nothing could be done about it. {there.unreached(record)}")
     left = await asyncio.gather(
         *(
-            work.ender.cancel([r for r in within if r.site == name], wait_s)
-            for name, work in there.works.items()
+            runner.canceller.cancel([r for r in within if r.site == name], wait_s)
+            for name, runner in there.runners.items()
         )
     )
     unconfirmed = [record for of_site in left for record in of_site]

@@ -12,9 +12,9 @@ from snakemake_executor_plugin_mantik.cli.cancel import end
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import size
-from snakemake_executor_plugin_mantik.connections.reconnect import Afterwards, journal_of, reach
+from snakemake_executor_plugin_mantik.connections.reconnect import Reconnected, journal_of, reach
+from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
-from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 
 LEFT = 1
@@ -70,7 +70,7 @@ async def _clean(
             typer.echo(printable(why))
         cleared = {}
         for name, clearer in _clearers(there).items():
-            where = f"{name}: {there.works[name].facts.workspace}"
+            where = f"{name}: {there.runners[name].facts.workspace}"
             try:
                 found = await clearer.measure()
             except MantikError as error:
@@ -93,25 +93,25 @@ async def _clean(
     return troubled
 
 
-def _clearers(there: Afterwards) -> dict[str, Clearer]:
+def _clearers(there: Reconnected) -> dict[str, Clearer]:
     """What clears each workspace that is within reach, under the first of its names."""
     found: dict[str, Clearer] = {}
     seen: set[str] = set()
-    for name, work in there.works.items():
+    for name, runner in there.runners.items():
         known = there.journal.sites()[name]
-        if known.workspace != work.facts.workspace:
+        if known.workspace != runner.facts.workspace:
             typer.echo(
-                f"{name}: its backend config names {work.facts.workspace} now, but the last run"
+                f"{name}: its backend config names {runner.facts.workspace} now, but the last run"
                 f" used {known.workspace}; name the config of that run with --site {name}=FILE."
             )
-        elif work.place.id not in seen:
-            seen.add(work.place.id)
-            shared = bool(work.planner.config.site.workspace)
-            found[name] = Clearer(work.site, work.place.id, there.journal, shared=shared)
+        elif runner.place.id not in seen:
+            seen.add(runner.place.id)
+            shared = bool(runner.planner.config.site.workspace)
+            found[name] = Clearer(runner.site, runner.place.id, there.journal, shared=shared)
     return found
 
 
-async def _clear(there: Afterwards, name: str, clearer: Clearer) -> bool:
+async def _clear(there: Reconnected, name: str, clearer: Clearer) -> bool:
     """Empty a workspace whose tries are not needed any more; whether all of it went."""
     journal = there.journal
     running = [r for r in _needed(journal, name) if r.state is not TryState.ENDED]

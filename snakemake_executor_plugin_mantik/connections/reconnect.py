@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.journal import (
     Journal,
     TryRecord,
@@ -57,26 +57,26 @@ def journal_of(directory: Path) -> Journal:
 
 
 @dataclass(frozen=True)
-class Afterwards:
+class Reconnected:
     """What an earlier run left, within reach.
 
     Attributes:
         journal: of the workflow.
         workdir: its directory.
-        works: the sites that answered, by name.
+        runners: the sites that answered, by name.
         away: why the others cannot be reached.
     """
 
     journal: Journal
     workdir: Path
-    works: Mapping[str, SiteWork]
+    runners: Mapping[str, SiteRunner]
     away: Mapping[str, str]
 
     def holds(self, record: TryRecord) -> bool:
         """Whether a try is in a workspace that is within reach."""
-        if (work := self.works.get(record.site)) is None:
+        if (runner := self.runners.get(record.site)) is None:
             return False
-        return work.place.id == record.place
+        return runner.place.id == record.place
 
     def unreached(self, record: TryRecord) -> str:
         """Why a try's workspace is not within reach."""
@@ -90,7 +90,7 @@ class Afterwards:
 @asynccontextmanager
 async def reach(
     journal: Journal, names: Sequence[str], given: Sequence[str], tell: Callable[[str], None]
-) -> AsyncIterator[Afterwards]:
+) -> AsyncIterator[Reconnected]:
     """Open the sites `names` as the last run reached them; their clients are closed in the end.
 
     Args:
@@ -119,8 +119,8 @@ async def reach(
             tracker = tracker_of(configs, credentials, workdir, tell)
             tracker.start(tracked=False, open_tries=sent_tries(journal.all_open_tries()))
         try:
-            works, away = await _open(sites, journal, workdir, tell, tracker)
-            yield Afterwards(journal, workdir, works, away)
+            runners, away = await _open(sites, journal, workdir, tell, tracker)
+            yield Reconnected(journal, workdir, runners, away)
         finally:
             clients = {id(site): site for site, _ in sites.values()}.values()
             await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
@@ -161,8 +161,8 @@ async def _open(
     workdir: Path,
     tell: Callable[[str], None],
     tracker: Tracker | None,
-) -> tuple[dict[str, SiteWork], dict[str, str]]:
-    works: dict[str, SiteWork] = {}
+) -> tuple[dict[str, SiteRunner], dict[str, str]]:
+    runners: dict[str, SiteRunner] = {}
     away: dict[str, str] = {}
 
     places = Places(Workflow(journal, workdir, journal.path.parent, tell, _nobody))
@@ -182,10 +182,10 @@ async def _open(
         # Another one than the last run's is only visited.
         if known.workspace == facts.workspace:
             journal.set_site(name, server, facts.workspace, place.id, known.config)
-        works[name] = SiteWork(site, facts, planner, place, places, observer=tracker)
+        runners[name] = SiteRunner(site, facts, planner, place, places, observer=tracker)
 
     await asyncio.gather(*(one(name, *found) for name, found in sites.items()))
-    return works, away
+    return runners, away
 
 
 async def _nobody(records: Sequence[TryRecord]) -> None:

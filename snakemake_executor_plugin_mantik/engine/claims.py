@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
@@ -42,7 +42,7 @@ class Owner:
         return job_id in told or state.scheduler_id in told
 
 
-async def entries(site: Site, patience: Patience, directory: str) -> dict[str, Entry]:
+async def entries(site: Site, retry: SiteRetry, directory: str) -> dict[str, Entry]:
     """What lies in a directory of claims; nothing if the site says twice that there is none.
 
     That is no small thing: who is not seen there has given no sign of life. A denial that comes
@@ -55,7 +55,7 @@ async def entries(site: Site, patience: Patience, directory: str) -> dict[str, E
         try:
             return await site.list(directory)
         except SiteNotFound as error:
-            if not await patience.believed(error):
+            if not await retry.believed(error):
                 raise
     return {}
 
@@ -78,9 +78,9 @@ class Seen:
 class Looks:
     """Lists directories of claims for many who look: one listing serves all of a second."""
 
-    def __init__(self, site: Site, patience: Patience) -> None:
+    def __init__(self, site: Site, retry: SiteRetry) -> None:
         self._site = site
-        self._patience = patience
+        self._retry = retry
         self._last: dict[str, tuple[float, asyncio.Task[Seen]]] = {}
 
     async def look(self, directory: str) -> Seen:
@@ -98,7 +98,7 @@ class Looks:
         return await asyncio.shield(task)
 
     async def _list(self, directory: str, now: float) -> Seen:
-        found = await entries(self._site, self._patience, directory)
+        found = await entries(self._site, self._retry, directory)
         markers = filter(None, map(marker_name, found))
         return Seen(now, found, dict(markers))
 

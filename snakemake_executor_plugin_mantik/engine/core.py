@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
-from snakemake_executor_plugin_mantik.engine.end import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.engine.observe import Nobody, Observer
+from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.engine.observer import NullObserver, Observer
 from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -66,7 +66,7 @@ class Engine:
             observer: looks on.
             configs: the sites' backend configs by name: where they lie, for the journal.
         """
-        self._observer = observer or Nobody()
+        self._observer = observer or NullObserver()
         self._sites = sites
         self._configs = {name: str(path) for name, path in (configs or {}).items()}
 
@@ -78,8 +78,8 @@ class Engine:
         self._places = Places(Workflow(journal, workdir, state, self._tell, self._give_up))
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
         self._chosen: set[tuple[str, str, int]] = set()
-        self._work: dict[str, SiteWork] = {}
-        self._opening: dict[str, asyncio.Task[SiteWork]] = {}
+        self._runners: dict[str, SiteRunner] = {}
+        self._opening: dict[str, asyncio.Task[SiteRunner]] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
         self._requests: dict[JobNumber, JobRequest] = {}
@@ -104,8 +104,8 @@ class Engine:
             self._loop.run_until_complete(asyncio.wait(left, timeout=LET_GO_S))
         self._loop.close()
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _call(self, runner: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(runner, self._loop)
 
     # Called by the executor, from Snakemake's threads
 
@@ -128,8 +128,8 @@ class Engine:
         Raises:
             UserError: it does not.
         """
-        work = self._work[site]
-        work.planner.fits(work.planner.resources(resources, threads), work.facts)
+        runner = self._runners[site]
+        runner.planner.fits(runner.planner.resources(resources, threads), runner.facts)
 
     def workspace(self, site: str) -> str:
         """The absolute path of the workspace at a site, which is opened if it is not yet.
@@ -161,7 +161,7 @@ class Engine:
 
     def cycles(self, site: str) -> int:
         """How often the jobs of an opened site have been looked at so far."""
-        return self._work[site].watcher.cycles
+        return self._runners[site].watcher.cycles
 
     def cancel(self, *, at_once: bool = False) -> list[TryRecord]:
         """Cancel all jobs; those that did not confirm that they ended.
@@ -199,7 +199,7 @@ class Engine:
         if errors:
             raise errors[0]
 
-    async def _site(self, name: str) -> SiteWork:
+    async def _site(self, name: str) -> SiteRunner:
         if name not in self._opening:
             self._opening[name] = asyncio.create_task(self._open_site(name))
         try:
@@ -208,7 +208,7 @@ class Engine:
             self._opening.pop(name, None)  # the next job may have more luck
             raise
 
-    async def _open_site(self, name: str) -> SiteWork:
+    async def _open_site(self, name: str) -> SiteRunner:
         site, planner = self._sites[name]
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
@@ -229,7 +229,7 @@ class Engine:
                 f" left there is not taken up ({', '.join(record.name for record in left)}), but"
                 " may still run: see smk-mantik jobs."
             )
-        work = SiteWork(site, facts, planner, place, self._places, observer=self._observer)
+        runner = SiteRunner(site, facts, planner, place, self._places, observer=self._observer)
         config = planner.config
         chosen = (place.id, str(config.exclude), config.site.source_file_limit_bytes)
         if chosen not in self._chosen:  # of names with the same choice the first sends
@@ -240,11 +240,11 @@ class Engine:
             except BaseException:
                 self._chosen.discard(chosen)
                 raise
-        self._watching.append(asyncio.create_task(work.watcher.run()))
-        if all(other.place is not place for other in self._work.values()):
+        self._watching.append(asyncio.create_task(runner.watcher.run()))
+        if all(other.place is not place for other in self._runners.values()):
             self._watching.append(asyncio.create_task(place.keep()))
-        self._work[name] = work
-        return work
+        self._runners[name] = runner
+        return runner
 
     async def _facts(self, site: Site) -> SiteFacts:
         """What a client tells when it is opened; names may share one."""
@@ -260,8 +260,8 @@ class Engine:
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
         for record in records:
-            if (work := await self._keeper(record)) is not None:
-                await work.ender.give_up([record])
+            if (runner := await self._keeper(record)) is not None:
+                await runner.canceller.give_up([record])
             else:
                 self._tell(
                     f"{record.name}: an earlier run sent it to {record.site}, which is not among"
@@ -272,7 +272,7 @@ class Engine:
                 where = known.workspace if known is not None else record.site
                 self._journal.left_behind(record.id, where)
 
-    async def _keeper(self, record: TryRecord) -> SiteWork | None:
+    async def _keeper(self, record: TryRecord) -> SiteRunner | None:
         """The work of the site of a try, or of another one at its place; None if there is none.
 
         A name may mean another place now, and the place may have another name.
@@ -280,9 +280,9 @@ class Engine:
         known = self._journal.sites().values()
         names = [record.site, *(s.site for s in known if s.place == record.place)]
         for name in filter(self._sites.__contains__, names):
-            work = await self._site(name)
-            if work.place.id == record.place:
-                return work
+            runner = await self._site(name)
+            if runner.place.id == record.place:
+                return runner
         return None
 
     def _start(self, request: JobRequest) -> None:
@@ -292,8 +292,8 @@ class Engine:
 
     async def _job(self, request: JobRequest) -> None:
         try:
-            work = await self._site(request.site)
-            outcome = await work.run(request)
+            runner = await self._site(request.site)
+            outcome = await runner.run(request)
         except MantikError as error:
             outcome = Outcome(request.number, "", False, f"{error}\n", reason=Reason.REJECTED)
         except asyncio.CancelledError:
@@ -333,9 +333,9 @@ class Engine:
         # What another controller looks after by now is none of our business.
         left = await asyncio.gather(
             *(
-                work.ender.cancel([r for r in records if r.site == name], wait_s)
-                for name, work in self._work.items()
-                if work.place.deposed is None
+                runner.canceller.cancel([r for r in records if r.site == name], wait_s)
+                for name, runner in self._runners.items()
+                if runner.place.deposed is None
             )
         )
         return [record for of_site in left for record in of_site]
@@ -357,12 +357,12 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
-        enders = [work.ender for work in self._work.values()]
+        cancellers = [runner.canceller for runner in self._runners.values()]
         if tidy:
             self._tell_unasked()
-            await asyncio.gather(*(ender.settle() for ender in enders))
+            await asyncio.gather(*(canceller.settle() for canceller in cancellers))
             await asyncio.gather(*(place.tidy() for place in self._places))
-        await asyncio.gather(*(ender.close() for ender in enders))
+        await asyncio.gather(*(canceller.close() for canceller in cancellers))
         await asyncio.gather(*(place.close() for place in self._places))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)

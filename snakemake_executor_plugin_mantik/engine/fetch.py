@@ -13,10 +13,10 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
     SiteRejected,
 )
-from snakemake_executor_plugin_mantik.engine.patience import (
+from snakemake_executor_plugin_mantik.engine.site_retry import (
     FIRST_WAIT_S,
     LONGEST_MISSING_WAIT_S,
-    Patience,
+    SiteRetry,
 )
 from snakemake_executor_plugin_mantik.engine.watched import End
 from snakemake_executor_plugin_mantik.jobs.markers import (
@@ -77,7 +77,7 @@ class Fetcher:
     def __init__(
         self,
         site: Site,
-        patience: Patience,
+        retry: SiteRetry,
         workdir: Path,
         scratch: Path,
         *,
@@ -87,14 +87,14 @@ class Fetcher:
 
         Args:
             site: to fetch from.
-            patience: repeats what it does not answer.
+            retry: repeats what it does not answer.
             workdir: the workflow's directory.
             scratch: a local directory for archives on their way.
             on_links: hears of the links that jobs made, (path, target), before they are here.
         """
         self._site = site
         self._on_links = on_links
-        self._patience = patience
+        self._retry = retry
         self._workdir = workdir
         self._scratch = scratch
 
@@ -109,10 +109,10 @@ class Fetcher:
         """
         assert end.exit_code is not None
         path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
-        patient_s = max(self._patience.missing_s, self._patience.insist_s)
+        patient_s = max(self._retry.missing_s, self._retry.insist_s)
         while True:
             try:
-                content = await self._patience.found(lambda: read(self._site, path, size=end.size))
+                content = await self._retry.found(lambda: read(self._site, path, size=end.size))
                 return await asyncio.to_thread(
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
@@ -196,7 +196,7 @@ class Fetcher:
 
     def _repeat(self, marker: Marker) -> Repeat:
         """How what a job made is asked for: what has failed needs no success of ours."""
-        return self._patience.insist if marker.exit_code == 0 else self._patience.found
+        return self._retry.insist if marker.exit_code == 0 else self._retry.found
 
     async def _alone(self, entry: OutputEntry, landing: Landing, repeat: Repeat) -> None:
         if not rest_safe(entry.path):
@@ -230,9 +230,7 @@ class Fetcher:
 
     async def _whole_log(self, record: TryRecord) -> bytes:
         try:
-            return await self._patience.found(
-                lambda: read(self._site, record.paths.log), at_once=True
-            )
+            return await self._retry.found(lambda: read(self._site, record.paths.log), at_once=True)
         except SiteNotFound:
             return b""
 

@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.common.humanize import duration
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES, marker_name
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -82,7 +82,7 @@ class Leases:
     """The leases at one workspace, as one controller sees them."""
 
     def __init__(
-        self, site: Site, workspace: str, journal: Journal, patience: Patience, about: str
+        self, site: Site, workspace: str, journal: Journal, retry: SiteRetry, about: str
     ) -> None:
         """Make it.
 
@@ -90,13 +90,13 @@ class Leases:
             site: opened.
             workspace: its absolute path, for messages.
             journal: of the workflow: the controller.
-            patience: repeats what the site does not answer.
+            retry: repeats what the site does not answer.
             about: who and where we are, for whoever finds our lease.
         """
         self._site = site
         self._where = f"site {site.name}, {workspace}"
         self._journal = journal
-        self._patience = patience
+        self._retry = retry
         self._about = about
 
     async def look(self) -> tuple[list[Lease], dict[str, Entry]]:
@@ -150,7 +150,7 @@ class Leases:
         new = replace(new, term=last.term + 1)
         if mine:
             content = "".join(f"{try_id}\n" for try_id in mine).encode()
-            await self._patience(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
+            await self._retry(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
         await self.settle(new)
         for lease in ours:
             await self._remove(lease.path)
@@ -216,7 +216,7 @@ class Leases:
         deadline = clock() + last.wait_s
         asked: set[str] = set()
         sizes: dict[str, int] = {}
-        self._patience.note(
+        self._retry.note(
             f"another controller of this workflow ({about}) led it last; it is asked whether it"
             f" still does, which takes up to {duration(last.wait_s)}"
         )
@@ -226,7 +226,7 @@ class Leases:
                 for directory in [PLACE, *await self._buckets()]:
                     if directory not in asked:
                         path = f"{directory}/{ASK}{me}"
-                        await self._patience(lambda path=path: self._site.put(path, b"?\n"))  # type: ignore[misc]
+                        await self._retry(lambda path=path: self._site.put(path, b"?\n"))  # type: ignore[misc]
                         asked.add(directory)
                     if directory != PLACE:
                         growing = await self._grows(directory, sizes) or growing
@@ -278,15 +278,15 @@ class Leases:
 
     async def _list(self, directory: str) -> dict[str, Entry]:
         try:
-            return await self._patience.found(lambda: self._site.list(directory), at_once=True)
+            return await self._retry.found(lambda: self._site.list(directory), at_once=True)
         except SiteNotFound:
             return {}
 
     async def _write(self, lease: Lease) -> None:
-        await self._patience(lambda: self._site.put(lease.path, f"{self._about}\n".encode()))
+        await self._retry(lambda: self._site.put(lease.path, f"{self._about}\n".encode()))
 
     async def _remove(self, path: str) -> None:
-        await self._patience(lambda: self._site.remove(path))
+        await self._retry(lambda: self._site.remove(path))
 
     async def _told(self, lease: Lease) -> str:
         """Who has a lease, in its own words."""

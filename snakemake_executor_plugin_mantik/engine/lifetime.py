@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
-from snakemake_executor_plugin_mantik.engine.examine import Examiner
-from snakemake_executor_plugin_mantik.engine.patience import TRANSIENT, Patience
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPoller
+from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import Watched
 from snakemake_executor_plugin_mantik.sites.base import Site
 
@@ -24,12 +24,12 @@ class Extender:
     """Sees to it that the site does not end jobs because its own time for them is over."""
 
     def __init__(
-        self, site: Site, patience: Patience, examiner: Examiner, clock: Callable[[], float]
+        self, site: Site, retry: SiteRetry, poller: SchedulerPoller, clock: Callable[[], float]
     ) -> None:
-        """Make an extender; `examiner` finds the ids that are not known yet."""
+        """Make an extender; `poller` finds the ids that are not known yet."""
         self._site = site
-        self._patience = patience
-        self._examiner = examiner
+        self._retry = retry
+        self._poller = poller
         self._clock = clock
 
     async def extend(self, tries: Iterable[Watched]) -> None:
@@ -42,7 +42,7 @@ class Extender:
             watched.next_extension = now + EXTEND_AFTER_S
         unsure = [w for w in due if len(w.ids) < w.sent]
         sure = [w for w in due if len(w.ids) >= w.sent]
-        known = [w for w in [*sure, *await self._examiner.identify(unsure)] if w.ids]
+        known = [w for w in [*sure, *await self._poller.identify(unsure)] if w.ids]
         if not known:
             return
         wait = EXTEND_AGAIN_S
@@ -52,7 +52,7 @@ class Extender:
             return
         except SiteError as error:
             wait = EXTEND_REFUSED_S
-            self._patience.note(f"Jobs may end when the site's own time for them is over. {error}")
+            self._retry.note(f"Jobs may end when the site's own time for them is over. {error}")
         for watched in known:
             all_known = len(watched.ids) >= watched.sent
             watched.next_extension = now + (wait if all_known else EXTEND_REFUSED_S)

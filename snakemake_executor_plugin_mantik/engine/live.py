@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Observer
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.jobs.live import (
     LONGEST_PACK,
     PIECE_BYTES,
@@ -44,7 +44,7 @@ class _Copy:
 
     Attributes:
         place: where it is here.
-        addition: what the job started with.
+        extras: what the job started with.
         read: how many bytes of the packs are in it.
         piece: where the piece begins that the next bytes are in.
         looked: how much there was when nothing whole could be read.
@@ -53,7 +53,7 @@ class _Copy:
     """
 
     place: Path
-    addition: Addition
+    extras: JobExtras
     read: int = 0
     piece: int = 0
     looked: int = 0
@@ -83,11 +83,11 @@ class LiveCopies:
         self._copies: dict[str, _Copy] = {}
         self._turn = asyncio.Semaphore(REQUESTS)
 
-    def follow(self, record: TryRecord, addition: Addition | None) -> None:
+    def follow(self, record: TryRecord, extras: JobExtras | None) -> None:
         """A try is about to be watched: go on with its copy, if an observer wants one."""
-        if addition is None or addition.live is None:
+        if extras is None or extras.live is None:
             return
-        copy = _Copy(self._workdir / addition.live.copy, addition)
+        copy = _Copy(self._workdir / extras.live.copy, extras)
         with suppress(OSError, ValueError):
             read, piece = (copy.place / POSITION).read_text().split()
             copy.read, copy.piece = int(read), int(piece)
@@ -183,7 +183,7 @@ def _begin(copy: _Copy) -> None:
     shutil.rmtree(copy.place, ignore_errors=True)
     copy.place.mkdir(parents=True)
     new = copy.place / f".{TREE}"
-    copy.addition.lay_out(new)
+    copy.extras.lay_out(new)
     new.rename(copy.place / TREE)
 
 

@@ -17,11 +17,11 @@ from urllib.parse import quote
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.leases import ASK, Lease, Leases
-from snakemake_executor_plugin_mantik.engine.patience import INSIST_S, Patience
-from snakemake_executor_plugin_mantik.engine.rivals import Rivals
+from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
+from snakemake_executor_plugin_mantik.engine.site_retry import INSIST_S, SiteRetry
+from snakemake_executor_plugin_mantik.engine.source_upload import send_sources
 from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.engine.sweep import Sweeper
-from snakemake_executor_plugin_mantik.engine.unnamed import send_sources
+from snakemake_executor_plugin_mantik.engine.write_conflicts import WriteConflicts
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
     PLACE,
@@ -75,8 +75,8 @@ class Place:
     Attributes:
         id: its identity.
         stager: knows what lies there and sends what is missing.
-        sweeper: removes what is no longer here.
-        rivals: makes way for the jobs of this run.
+        cleanup: removes what is no longer here.
+        conflicts: makes way for the jobs of this run.
         sources: checksums of the sources that have gone up, by path.
         leftovers: what an observer has there that goes at the end of the run.
         deposed: what to say if another controller has taken over.
@@ -106,10 +106,10 @@ class Place:
         for left in scratch.iterdir():
             left.unlink()  # of a run that was killed
         self.scratch = scratch
-        patience = patience_of(site, workflow.tell)
-        self.stager = Stager(site, self.id, journal, patience, scratch, term=lease.term)
-        self.sweeper = Sweeper(site, self.id, journal.files, patience, workflow.workdir)
-        self.rivals = Rivals(site, journal, self.stager, patience, workflow.give_up)
+        retry = retry_of(site, workflow.tell)
+        self.stager = Stager(site, self.id, journal, retry, scratch, term=lease.term)
+        self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)
+        self.conflicts = WriteConflicts(site, journal, self.stager, retry, workflow.give_up)
 
     # Sources
 
@@ -211,7 +211,7 @@ class Place:
             return
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout(TIDY_WAIT_S):
-                await self.sweeper.finish()
+                await self.cleanup.finish()
                 unused = not any(r.place == self.id for r in self._journal.all_open_tries())
                 left = self.leftovers
                 if unused:
@@ -283,7 +283,7 @@ class Places:
         # Where no version with places has been, the directory is all that is known.
         known = next((s.place for s in same if s.place and s.url == url), "")
         leases = Leases(
-            site, facts.workspace, journal, patience_of(site, self.workflow.tell),
+            site, facts.workspace, journal, retry_of(site, self.workflow.tell),
             self.workflow.about,
         )  # fmt: skip
         names = {s.site for s in same}
@@ -304,11 +304,11 @@ class Places:
         return iter(list(self._known.values()))
 
 
-def patience_of(
+def retry_of(
     site: Site, tell: Callable[[str], None], missing_s: float = 0.0, insist_s: float = INSIST_S
-) -> Patience:
-    """What repeats what a site does not answer; see `Patience`."""
-    return Patience(
+) -> SiteRetry:
+    """What repeats what a site does not answer; see `SiteRetry`."""
+    return SiteRetry(
         site.name, tell, asyncio.get_running_loop().time,
         missing_s=missing_s, insist_s=insist_s, proof=lambda: site.make_directory(TRIES),
     )  # fmt: skip

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
-from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, Rival
+from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, WriteConflict
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
@@ -56,7 +56,7 @@ class Stager:
         site: Site,
         place: str,
         journal: Journal,
-        patience: Patience,
+        retry: SiteRetry,
         scratch: Path,
         *,
         term: int = 1,
@@ -67,7 +67,7 @@ class Stager:
             site: what files go through.
             place: the place's identity.
             journal: of the workflow; it holds the manifest.
-            patience: repeats what the site does not answer.
+            retry: repeats what the site does not answer.
             scratch: a local directory for bundles on their way.
             term: of the lease; what earlier ones have numbered is not known.
         """
@@ -76,7 +76,7 @@ class Stager:
         self._place = place
         self._journal = journal
         self._ledger = journal.files
-        self._patience = patience
+        self._retry = retry
         self._scratch = scratch
         self.sent: set[str] = set()
         # By path: the checksum and the bundle of what is on its way; one content at a time.
@@ -118,7 +118,7 @@ class Stager:
         gone = [file.path for file in known if file.source and file.path not in here]
         for path in gone:
             if rest_safe(path):
-                await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
+                await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
         await self._check(sources)
         missing = [file for file in sources if not self._there(file)]
@@ -162,7 +162,7 @@ class Stager:
         await self._check(files)
         await self._clear(files, named)
         # What another job may still put in its place is brought along in any case.
-        missing = [f for f in files if not self._there(f) or self.rivals(f.path, f.sha256)]
+        missing = [f for f in files if not self._there(f) or self.conflicts(f.path, f.sha256)]
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= COMPRESSION * inline_limit:
@@ -212,19 +212,19 @@ class Stager:
         for path in gone:
             if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
                 continue  # A job's link, or behind one: what it leads to is not meant.
-            await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
+            await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
 
-    def rivals(self, path: str, sha256: str = MADE) -> list[Rival]:
-        """See `FileLedger.rivals`."""
-        return self._ledger.rivals(self._place, path, sha256)
+    def conflicts(self, path: str, sha256: str = MADE) -> list[WriteConflict]:
+        """See `FileLedger.conflicts`."""
+        return self._ledger.conflicts(self._place, path, sha256)
 
     def _older(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
         """Bundles on their way that hold something else than `files`, or what a job makes."""
         for path, sha256 in (
             dict.fromkeys(makes, MADE) | {f.path: f.sha256 for f in files}
         ).items():
-            yield from (rival.id for rival in self.rivals(path, sha256) if rival.bundle)
+            yield from (conflict.id for conflict in self.conflicts(path, sha256) if conflict.bundle)
             if sha256 and self._pending.get(path, (sha256,))[0] != sha256:
                 yield self._pending[path][1]
 
@@ -289,7 +289,7 @@ class Stager:
             self._ledger.landed(bundle)
             self.gone([bundle])
             path = bundle_path(bundle)
-            await self._patience(lambda path=path: self._site.remove(path))  # type: ignore[misc]
+            await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
 
     def _sort(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
         """The bundles on their way that hold some of the missing files, and the other files."""
@@ -330,7 +330,7 @@ class Stager:
                     where=str(local.parent),
                     do="Free space and start again: jobs that run are taken up",
                 ) from error
-            await self._patience.found(lambda: self._site.put(bundle_path(bundle), local))
+            await self._retry.found(lambda: self._site.put(bundle_path(bundle), local))
         finally:
             local.unlink(missing_ok=True)
         self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
@@ -352,7 +352,7 @@ class Stager:
         try:
             if not rest_safe(directory):
                 raise SiteNotFound("not asked")
-            entries = await self._patience(lambda: self._site.list(directory))
+            entries = await self._retry(lambda: self._site.list(directory))
         except (SiteNotFound, SiteRejected):
             entries = {}
         lost = [

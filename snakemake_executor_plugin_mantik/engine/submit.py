@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import SECRETS
 from snakemake_executor_plugin_mantik.jobs.script import render
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -42,10 +42,10 @@ def submission_of(spec: JobSpec) -> Submission:
 class Submitter:
     """Submits tries to one site."""
 
-    def __init__(self, site: Site, journal: Journal, patience: Patience) -> None:
+    def __init__(self, site: Site, journal: Journal, retry: SiteRetry) -> None:
         self._site = site
         self._journal = journal
-        self._patience = patience
+        self._retry = retry
         self._directories: dict[str, asyncio.Task[None]] = {}
 
     async def submit(
@@ -64,18 +64,18 @@ class Submitter:
             await self._directory(SECRETS, private=True)
             content = secret_assignments(secrets)
             self._journal.secrets_sent(record.id)
-            await self._patience.found(lambda: self._site.put(paths.secrets, content, private=True))
+            await self._retry.found(lambda: self._site.put(paths.secrets, content, private=True))
 
         def begin() -> None:
             # Not before: what waits for its turn was not sent, whenever this process dies.
             self._journal.submitting(record.id, submission.resources.queue or "")
 
         try:
-            site_job = await self._patience(
+            site_job = await self._retry(
                 lambda: self._site.submit(submission, begin), repeat=_NOT_DONE
             )
         except SiteUnreachable as error:
-            self._patience.failed(error)
+            self._retry.failed(error)
             return None
         self._journal.submitted(record.id, site_job, self._site.clock)
         return site_job
@@ -88,7 +88,7 @@ class Submitter:
         """Make a directory that must be there before jobs, once; jobs of a run share it."""
         if path not in self._directories:
             self._directories[path] = asyncio.create_task(
-                self._patience.found(lambda: self._site.make_directory(path, private=private))
+                self._retry.found(lambda: self._site.make_directory(path, private=private))
             )
         try:
             await self._directories[path]

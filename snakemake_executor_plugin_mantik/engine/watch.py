@@ -15,9 +15,9 @@ from dataclasses import replace
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.examine import Examiner
 from snakemake_executor_plugin_mantik.engine.lifetime import EXTEND_AFTER_S, Extender
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPoller
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import FIRST_CHECK_S, End, EndKind, Watched
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -41,7 +41,7 @@ class Watcher:
         self,
         site: Site,
         settings: SiteSettings,
-        patience: Patience,
+        retry: SiteRetry,
         on_found: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -55,7 +55,7 @@ class Watcher:
         Args:
             site: where the tries are.
             settings: its waits and limits.
-            patience: hears whether the site answers.
+            retry: hears whether the site answers.
             on_found: called with a try's id and a site's job id that was found for it.
             clock: seconds that only grow.
             on_seen: called with each directory of claims that is looked at, and what is in it.
@@ -70,17 +70,17 @@ class Watcher:
         self._on_waiting = on_waiting
         self._on_seen = on_seen
         self._settings = settings
-        self._patience = patience
+        self._retry = retry
         self._clock = clock
         self._watched: dict[str, Watched] = {}
         self._in_bucket: defaultdict[int, dict[str, Watched]] = defaultdict(dict)
         self._changed = clock()
         self._wake = asyncio.Event()
         self._mistakes = 0
-        self._examiner = Examiner(
-            site, settings, patience, self, on_found=on_found, on_waiting=on_waiting, clock=clock
+        self._poller = SchedulerPoller(
+            site, settings, retry, self, on_found=on_found, on_waiting=on_waiting, clock=clock
         )
-        self._extender = Extender(site, patience, self._examiner, clock)
+        self._extender = Extender(site, retry, self._poller, clock)
         self.cycles = 0
 
     def watch(
@@ -153,12 +153,12 @@ class Watcher:
                 await self.cycle()
             except SiteError as error:
                 # Whatever a site says to a look at its jobs: they stay active.
-                self._patience.failed(error)
+                self._retry.failed(error)
             except Exception as error:  # noqa: BLE001 - ours: handed to the jobs, which report it
                 self._mistaken(error)
             else:
                 self._mistakes = 0
-                self._patience.answered()
+                self._retry.answered()
             # A new try is worth an early look, but never more often than the shortest interval.
             await asyncio.sleep(self._settings.poll_min_s)
             with suppress(TimeoutError):
@@ -188,7 +188,7 @@ class Watcher:
         """
         self.cycles += 1
         await self.look(w.record for w in list(self._watched.values()))
-        await self._examiner.examine(list(self._watched.values()))
+        await self._poller.examine(list(self._watched.values()))
         await self._extender.extend(list(self._watched.values()))
 
     async def look(self, records: Iterable[TryRecord]) -> None:
@@ -196,7 +196,7 @@ class Watcher:
         failed: SiteError | None = None
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
-                entries = await claims.entries(self._site, self._patience, directory)
+                entries = await claims.entries(self._site, self._retry, directory)
                 self._see(bucket, entries)
                 self._on_seen(directory, entries.values())
             except SiteError as error:

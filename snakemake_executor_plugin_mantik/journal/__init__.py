@@ -9,7 +9,7 @@ Readers (`smk-mantik jobs`) may look at any time.
 """
 
 from snakemake_executor_plugin_mantik.journal.database import FILE, Copy
-from snakemake_executor_plugin_mantik.journal.files import MADE, FileLedger, Rival
+from snakemake_executor_plugin_mantik.journal.files import MADE, FileLedger, WriteConflict
 from snakemake_executor_plugin_mantik.journal.journal import (
     BUCKET_SIZE,
     Journal,
@@ -33,10 +33,10 @@ __all__ = [
     "FileLedger",
     "FileRecord",
     "Journal",
-    "Rival",
     "SiteRecord",
     "TryRecord",
     "TryState",
+    "WriteConflict",
     "history",
     "job_name",
     "journal_file",

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked, printable
 from snakemake_executor_plugin_mantik.common.locks import take
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
-from snakemake_executor_plugin_mantik.journal import spare
+from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import TryState
 
 VERSION = 8
@@ -262,7 +262,7 @@ class Database(Tables):
         Raises:
             JournalError, sqlite3.DatabaseError, OSError: that cannot be done; nothing has changed.
         """
-        known = spare.read(self.path.parent)
+        known = backup.read(self.path.parent)
         if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or not known.workflow:
             raise self._damaged(str(error)) from error
         if hasattr(self, "db"):
@@ -369,7 +369,7 @@ def _take_directory(directory: Path, locks: ExitStack) -> bool:
         return True
 
 
-def _fill(db: sqlite3.Connection, known: spare.Known) -> None:
+def _fill(db: sqlite3.Connection, known: backup.Known) -> None:
     """Write into empty tables what a spare knows: of each try that the site may know it."""
     db.execute("UPDATE workflow SET id = ?", (known.workflow,))
     rows = [("sites", columns) for columns in known.sites.values()]

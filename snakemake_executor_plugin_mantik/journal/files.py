@@ -14,7 +14,7 @@ MADE = ""
 
 
 @dataclass(frozen=True)
-class Rival:
+class WriteConflict:
     """What may put another file in the place of one.
 
     Attributes:
@@ -170,7 +170,7 @@ class FileLedger:
         last = 0 if row is None else int(row["number"])
         if row is not None and row["sha256"] == sha256 and last >= floor:
             return last
-        if row is None and not floor and not self.rivals(place, path, sha256):
+        if row is None and not floor and not self.conflicts(place, path, sha256):
             return 0
         number = max(last, floor) + 1
         with self._database.write() as db:
@@ -205,7 +205,7 @@ class FileLedger:
             db.execute("INSERT OR IGNORE INTO bundles VALUES (?, ?, 'carried')", (try_id, place))
             db.executemany("INSERT OR REPLACE INTO bundle_files VALUES (?, ?, ?, ?, ?)", rows)
 
-    def rivals(self, place: str, path: str, sha256: str = MADE) -> list[Rival]:
+    def conflicts(self, place: str, path: str, sha256: str = MADE) -> list[WriteConflict]:
         """What may still put something else in the place of `path` in the workspace at `place`.
 
         Or of files below it. What brings the content `sha256` is not among them.
@@ -221,7 +221,9 @@ class FileLedger:
             {"path": path, "sha256": sha256, "place": place, "low": f"{path}/", "high": f"{path}0",
              "at_or_above": json.dumps(at_or_above), "made": MADE},
         )  # fmt: skip
-        return [Rival(row["id"], row["state"] == "uploaded", bool(row["makes"])) for row in rows]
+        return [
+            WriteConflict(row["id"], row["state"] == "uploaded", bool(row["makes"])) for row in rows
+        ]
 
     def landed(self, try_id: str) -> None:
         """What a try's script, or a bundle, carried is put nowhere any more; see `landed`."""

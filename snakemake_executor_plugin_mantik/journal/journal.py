@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import spare
+from snakemake_executor_plugin_mantik.journal import backup
+from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger, landed
 from snakemake_executor_plugin_mantik.journal.records import LEFT, SiteRecord, TryRecord, TryState
-from snakemake_executor_plugin_mantik.journal.spare import Spare
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
@@ -46,31 +46,31 @@ class Journal:
         self.files = FileLedger(self._database)
         self._spared: set[str] = set()
         try:
-            self._spare = Spare(directory, self._facts())
+            self._backup = JournalBackup(directory, self._facts())
         except OSError as error:
             self._database.close()
             raise self._full(error) from error
 
     def close(self) -> None:
         """Close the file and give the lock back."""
-        self._spare.close()
+        self._backup.close()
         self._database.close()
 
     # The spare
 
-    def _facts(self) -> Iterator[spare.Fact]:
-        yield spare.of_workflow(self.workflow)
+    def _facts(self) -> Iterator[backup.Fact]:
+        yield backup.of_workflow(self.workflow)
         for site in self.sites():
             yield self._site_fact(site)
         yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
 
-    def _site_fact(self, site: str) -> spare.Fact:
+    def _site_fact(self, site: str) -> backup.Fact:
         row = self._db.execute(
             "SELECT site, url, workspace, config, place FROM sites WHERE site = ?", (site,)
         ).fetchone()
-        return spare.of_site(dict(row))
+        return backup.of_site(dict(row))
 
-    def _try_facts(self, which: str, *values: str) -> Iterator[spare.Fact]:
+    def _try_facts(self, which: str, *values: str) -> Iterator[backup.Fact]:
         members: dict[str, dict[str, str]] = {}
         these = f"SELECT id FROM tries WHERE {which}"  # noqa: S608
         found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
@@ -79,7 +79,7 @@ class Journal:
         columns = "id, site, place, bucket, job, rule, name, fingerprint, made_of, created"
         found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
         for row in self._db.execute(found, values):
-            yield spare.of_try(dict(row), members.get(row["id"], {}))
+            yield backup.of_try(dict(row), members.get(row["id"], {}))
 
     def _full(self, error: OSError) -> JournalError:
         return JournalError(
@@ -350,12 +350,12 @@ class Journal:
 
     def _over(self, try_id: str) -> None:
         with suppress(JournalError):  # then it is looked for once more, in vain
-            self._note(spare.of_end(try_id))
+            self._note(backup.of_end(try_id))
         self._spared.discard(try_id)
 
-    def _note(self, fact: spare.Fact, *, lasting: bool = False) -> None:
+    def _note(self, fact: backup.Fact, *, lasting: bool = False) -> None:
         try:
-            self._spare.add(fact, lasting=lasting)
+            self._backup.add(fact, lasting=lasting)
         except OSError as error:
             raise self._full(error) from error
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.staging.secrecy import EVERYTHING, NOTHING
+from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, NOTHING
 from snakemake_executor_plugin_mantik.staging.sources import candidates
 
 FILE_LIMIT: Final = 16 << 20

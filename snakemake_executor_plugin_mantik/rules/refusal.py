@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
 from snakemake_executor_plugin_mantik.rules.storage import by_jobs, unstaged
 from snakemake_executor_plugin_mantik.rules.units import members_of
-from snakemake_executor_plugin_mantik.staging.secrecy import CredentialFiles
+from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
 
 
 def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.imports import beside
 from snakemake_executor_plugin_mantik.rules.withheld import report
-from snakemake_executor_plugin_mantik.staging.secrecy import NOTHING, Matching, Withheld
+from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
 from snakemake_executor_plugin_mantik.staging.sources import MIB
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.staging.secrecy import Matching
+from snakemake_executor_plugin_mantik.staging.secret_files import Matching
 from snakemake_executor_plugin_mantik.staging.sources import candidates
 
 _FICLONE: Final = 0x40049409

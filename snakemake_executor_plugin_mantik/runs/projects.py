@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources
 from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
-from snakemake_executor_plugin_mantik.staging.secrecy import EVERYTHING
+from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 
 INPUTS: Final = "mantik-inputs"

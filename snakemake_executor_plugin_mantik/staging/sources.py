@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.staging.secrecy import NOTHING, Matching, Withheld
+from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
 
 _GENERATED = frozenset({"__pycache__", "node_modules", "mlruns", "mlartifacts"})
 _MLFLOW = "mlflow.db"

@@ -32,7 +32,7 @@ from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Repeats what the site does not answer or answers oddly, as `engine.patience.Patience` does."""
+"""Repeats what the site does not answer or answers oddly, as `engine.site_retry.SiteRetry` does."""
 
 SUFFIX = ".mantik-part"
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from snakemake_executor_plugin_mantik.engine.observe import Ended
+from snakemake_executor_plugin_mantik.engine.observer import Ended
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
 
 FOLDER: Final = "mantik/"

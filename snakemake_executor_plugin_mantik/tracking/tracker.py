@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended, How, Live
+from snakemake_executor_plugin_mantik.engine.observer import Ended, How, JobExtras, Live
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.script import without_files
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -211,7 +211,7 @@ class Tracker:
 
     async def prepare(
         self, request: JobRequest, record: TryRecord, workspace: str
-    ) -> Addition | None:
+    ) -> JobExtras | None:
         """The job's own store, and its run's id in the environment."""
         run = request.subject if isinstance(request.subject, TrackedRun) else None
         if run is None and not self._recording:
@@ -233,8 +233,8 @@ class Tracker:
             return None
         if _is_direct(known):
             found = store.variables_of_run(identity)
-            return Addition("", variables=found, secrets=self._direct)
-        return Addition(
+            return JobExtras("", variables=found, secrets=self._direct)
+        return JobExtras(
             store.store_directory(record.id),
             store.skeleton(
                 workspace, record.id, identity, name=record.name, user=user(), now=known.created

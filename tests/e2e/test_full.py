@@ -240,8 +240,8 @@ def test_no_snakemake_at_the_site(project: Project) -> None:
     assert len(without.tries) == sent
     # Another environment is another question.
     Project(project.directory, project.place, dict(UNTRACKED)).run().ok()
-    lacks = json.loads(project.read(".snakemake/mantik/lacks.json"))
-    assert lacks == {}
+    missing_snakemake = json.loads(project.read(".snakemake/mantik/lacks.json"))
+    assert missing_snakemake == {}
 
 
 def test_protected_and_temporary_files_are_so_here_alone(project: Project) -> None:

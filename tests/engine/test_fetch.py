@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     TransferError,
 )
 from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -64,9 +64,9 @@ class Bench:
 
     def fetch(self) -> Fetched:
         async def fetched() -> Fetched:
-            patience = Patience("sim", lambda _: None, asyncio.get_running_loop().time)
+            retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
             fetcher = Fetcher(
-                self.site, patience, self.workdir, self.scratch, on_links=self.links.extend
+                self.site, retry, self.workdir, self.scratch, on_links=self.links.extend
             )
             marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
             return await fetcher.outputs(RECORD, marker, self.declared)
@@ -213,9 +213,9 @@ def test_archive_that_is_none(bench: Bench) -> None:
     bench.world.write(RECORD.paths.marker(0), content)
 
     async def fetched() -> None:
-        patience = Patience("sim", lambda _: None)
+        retry = SiteRetry("sim", lambda _: None)
         fetcher = Fetcher(
-            bench.site, patience, bench.workdir, bench.scratch, on_links=bench.links.extend
+            bench.site, retry, bench.workdir, bench.scratch, on_links=bench.links.extend
         )
         marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
         marker = replace(marker, archive_size=5000, archive_sha256=digest)
@@ -332,7 +332,7 @@ def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
     async def fetched() -> None:
         fetcher = Fetcher(
             bench.site,
-            Patience("sim", print),
+            SiteRetry("sim", print),
             bench.workdir,
             bench.scratch,
             on_links=bench.links.extend,
@@ -360,7 +360,7 @@ def test_entry_that_the_file_api_cannot_carry(bench: Bench) -> None:
     async def fetched() -> None:
         fetcher = Fetcher(
             bench.site,
-            Patience("sim", print),
+            SiteRetry("sim", print),
             bench.workdir,
             bench.scratch,
             on_links=bench.links.extend,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.engine.end import ENDED_AT_ONCE
+from snakemake_executor_plugin_mantik.engine.cancel import ENDED_AT_ONCE
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -183,7 +183,7 @@ def test_secrets_of_a_cancelled_job_are_removed(tmp_path: Path) -> None:
     assert secrets_at(world)
 
     async def play(controller: Controller) -> list[str]:
-        await controller.work.ender.cancel(controller.journal.all_open_tries())
+        await controller.work.canceller.cancel(controller.journal.all_open_tries())
         return secrets_at(world)
 
     assert simulate(tmp_path, world, play) == []
@@ -202,7 +202,7 @@ def test_secrets_of_a_submission_that_was_never_answered_are_removed(
     assert secrets_at(world)
 
     async def play(controller: Controller) -> list[str]:
-        await controller.work.ender.give_up(controller.journal.all_open_tries())
+        await controller.work.canceller.give_up(controller.journal.all_open_tries())
         return secrets_at(world)
 
     assert simulate(tmp_path, world, play) == []
@@ -237,10 +237,10 @@ def test_secrets_that_the_site_does_not_remove_now_are_removed_later(tmp_path: P
 
     async def play(controller: Controller) -> list[str]:
         controller.site.fault = lambda method, about: "unreachable" if method == "remove" else ""
-        await controller.work.ender.cancel(controller.journal.all_open_tries())
+        await controller.work.canceller.cancel(controller.journal.all_open_tries())
         assert secrets_at(world)
         controller.site.fault = lambda method, about: "" if "secrets" in about else "unreachable"
-        await controller.work.ender.settle()
+        await controller.work.canceller.settle()
         return secrets_at(world)
 
     assert simulate(tmp_path, world, play) == []
@@ -263,7 +263,7 @@ def test_many_are_cancelled_with_two_requests_each(tmp_path: Path) -> None:
     async def play(controller: Controller) -> tuple[list[TryRecord], Counter[str]]:
         records = sent_and_unsent(controller, 600, 700)
         before = controller.site.calls.copy()
-        left = await controller.work.ender.cancel(records)
+        left = await controller.work.canceller.cancel(records)
         return left, controller.site.calls - before
 
     left, calls = simulate(tmp_path, World(), play)
@@ -277,7 +277,7 @@ def test_what_was_never_sent_is_over_though_the_site_does_not_answer(tmp_path: P
     async def play(controller: Controller) -> tuple[list[TryRecord], list[TryRecord]]:
         records = sent_and_unsent(controller, 3, 50)
         controller.site.fault = lambda method, about: "unreachable"
-        return records, await controller.work.ender.cancel(records)
+        return records, await controller.work.canceller.cancel(records)
 
     records, left = simulate(tmp_path, World(), play)
     assert {r.id for r in left} == {r.id for r in records if r.site_jobs}
@@ -299,7 +299,7 @@ def test_when_the_time_is_over_as_many_as_possible_are_known_to_have_ended(
             return "" if left > 0 else "unreachable"
 
         controller.site.fault = fault
-        return await controller.work.ender.cancel(records)
+        return await controller.work.canceller.cancel(records)
 
     assert len(simulate(tmp_path, World(), play)) <= 500 - 300 + ENDED_AT_ONCE
 
@@ -318,7 +318,7 @@ def test_the_time_to_cancel_grows_with_the_number(tmp_path: Path) -> None:
             await make(path, private=private)
 
         controller.site.make_directory = slow  # type: ignore[method-assign]
-        return await controller.work.ender.cancel(records)
+        return await controller.work.canceller.cancel(records)
 
     assert simulate(tmp_path, World(), play) == []
 
@@ -336,7 +336,7 @@ def test_jobs_that_run_are_looked_for_together(tmp_path: Path) -> None:
         records = controller.journal.all_open_tries()
         loop, before = asyncio.get_running_loop(), controller.site.calls["list"]
         begun = loop.time()
-        assert await controller.work.ender.cancel(records) == []
+        assert await controller.work.canceller.cancel(records) == []
         return loop.time() - begun, controller.site.calls["list"] - before
 
     took, listed = simulate(tmp_path, World(duration=lambda spec: 1000.0), play)

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from snakemake_executor_plugin_mantik.engine import salvage
-from snakemake_executor_plugin_mantik.engine.conclude import Concluder
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
-from snakemake_executor_plugin_mantik.engine.life import Life
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Nobody
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, NullObserver
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, packs
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
@@ -43,19 +43,19 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     )
     site, said = SimulatedSite(world), list[str]()
     fetcher = Fetcher(
-        site, Patience("sim", print), workdir, workdir / ".scratch", on_links=lambda _: None
+        site, SiteRetry("sim", print), workdir, workdir / ".scratch", on_links=lambda _: None
     )
     nothing = cast(Any, None)
-    concluder = Concluder(
-        nothing, stager=nothing, submitter=nothing, fetcher=fetcher, ender=nothing,
-        witness=nothing, observer=Nobody(), workdir=workdir, logs=workdir / "logs",
+    finalizer = Finalizer(
+        nothing, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
+        classifier=nothing, observer=NullObserver(), workdir=workdir, logs=workdir / "logs",
         tell=said.append,
     )  # fmt: skip
-    life = Life(record, [], 0.0, 1, addition=Addition("log"))
+    attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))
 
     async def fetched() -> None:
         marker = await fetcher.marker(record, End(EndKind.MARKER, 0))
-        await concluder._outputs(replace(request(1), outputs=outputs), life, marker)
+        await finalizer._outputs(replace(request(1), outputs=outputs), attempt, marker)
 
     virtualtime.run(fetched())
     left = [p for p in workdir.rglob("*") if p.is_symlink() or not p.is_dir()]

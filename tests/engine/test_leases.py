@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.common.errors import PlaceTaken
 from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, Workflow
 from snakemake_executor_plugin_mantik.engine.request import Outcome
-from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from tests.support import virtualtime
@@ -38,7 +38,7 @@ class Seat:
         self.places = Places(Workflow(self.journal, workdir, state, self.said.append, self._none))
 
     async def _none(self, records: Sequence[TryRecord]) -> None:
-        await self.work.ender.give_up(records)
+        await self.work.canceller.give_up(records)
 
     async def lead(self, site: SimulatedSite | None = None) -> Place:
         """Lead the place, look after it and work there."""
@@ -48,7 +48,7 @@ class Seat:
         place = await self.places.at(site, facts, CONFIG.site, url)
         self.journal.set_site(site.name, url, facts.workspace, place.id)
         planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
-        self.work = SiteWork(site, facts, planner, place, self.places)
+        self.work = SiteRunner(site, facts, planner, place, self.places)
         self.tasks.append(asyncio.create_task(place.keep()))
         self.tasks.append(asyncio.create_task(self.work.watcher.run()))
         return place

@@ -13,7 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.engine import live
 from snakemake_executor_plugin_mantik.engine.live import LATER, REQUESTS, TREE, LiveCopies
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Live, Nobody
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Live, NullObserver
 from snakemake_executor_plugin_mantik.jobs.live import PIECE_BYTES
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -23,10 +23,10 @@ RECORD = TryRecord(
     "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
     TryState.SUBMITTED,
 )  # fmt: skip
-ADDITION = Addition("log", {"meta": b"from the start"}, live=Live("copy", "^metrics/"))
+ADDITION = JobExtras("log", {"meta": b"from the start"}, live=Live("copy", "^metrics/"))
 
 
-class Listener(Nobody):
+class Listener(NullObserver):
     def __init__(self) -> None:
         self.heard = 0
 

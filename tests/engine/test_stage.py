@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -32,8 +32,8 @@ class Bench:
         self.journal = journal
         scratch = workdir / ".scratch"
         scratch.mkdir(exist_ok=True)
-        patience = Patience("sim", lambda _: None, asyncio.get_running_loop().time)
-        self.stager = Stager(self.site, "sim", journal, patience, scratch)
+        retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
+        self.stager = Stager(self.site, "sim", journal, retry, scratch)
         self.local = LocalFiles(workdir, journal.files)
 
     def write(self, path: str, content: bytes) -> str:

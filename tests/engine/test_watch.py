@@ -15,8 +15,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.examine import LOOK, LOST_S, SPACING_S
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, LOST_S, SPACING_S
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
@@ -46,7 +46,7 @@ class Bench:
         self.settings = SiteSettings()
         clock = asyncio.get_running_loop().time
         self.watcher = Watcher(
-            self.site, self.settings, Patience("sim", self.said.append, clock),
+            self.site, self.settings, SiteRetry("sim", self.said.append, clock),
             journal.submitted, clock,
             on_logged=lambda _, size: self.logged.append((self.now, size)),
             on_waiting=lambda _, why: self.waits.append(why),

@@ -46,7 +46,9 @@ def test_outage(phase: str, fault: Fault, tmp_path: Path) -> None:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             controller.site.fault = out
-            left = await controller.work.ender.cancel(controller.journal.all_open_tries(), 1200.0)
+            left = await controller.work.canceller.cancel(
+                controller.journal.all_open_tries(), 1200.0
+            )
             return [not left]
         controller.site.fault = out
         return [o.succeeded for o in await asyncio.gather(*map(controller.job, jobs))]

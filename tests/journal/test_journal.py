@@ -487,7 +487,7 @@ def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
 def test_what_was_on_its_way_to_another_workspace_is_in_nobodys_way(journal: Journal) -> None:
     journal.set_site("hpc1", "url", "/ws", "p")
     journal.files.add_bundle("p", "bundle", [FileRecord("a", 1, "x")])
-    assert [rival.id for rival in journal.files.rivals("p", "a", "y")] == ["bundle"]
-    assert journal.files.rivals("p", "a", "x") == []
+    assert [conflict.id for conflict in journal.files.conflicts("p", "a", "y")] == ["bundle"]
+    assert journal.files.conflicts("p", "a", "x") == []
     journal.set_site("hpc1", "url", "/other", "q")
-    assert journal.files.rivals("q", "a", "y") == []
+    assert journal.files.conflicts("q", "a", "y") == []

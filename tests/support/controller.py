@@ -13,7 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
-from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 from tests.support.simulated import SimulatedPlanner, SimulatedSite, World
@@ -70,7 +70,7 @@ class Controller:
             raise Killed
         return task.result()
 
-    async def open(self) -> SiteWork:
+    async def open(self) -> SiteRunner:
         """Open the site and watch it."""
         facts = await self.site.open()
         state = self.workdir / ".state"
@@ -82,12 +82,12 @@ class Controller:
                 self.place = await places.at(self.site, facts, CONFIG.site, "url")
         self.journal.set_site("sim", "url", facts.workspace, self.place.id)
         planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
-        self.work = SiteWork(self.site, facts, planner, self.place, places)
+        self.work = SiteRunner(self.site, facts, planner, self.place, places)
         self._running.append(asyncio.get_running_loop().create_task(self.work.watcher.run()))
         return self.work
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
-        await self.work.ender.give_up(records)
+        await self.work.canceller.give_up(records)
 
     async def job(self, asked: JobRequest) -> Outcome:
         """Run a job as Snakemake sees to it: old outputs go first, the outcome is committed."""

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.engine.observe import Addition
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.tracking import source
 from snakemake_executor_plugin_mantik.tracking.metrics import metric_files
 from snakemake_executor_plugin_mantik.tracking.replay import Replay
@@ -60,7 +60,7 @@ def begin(root: Path, experiment: str) -> None:
     """What a job starts with."""
     identity = Identity(SOURCE, "7", experiment)
     files = skeleton("/at/the/site", TRY, identity, name="train C=1", user="me", now=1000.0)
-    Addition("", files).lay_out(root)
+    JobExtras("", files).lay_out(root)
 
 
 def fill(root: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.engine.observe import Addition, Ended
+from snakemake_executor_plugin_mantik.engine.observer import Ended, JobExtras
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.tracking import telling, worker
 from snakemake_executor_plugin_mantik.tracking.outbox import Lane, Outbox
@@ -52,10 +52,10 @@ class Site:
             workflow=Workflow("Snakefile"), wait_s=wait_s, paces={"hpc1": pace},
         )  # fmt: skip
 
-    def prepared(self, tracker: Tracker, *names: str) -> dict[str, Addition]:
+    def prepared(self, tracker: Tracker, *names: str) -> dict[str, JobExtras]:
         """What jobs are given that are taken over at once, by their names."""
 
-        async def one(name: str) -> Addition:
+        async def one(name: str) -> JobExtras:
             job = replace(request(0), job=name, name=name, subject=TrackedRun())
             known = self.journal.open_tries(name)
             record = known[0] if known else self.journal.new_try(
@@ -65,7 +65,7 @@ class Site:
             assert added is not None, self.said
             return added
 
-        async def all_of_them() -> list[Addition]:
+        async def all_of_them() -> list[JobExtras]:
             return await asyncio.wait_for(asyncio.gather(*map(one, names)), LONG_S)
 
         return dict(zip(names, asyncio.run(all_of_them()), strict=True))

@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
 from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
-from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
+from snakemake_executor_plugin_mantik.sites.rate_limits import longest, repeat, steady
 
 CONNECT_S: Final = 30.0
 """How long a connection may take to be made, seconds."""

@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, parent
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
-from snakemake_executor_plugin_mantik.sites.repeating import repeat
+from snakemake_executor_plugin_mantik.sites.rate_limits import repeat
 
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest import states
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
-from snakemake_executor_plugin_mantik.sites.repeating import Turns, answers_of
+from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, answers_of
 from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 
 LIST_WINDOW: Final = "1h"
@@ -53,7 +53,7 @@ class Jobs:
 
     def __init__(self, connection: Connection, submissions_per_second: float) -> None:
         self._connection = connection
-        self._turns = Turns(1 / submissions_per_second, connection.places)
+        self._turns = RateLimiter(1 / submissions_per_second, connection.places)
         self._too_many = False
         self.system = ""
         """The system's name, known once the site is open."""

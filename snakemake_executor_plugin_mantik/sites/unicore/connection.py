@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.http import Client
 from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
-from snakemake_executor_plugin_mantik.sites.repeating import longest, repeat, steady
+from snakemake_executor_plugin_mantik.sites.rate_limits import longest, repeat, steady
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
 CONNECT_S: Final = 30.0

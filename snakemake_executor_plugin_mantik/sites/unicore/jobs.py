@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, nothing
-from snakemake_executor_plugin_mantik.sites.repeating import Turns, answers_of
+from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, answers_of
 from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
@@ -46,7 +46,7 @@ class Jobs:
     def __init__(self, connection: Connection, site: str, submissions_per_second: float) -> None:
         self._connection = connection
         self._site = site
-        self._turns = Turns(1 / submissions_per_second, connection.places)
+        self._turns = RateLimiter(1 / submissions_per_second, connection.places)
 
     async def submit(self, description: dict[str, Any], begin: Callable[[], None] = nothing) -> str:
         """Send a job description: one request, never repeated; `begin` when it is its turn."""

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
-from snakemake_executor_plugin_mantik.staging.secrecy import CredentialFiles
+from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
 from snakemake_executor_plugin_mantik.staging.sources import Sources, candidates, select
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"

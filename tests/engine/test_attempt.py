@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.life import Life
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
@@ -21,26 +21,26 @@ def test_the_sites_clock_tells_how_long_a_job_waited(off: float, away: float) ->
     """However late the end is noticed, and however far the site's clock is off."""
     now = time.time()
     submitted = now - 20.0 - 8.0 - away
-    life = Life(RECORD, [], submitted, 1, submitted + off)
+    attempt = Attempt(RECORD, [], submitted, 1, submitted + off)
     started = submitted + 20.0 + off
-    assert life.times(Marker(0, started=started, ended=started + 8.0)) == (20.0, 8.0)
+    assert attempt.times(Marker(0, started=started, ended=started + 8.0)) == (20.0, 8.0)
 
 
 @pytest.mark.parametrize("differs", [-1.0, -30.0])
 def test_a_node_that_is_a_little_behind_did_not_wait(differs: float) -> None:
     now = time.time()
     marker = Marker(0, started=now - 10 + differs, ended=now + differs)
-    assert Life(RECORD, [], now - 10, 1, now - 10).times(marker) == (0.0, 10.0)
+    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(marker) == (0.0, 10.0)
 
 
 @pytest.mark.parametrize("differs", [-7 * 3600.0, -120.0, 120.0, 7 * 3600.0])
 def test_a_node_with_another_clock_tells_nothing(differs: float) -> None:
     now = time.time()
     marker = Marker(0, started=now - 10 + differs, ended=now + differs)
-    assert Life(RECORD, [], now - 10, 1, now - 10).times(marker) == (None, 10.0)
+    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(marker) == (None, 10.0)
 
 
 def test_what_nobody_acknowledged_is_not_known() -> None:
     now = time.time()
-    assert Life(RECORD, [], now - 10, 1).times(Marker(0, started=now, ended=now + 1))[0] is None
-    assert Life(RECORD, [], now - 10, 1, now - 10).times(Marker(0, bare=True)) == (None, 0.0)
+    assert Attempt(RECORD, [], now - 10, 1).times(Marker(0, started=now, ended=now + 1))[0] is None
+    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(Marker(0, bare=True)) == (None, 0.0)

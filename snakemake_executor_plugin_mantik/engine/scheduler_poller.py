@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import UNKNOWN, End, EndKind, Watched
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -66,7 +66,7 @@ LOOK = ".look"
 
 
 class Watching(Protocol):
-    """What the examiner does to the tries that are watched."""
+    """What the poller does to the tries that are watched."""
 
     async def look(self, records: Iterable[TryRecord]) -> None:
         """List the markers of `records` again."""
@@ -81,24 +81,24 @@ class Watching(Protocol):
         """End a try."""
 
 
-class Examiner:
-    """The second witness's questioner. All methods belong to the event loop's thread."""
+class SchedulerPoller:
+    """Asks the scheduler, whose word comes second to a marker's, on the event loop's thread."""
 
     def __init__(
         self,
         site: Site,
         settings: SiteSettings,
-        patience: Patience,
+        retry: SiteRetry,
         watching: Watching,
         *,
         on_found: Callable[[str, str], None],
         on_waiting: Callable[[TryRecord, str], None],
         clock: Callable[[], float],
     ) -> None:
-        """Make an examiner; the arguments are those of the watcher, and the watcher itself."""
+        """Make it; the arguments are those of the watcher, and the watcher itself."""
         self._site = site
         self._settings = settings
-        self._patience = patience
+        self._retry = retry
         self._watching = watching
         self._on_found = on_found
         self._on_waiting = on_waiting
@@ -147,7 +147,7 @@ class Examiner:
         answers = await asyncio.gather(*map(act, tries), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, SiteError):
-                self._patience.failed(answer)
+                self._retry.failed(answer)
             elif isinstance(answer, BaseException):
                 raise answer
         return [w for w, yes in zip(tries, answers, strict=True) if yes is True]
@@ -162,10 +162,10 @@ class Examiner:
             found = await self._site.find({w.record.id: w.record.name for w in incomplete.values()})
         except SiteError as error:
             if _is_silent(error) or isinstance(error, SiteNotFound):
-                self._patience.failed(error)
+                self._retry.failed(error)
                 return [watched for watched in known if watched.record.id not in incomplete]
             # It answers, and cannot list jobs: waiting for that could take for ever.
-            self._patience.note(
+            self._retry.note(
                 "It cannot list your jobs. Submissions that it did not confirm are made again"
                 f" without looking for them; each job runs once all the same. {error}"
             )

@@ -21,7 +21,7 @@ NAME = "lacks.json"
 """The file's name in our own directory."""
 
 
-class Lacks:
+class MissingSnakemake:
     """What full jobs lacked, by site."""
 
     def __init__(self, state: Path, environments: Mapping[str, str]) -> None:

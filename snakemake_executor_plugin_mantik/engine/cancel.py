@@ -15,11 +15,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.examine import LOST_S
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.observer import Ended, NullObserver, Observer
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.jobs.paths import marker_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
@@ -77,7 +77,7 @@ class _Signs:
             self.bytes, self.silent = size, 0.0
 
 
-class Ender:
+class Canceller:
     """Ends tries at one site."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Ender:
         leftovers: set[str],
         *,
         settings: SiteSettings,
-        patience: Patience,
+        retry: SiteRetry,
         tell: Callable[[str], None],
         observer: Observer | None = None,
         workdir: Path,
@@ -99,7 +99,7 @@ class Ender:
         self._fetcher = fetcher
         self._logs = logs
         self._workdir = workdir
-        self._observer = observer or Nobody()
+        self._observer = observer or NullObserver()
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
@@ -110,8 +110,8 @@ class Ender:
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
-        self._patience = patience
-        self._looks = claims.Looks(site, patience)
+        self._retry = retry
+        self._looks = claims.Looks(site, retry)
         self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)
         self._tidying: set[asyncio.Task[None]] = set()
         self._leftovers = leftovers
@@ -263,14 +263,14 @@ class Ender:
         clock = asyncio.get_running_loop().time
         async with self._lanes:
             # A claim that was seen and is no longer there was purged: its job goes on.
-            stays = await self._patience.found(lambda: claims.revoke(self._site, record))
+            stays = await self._retry.found(lambda: claims.revoke(self._site, record))
             revoked = stays and not runs
             begun = told = asked = clock()
-            life = _Signs(begun)
+            attempt = _Signs(begun)
             ids = list(record.site_jobs) or await self._find(record)
             await self._ask_to_end(ids)
         while not revoked:
-            over, code = await self._is_over(record, ids, begun, life)
+            over, code = await self._is_over(record, ids, begun, attempt)
             if over:
                 return code
             passed = clock() - begun
@@ -282,13 +282,13 @@ class Ender:
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
                     " waiting for it."
                 )
-            if life.after_all:
+            if attempt.after_all:
                 self._tell(
                     f"{record.name}: {record.site} says that the job {', '.join(ids)} has ended,"
                     " but it goes on; it is told to end again."
                 )
-            if life.after_all or clock() - asked > self._again_s:
-                life.denied = life.after_all = False
+            if attempt.after_all or clock() - asked > self._again_s:
+                attempt.denied = attempt.after_all = False
                 asked = clock()
                 # It may be one that we do not know of that runs.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
@@ -299,7 +299,7 @@ class Ender:
         """The ids that the site knows of a try."""
         with suppress(SiteNotFound):
             names = {record.id: record.name}
-            found = await self._patience.found(lambda: self._site.find(names), at_once=True)
+            found = await self._retry.found(lambda: self._site.find(names), at_once=True)
             return found.get(record.id, [])
         return []
 
@@ -307,10 +307,10 @@ class Ender:
         if ids:
             # One that the site does not let us end is waited for all the same.
             with suppress(SiteRejected, SiteNotFound):
-                await self._patience(lambda: self._site.cancel(ids))
+                await self._retry(lambda: self._site.cancel(ids))
 
     async def _is_over(
-        self, record: TryRecord, ids: Sequence[str], begun: float, life: _Signs
+        self, record: TryRecord, ids: Sequence[str], begun: float, attempt: _Signs
     ) -> tuple[bool, int | None]:
         """Whether a try that has started has ended, and the exit code that its marker tells.
 
@@ -323,7 +323,7 @@ class Ender:
             if record.id in seen.codes:
                 return True, seen.codes[record.id]
             now, entries = seen.at, seen.entries
-            life.see(now, entries[record.id].size if record.id in entries else None)
+            attempt.see(now, entries[record.id].size if record.id in entries else None)
             if now - begun <= self._grace_s:
                 return False, None
             states = await self._site.states(ids) if ids else {}
@@ -332,13 +332,15 @@ class Ender:
             return False, None
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
         if phases <= {Phase.UNKNOWN}:
-            return life.silent > LOST_S, None
-        life.denied = phases == {Phase.ENDED}
-        life.nameless = (life.nameless or now) if holder is None and record.id in entries else None
+            return attempt.silent > LOST_S, None
+        attempt.denied = phases == {Phase.ENDED}
+        attempt.nameless = (
+            (attempt.nameless or now) if holder is None and record.id in entries else None
+        )
         # It was read in half, perhaps: whose end the site tells may be known at the next look.
-        if life.nameless is not None and now - life.nameless <= self._marker_grace_s:
+        if attempt.nameless is not None and now - attempt.nameless <= self._marker_grace_s:
             return False, None
-        return life.denied and life.silent > self._silent_s, None
+        return attempt.denied and attempt.silent > self._silent_s, None
 
     async def settle(self) -> None:
         """At the end of a run: see to it that the site has forgotten what it may forget."""

@@ -42,7 +42,7 @@ async def _no_proof() -> None:
     """Believe what is said."""
 
 
-class Patience:
+class SiteRetry:
     """Repeats what a site did not answer, as long as it takes; one for all work at a site."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Patience:
         insist_s: float = INSIST_S,
         proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
-        """Make a patience.
+        """Make it.
 
         Args:
             site: the site's name.

@@ -9,7 +9,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.life import ran
+from snakemake_executor_plugin_mantik.engine.attempt import ran
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -45,7 +45,7 @@ def _slack(limit: float) -> float:
     return min(max(LONGEST_START_S, START_SHARE * limit), limit / 10)
 
 
-class Witness:
+class FailureClassifier:
     """Asks one site's scheduler. All methods belong to the event loop's thread."""
 
     def __init__(self, site: Site, settings: SiteSettings) -> None:

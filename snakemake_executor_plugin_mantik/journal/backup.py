@@ -34,7 +34,7 @@ class Known:
     tries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class Spare:
+class JournalBackup:
     """An open spare, to be added to. Belongs to who holds the journal's lock."""
 
     def __init__(self, directory: Path, facts: Iterable[Fact]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.source_upload import UNSTEADY, send_sources
 from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.engine.unnamed import UNSTEADY, send_sources
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from tests.support import virtualtime
@@ -44,8 +44,8 @@ def sent(tmp_path: Path) -> Sent:
 
         async def work() -> dict[str, str]:
             clock = asyncio.get_running_loop().time
-            patience = Patience("sim", said.append, clock)
-            stager = Stager(SimulatedSite(World()), "sim", journal, patience, tmp_path)
+            retry = SiteRetry("sim", said.append, clock)
+            stager = Stager(SimulatedSite(World()), "sim", journal, retry, tmp_path)
             local = Busy(tmp_path, journal, act)
             return await send_sources(["code.py", "notes"], local, stager, said.append)
 

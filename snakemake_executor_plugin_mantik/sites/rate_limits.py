@@ -115,7 +115,7 @@ async def answers_of(
     return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
 
 
-class Turns:
+class RateLimiter:
     """Lets submissions out one by one, and never so many that they take all places for requests.
 
     However many wait for their turn, there is a place for those who watch, fetch and cancel.
@@ -123,7 +123,7 @@ class Turns:
 
     def __init__(self, interval: float, places: int) -> None:
         """Let one out every `interval` seconds, where there are `places` for requests at all."""
-        self._pace = Pace(interval)
+        self._pace = RateLimit(interval)
         self._free = asyncio.Semaphore(max(1, places - 1))
 
     @asynccontextmanager
@@ -134,7 +134,7 @@ class Turns:
             yield
 
 
-class Pace:
+class RateLimit:
     """Lets one pass every `interval` seconds."""
 
     def __init__(self, interval: float) -> None:

@@ -35,7 +35,7 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Addition:
+class JobExtras:
     """What an observer adds to a job.
 
     Attributes:
@@ -106,7 +106,7 @@ class Observer(Protocol):
 
     async def prepare(
         self, request: JobRequest, record: TryRecord, workspace: str
-    ) -> Addition | None:
+    ) -> JobExtras | None:
         """A try is about to be submitted, or taken up again: what it is to get besides.
 
         For the same try it is the same each time. None if the observer does not care for the job.
@@ -150,7 +150,7 @@ class Observer(Protocol):
         ...
 
 
-class Several:
+class Observers:
     """Several observers as one; what the first adds that adds something is added."""
 
     def __init__(self, *observers: Observer) -> None:
@@ -158,10 +158,10 @@ class Several:
 
     async def prepare(
         self, request: JobRequest, record: TryRecord, workspace: str
-    ) -> Addition | None:
+    ) -> JobExtras | None:
         """What the first adds that adds something; all are asked."""
         added = [await each.prepare(request, record, workspace) for each in self._observers]
-        return next((addition for addition in added if addition is not None), None)
+        return next((extras for extras in added if extras is not None), None)
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
         """All are told."""
@@ -199,7 +199,7 @@ class Several:
         return next((leftover for leftover in found if leftover is not None), None)
 
 
-class Nobody:
+class NullObserver:
     """The observer that does nothing."""
 
     async def prepare(
@@ -207,7 +207,7 @@ class Nobody:
         request: JobRequest,  # noqa: ARG002
         record: TryRecord,  # noqa: ARG002
         workspace: str,  # noqa: ARG002
-    ) -> Addition | None:
+    ) -> JobExtras | None:
         """Nothing is added."""
         return None
 

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S, Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S, SiteRetry
 from tests.support import virtualtime
 
 HOUR_S = 3600.0
@@ -33,20 +33,20 @@ class Flaky:
         return "done"
 
 
-def play(act: Flaky, beside: Callable[[Patience], object] | None = None) -> list[str]:
+def play(act: Flaky, beside: Callable[[SiteRetry], object] | None = None) -> list[str]:
     said: list[str] = []
 
     async def run() -> None:
-        patience = Patience("hpc1", said.append, asyncio.get_running_loop().time)
+        retry = SiteRetry("hpc1", said.append, asyncio.get_running_loop().time)
 
         async def others() -> None:
             while beside is not None:
-                beside(patience)
+                beside(retry)
                 await asyncio.sleep(2)
 
         running = asyncio.create_task(others())
         try:
-            assert await patience(act) == "done"
+            assert await retry(act) == "done"
         finally:
             running.cancel()
 
@@ -75,7 +75,7 @@ def test_long_trouble_is_told_ever_more_seldom_and_when_it_is_over() -> None:
 
 
 def test_one_request_that_fails_while_others_succeed_is_told_too() -> None:
-    said = play(Flaky(HOUR_S, lambda: SiteBusy("job limit reached")), Patience.answered)
+    said = play(Flaky(HOUR_S, lambda: SiteBusy("job limit reached")), SiteRetry.answered)
     assert 1 <= len(said) < 10, said
     assert "job limit reached" in said[0]
 
@@ -96,9 +96,9 @@ def test_other_errors_are_not_repeated() -> None:
 
 def test_note_is_said_once() -> None:
     said: list[str] = []
-    patience = Patience("hpc1", said.append, lambda: 0.0)
-    patience.note("look")
-    patience.note("look")
+    retry = SiteRetry("hpc1", said.append, lambda: 0.0)
+    retry.note("look")
+    retry.note("look")
     assert said == ["Site hpc1: look"]
 
 
@@ -122,9 +122,9 @@ def test_a_denial_that_is_believed_is_an_answer() -> None:
 
     async def run() -> None:
         clock = asyncio.get_running_loop().time
-        patience = Patience("hpc1", said.append, clock, proof=yes)
+        retry = SiteRetry("hpc1", said.append, clock, proof=yes)
         with pytest.raises(SiteNotFound):
-            await patience.found(asked, at_once=True)
+            await retry.found(asked, at_once=True)
 
     virtualtime.run(run())
     assert "has not answered" in said[0]

@@ -11,31 +11,31 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import OUTSIDE, local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
 
 
-class Sweeper:
+class RemoteCleanup:
     """Removes from one place what is gone here."""
 
     def __init__(
-        self, site: Site, place: str, ledger: FileLedger, patience: Patience, workdir: Path
+        self, site: Site, place: str, ledger: FileLedger, retry: SiteRetry, workdir: Path
     ) -> None:
-        """Make a sweeper.
+        """Make it.
 
         Args:
             site: what files go through.
             place: the place's identity.
             ledger: tells what lies there.
-            patience: repeats what the site does not answer.
+            retry: repeats what the site does not answer.
             workdir: the workflow's directory.
         """
         self._site = site
         self._place = place
         self._ledger = ledger
-        self._patience = patience
+        self._retry = retry
         self._workdir = workdir
         self._used: dict[str, None] = {}
         self._sweeping = asyncio.Lock()
@@ -57,7 +57,7 @@ class Sweeper:
                 files += self._ledger.remote_files(self._place, below=path)
             # What cannot be removed is no reason for a job to fail.
             with suppress(SiteRejected):
-                await self._patience(lambda: self._remove(files))
+                await self._retry(lambda: self._remove(files))
 
     async def finish(self) -> None:
         """At the end of a run: remove whatever is gone.

@@ -8,9 +8,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.messages import Said, failed
-from snakemake_executor_plugin_mantik.engine.observe import how_failed
-from snakemake_executor_plugin_mantik.engine.witness import Witness
+from snakemake_executor_plugin_mantik.engine.observer import how_failed
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -65,9 +65,9 @@ RECORD = TryRecord(
 def reason(
     marker: Marker, scheduler: Scheduler, *ids: str, ran: float = 0.0, limit: float = 3600.0
 ) -> Reason:
-    witness = Witness(cast("Site", scheduler), SiteSettings())
+    classifier = FailureClassifier(cast("Site", scheduler), SiteSettings())
     marker = replace(marker, started=1e9, ended=1e9 + ran)
-    return virtualtime.run(witness.reason(marker, RECORD, list(ids), limit))
+    return virtualtime.run(classifier.reason(marker, RECORD, list(ids), limit))
 
 
 @pytest.mark.parametrize(

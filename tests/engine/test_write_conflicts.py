@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.engine.work import SiteWork
+from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryState
 from tests.support.controller import Controller, killed_when, request, simulate, states
@@ -234,5 +234,5 @@ def test_many_rivals_are_ended_once(tmp_path: Path) -> None:
     assert {run.job for run in world.runs} == {f"job-{100 + n}" for n in numbers}
 
 
-async def _run(work: SiteWork, number: int) -> None:
+async def _run(work: SiteRunner, number: int) -> None:
     await work.run(request(number, "data/x"))

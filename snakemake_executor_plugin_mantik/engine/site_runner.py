@@ -23,20 +23,20 @@ from snakemake_executor_plugin_mantik.engine.adopt import (
     stale,
     unwanted,
 )
-from snakemake_executor_plugin_mantik.engine.conclude import Concluder
-from snakemake_executor_plugin_mantik.engine.end import Ender
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.cancel import Canceller
+from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
-from snakemake_executor_plugin_mantik.engine.life import Life
+from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.live import LiveCopies
-from snakemake_executor_plugin_mantik.engine.observe import Ended, Nobody, Observer
-from snakemake_executor_plugin_mantik.engine.patience import LONGEST_BUSY_S
-from snakemake_executor_plugin_mantik.engine.place import Place, Places, patience_of
+from snakemake_executor_plugin_mantik.engine.observer import Ended, NullObserver, Observer
+from snakemake_executor_plugin_mantik.engine.place import Place, Places, retry_of
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
+from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, submission_of
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.engine.witness import Witness
 from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -56,7 +56,7 @@ RESENT = 2
 while those here stay the same."""
 
 
-class SiteWork:
+class SiteRunner:
     """The jobs of one site. All methods belong to the event loop's thread."""
 
     def __init__(
@@ -79,7 +79,7 @@ class SiteWork:
             places: all that there are, of the workflow whose jobs they are.
             observer: looks on.
         """
-        self._observer = observer or Nobody()
+        self._observer = observer or NullObserver()
         settings = planner.config.site
         self.site = site
         self.facts = facts
@@ -93,30 +93,28 @@ class SiteWork:
         self._give_up = workflow.give_up
         logs = workflow.state / "logs"
         clock = asyncio.get_running_loop().time
-        patience = self._patience = patience_of(
-            site, tell, settings.marker_grace_s, settings.fetch_wait_s
-        )
+        retry = self._retry = retry_of(site, tell, settings.marker_grace_s, settings.fetch_wait_s)
         self._live = LiveCopies(site, self._observer, workdir, tell)
         self.watcher = Watcher(
-            site, settings, patience, journal.submitted, clock, on_seen=place.saw,
+            site, settings, retry, journal.submitted, clock, on_seen=place.saw,
             on_started=self._observer.started, on_logged=self._live.grown,
             on_waiting=self._waiting,
         )  # fmt: skip
         place.on_deposed(self.watcher.fail)
-        self._submitter = Submitter(site, journal, patience)
-        fetcher = Fetcher(site, patience, workdir, place.scratch, on_links=journal.files.set_links)
-        self.ender = Ender(
+        self._submitter = Submitter(site, journal, retry)
+        fetcher = Fetcher(site, retry, workdir, place.scratch, on_links=journal.files.set_links)
+        self.canceller = Canceller(
             site, journal, self.watcher, fetcher, place.leftovers,
-            settings=settings, patience=patience, tell=tell,
+            settings=settings, retry=retry, tell=tell,
             observer=self._observer, workdir=workdir, logs=logs,
         )  # fmt: skip
-        self._concluder = Concluder(
+        self._finalizer = Finalizer(
             journal,
             stager=place.stager,
             submitter=self._submitter,
             fetcher=fetcher,
-            ender=self.ender,
-            witness=Witness(site, settings),
+            canceller=self.canceller,
+            classifier=FailureClassifier(site, settings),
             observer=self._observer,
             workdir=workdir,
             logs=logs,
@@ -155,37 +153,39 @@ class SiteWork:
 
     async def _once(
         self, request: JobRequest, files: list[LocalFile]
-    ) -> tuple[Outcome | None, tuple[Life, JobState] | None]:
+    ) -> tuple[Outcome | None, tuple[Attempt, JobState] | None]:
         """The outcome of one try, if it has one; or its life and why it is to be sent later."""
         record = await self._try(request, files)
-        self.place.rivals.own(record)
+        self.place.conflicts.own(record)
         # An earlier run may have submitted it once more than it could write down.
         times = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
         submitted_at = record.submitted or time.time()
-        life = Life(record, list(record.site_jobs), submitted_at, times, record.sent)
+        attempt = Attempt(record, list(record.site_jobs), submitted_at, times, record.sent)
         try:
-            whole, own = await self._observed(request, life)
-            self._live.follow(record, life.addition)
-            end = await self._carry(whole, life, files, own)
+            whole, own = await self._observed(request, attempt)
+            self._live.follow(record, attempt.extras)
+            end = await self._carry(whole, attempt, files, own)
         except FileChanged as error:
             self._unfetch(request, record)
             await self.place.look_again(error.path)
-            if life.sent:  # it left no trace, but may come: the record is older than that
-                sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(life.ids))
+            if attempt.sent:  # it left no trace, but may come: the record is older than that
+                sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(attempt.ids))
                 await self._give_up([sent])
             else:
-                await self._concluder.again(life, "its inputs changed while they were being sent")
+                await self._finalizer.again(
+                    attempt, "its inputs changed while they were being sent"
+                )
             return None, None
         except MantikError as error:
-            self._unsent(life, error)
+            self._unsent(attempt, error)
             raise
         finally:
             await self._live.stop(record)
         if end.exit_code is None:  # another controller may have taken it up, and tidied up after it
             await self._assure()
         if end.state is not None and end.state.later and not end.claimed:
-            return None, (life, end.state)
-        outcome = await self._concluder.conclude(whole, life, end, self._runtime_s(request))
+            return None, (attempt, end.state)
+        outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
         if outcome is None:
             self.place.doubt()
         elif outcome.succeeded:
@@ -210,21 +210,21 @@ class SiteWork:
         """Remove what a run that was killed had fetched already of a try that is over."""
         Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
-    async def _wait_to_submit(self, life: Life, state: JobState, pause: float) -> None:
+    async def _wait_to_submit(self, attempt: Attempt, state: JobState, pause: float) -> None:
         """The site runs no more jobs just now: this try is over, another one comes later."""
         if state.reason is Reason.REJECTED:
-            self._patience.note(
+            self._retry.note(
                 f"it takes no more jobs just now ({state.detail}); they are submitted again until"
                 " it does. Site: MaxJobs keeps their number below its limit"
             )
             why = "the scheduler took no more jobs"
         else:
-            self._patience.note(
+            self._retry.note(
                 "it lost jobs before they started, because a part of it was away"
                 f" ({state.detail}); they are submitted again"
             )
             why = "a part of the site was away"
-        await self._concluder.again(life, why)
+        await self._finalizer.again(attempt, why)
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
     def _waiting(self, record: TryRecord, why: str) -> None:
@@ -260,14 +260,14 @@ class SiteWork:
             self._tell(told)
         await self._give_up(choice.unwanted)
         # Whatever their site's name means now, they are in this workspace.
-        await self.ender.give_up(left)
+        await self.canceller.give_up(left)
         for record in gone:
             self._unfetch(request, record)
         if choice.adopted is not None:
             if told := kept(choice.adopted, resources):
                 self._tell(told)
             if told := stale(choice.adopted, sources):
-                self._patience.note(told)
+                self._retry.note(told)
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
@@ -314,11 +314,11 @@ class SiteWork:
             )
 
     async def _observed(
-        self, request: JobRequest, life: Life
+        self, request: JobRequest, attempt: Attempt
     ) -> tuple[JobRequest, list[LocalFile]]:
         """The request with what an observer adds to it, and that one's files."""
-        life.addition = added = await self._observer.prepare(
-            request, life.record, self.facts.workspace
+        attempt.extras = added = await self._observer.prepare(
+            request, attempt.record, self.facts.workspace
         )
         if added is None:
             return request, []
@@ -335,18 +335,18 @@ class SiteWork:
         return whole, list(starmap(LocalFile.holding, made))
 
     async def _carry(
-        self, request: JobRequest, life: Life, files: list[LocalFile], own: list[LocalFile]
+        self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
     ) -> End:
         """Submit the try unless the site may know it already, and wait for its end."""
-        submit = life.sent == 0
+        submit = attempt.sent == 0
         while True:
             if submit:
-                await self._submit(request, life, files, own)
+                await self._submit(request, attempt, files, own)
             end = await self.watcher.watch(
-                life.record, life.ids, sent=life.sent, live=life.live is not None,
+                attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
             )  # fmt: skip
-            life.ids = list(dict.fromkeys([*life.ids, *end.ids]))
+            attempt.ids = list(dict.fromkeys([*attempt.ids, *end.ids]))
             if end.kind is not EndKind.VANISHED:
                 return end
             self._tell(f"{request.name}: no trace of it at {request.site}, submitted again.")
@@ -358,58 +358,62 @@ class SiteWork:
         return self.planner.resources(request.resources, request.threads).runtime_s
 
     async def _submit(
-        self, request: JobRequest, life: Life, files: list[LocalFile], own: list[LocalFile]
+        self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
     ) -> None:
         await self.place.assure()
-        await self.place.sweeper.follow()
+        await self.place.cleanup.follow()
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
         code = self._code(request, {file.path for file in files})
         files = [*files, *self.place.stager.code(code)]
-        for told in await self.place.rivals.make_way(files, made):
+        for told in await self.place.conflicts.make_way(files, made):
             self._tell(told)
         limit = self.planner.config.site.inline_limit_bytes
         staged = await self.place.stager.stage(
             files, request.inputs, outputs, own, inline_limit=limit
         )
-        spec = self.planner.spec(request, life.record, self.facts, staged, term=self.place.term)
-        spec = replace(spec, live=life.live)
+        spec = self.planner.spec(request, attempt.record, self.facts, staged, term=self.place.term)
+        spec = replace(spec, live=attempt.live)
         submission = submission_of(spec)
         # From now on the job may change them there, whether it succeeds or not.
         self.place.stager.lost(outputs)
-        self.place.stager.carry(life.record.id, staged, made)
-        if not life.sent:
-            life.submitted_at = time.time()
-        self._observer.submitting(life.record, spec, submission.script)
+        self.place.stager.carry(attempt.record.id, staged, made)
+        if not attempt.sent:
+            attempt.submitted_at = time.time()
+        self._observer.submitting(attempt.record, spec, submission.script)
         try:
-            site_job = await self._submitter.submit(life.record, submission, request.secrets)
+            site_job = await self._submitter.submit(attempt.record, submission, request.secrets)
         except SiteRejected as error:
-            if life.sent and not await self._revoke(life.record):
+            if attempt.sent and not await self._revoke(attempt.record):
                 return  # an earlier submission of it runs, after all
-            self._unsendable(life, error)
-            await self.ender.remove_secrets(life.record)
+            self._unsendable(attempt, error)
+            await self.canceller.remove_secrets(attempt.record)
             raise
-        life.sent += 1
-        life.staged.append(staged)
+        attempt.sent += 1
+        attempt.staged.append(staged)
         if site_job:
-            if life.sent_at is None:
-                life.sent_at = self.site.clock
+            if attempt.sent_at is None:
+                attempt.sent_at = self.site.clock
             # Earlier ids stay: any of them may be the one that runs.
-            life.ids.append(site_job)
-            self._observer.submitted(life.record, site_job, spec.resources.queue or "")
+            attempt.ids.append(site_job)
+            self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
 
-    def _unsent(self, life: Life, error: MantikError) -> None:
+    def _unsent(self, attempt: Attempt, error: MantikError) -> None:
         """A try that could not be sent and never was is over; the next run makes another one."""
-        if isinstance(error, UserError) and not life.sent and life.record.state is TryState.PLANNED:
-            self._unsendable(life, error)
+        if (
+            isinstance(error, UserError)
+            and not attempt.sent
+            and attempt.record.state is TryState.PLANNED
+        ):
+            self._unsendable(attempt, error)
 
-    def _unsendable(self, life: Life, error: MantikError) -> None:
-        self._observer.ended(life.record, Ended("failed", error.what, reason=Reason.REJECTED))
-        self._journal.abandoned(life.record.id, f"failed: {error.what}")
+    def _unsendable(self, attempt: Attempt, error: MantikError) -> None:
+        self._observer.ended(attempt.record, Ended("failed", error.what, reason=Reason.REJECTED))
+        self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
-        return await self._patience.found(lambda: claims.revoke(self.site, record))
+        return await self._retry.found(lambda: claims.revoke(self.site, record))
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Snakemake knows the outcome: nothing of the try is needed any more.
@@ -418,12 +422,12 @@ class SiteWork:
         """
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
-        self.place.sweeper.used([*request.inputs, *(output.path for output in request.outputs)])
+        self.place.cleanup.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
-            await self.ender.done(
+            await self.canceller.done(
                 outcome.try_id, outcome.site_job.split(), let_end=let_end,
                 succeeded=outcome.succeeded,
             )  # fmt: skip

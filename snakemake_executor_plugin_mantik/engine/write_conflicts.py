@@ -12,7 +12,7 @@ from itertools import compress
 
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import ended_since
-from snakemake_executor_plugin_mantik.engine.patience import Patience
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.jobs.paths import shown
 from snakemake_executor_plugin_mantik.journal import MADE, Journal, TryRecord
@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 
-class Rivals:
+class WriteConflicts:
     """Makes way for the jobs of this run at one place."""
 
     def __init__(
@@ -28,16 +28,16 @@ class Rivals:
         site: Site,
         journal: Journal,
         stager: Stager,
-        patience: Patience,
+        retry: SiteRetry,
         give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
     ) -> None:
         self._site = site
         self._journal = journal
         self._stager = stager
         self._give_up = give_up
-        self._patience = patience
+        self._retry = retry
         self._own: set[str] = set()
-        # Of many jobs that find the same rivals one deals with them.
+        # Of many jobs that find the same conflicts one deals with them.
         self._clearing = asyncio.Lock()
 
     def own(self, record: TryRecord) -> None:
@@ -60,7 +60,7 @@ class Rivals:
         told: list[str] = []
         wanted = [(file.path, file.sha256) for file in files if not file.directory]
         for path, sha256 in [*wanted, *((path, MADE) for path in makes)]:
-            if not self._stager.rivals(path, sha256):
+            if not self._stager.conflicts(path, sha256):
                 continue
             if makers := self._among(path, sha256, makes=True):
                 await self._give_up(makers)
@@ -76,14 +76,14 @@ class Rivals:
 
     def _among(self, path: str, sha256: str, *, makes: bool) -> list[TryRecord]:
         """The tries of earlier runs that make what lies at a path, or carry another content."""
-        rivals = [r for r in self._stager.rivals(path, sha256) if not r.bundle]
+        conflicts = [r for r in self._stager.conflicts(path, sha256) if not r.bundle]
         return self._journal.tries(
-            r.id for r in rivals if r.makes is makes and r.id not in self._own
+            r.id for r in conflicts if r.makes is makes and r.id not in self._own
         )
 
     async def _keep_from_starting(self, record: TryRecord) -> bool:
         """Whether a try will never run. Else it has unpacked already, and is in nobody's way."""
-        if await self._patience.found(lambda: claims.revoke(self._site, record)):
+        if await self._retry.found(lambda: claims.revoke(self._site, record)):
             await self._give_up([record])
             return True
         self._journal.files.landed(record.id)

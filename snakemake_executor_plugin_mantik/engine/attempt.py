@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from snakemake_executor_plugin_mantik.engine.observe import Addition
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
@@ -14,7 +14,7 @@ CLOCKS_DIFFER_S = 60.0
 
 
 @dataclass
-class Life:
+class Attempt:
     """One try that this run has to do with.
 
     Attributes:
@@ -23,7 +23,7 @@ class Life:
         sent_at: when it was submitted, by the site's own clock, where that is known.
         sent: how often it was submitted, at most.
         staged: what each script that this run submitted carried.
-        addition: what an observer adds to it.
+        extras: what an observer adds to it.
     """
 
     record: TryRecord
@@ -32,12 +32,12 @@ class Life:
     sent: int
     sent_at: float | None = None
     staged: list[Staged] = field(default_factory=list)
-    addition: Addition | None = None
+    extras: JobExtras | None = None
 
     @property
     def live(self) -> LiveDirectory | None:
         """What is shown of it while it runs."""
-        added = self.addition
+        added = self.extras
         if added is None or added.live is None:
             return None
         return LiveDirectory(added.directory, added.live.growing)

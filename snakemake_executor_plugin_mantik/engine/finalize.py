@@ -12,16 +12,16 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
 )
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.end import Ender
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.cancel import Canceller
+from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.life import Life
 from snakemake_executor_plugin_mantik.engine.messages import Said
-from snakemake_executor_plugin_mantik.engine.observe import Ended, Observer, how_failed
+from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer, how_failed
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Member, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.engine.witness import Witness
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -37,7 +37,7 @@ LOG_END_BYTES = 16 << 10
 """How much of a log file is looked at for its last lines."""
 
 
-class Concluder:
+class Finalizer:
     """Concludes the tries at one site. All methods belong to the event loop's thread."""
 
     def __init__(
@@ -47,8 +47,8 @@ class Concluder:
         stager: Stager,
         submitter: Submitter,
         fetcher: Fetcher,
-        ender: Ender,
-        witness: Witness,
+        canceller: Canceller,
+        classifier: FailureClassifier,
         observer: Observer,
         workdir: Path,
         logs: Path,
@@ -61,8 +61,8 @@ class Concluder:
             stager: sends files there.
             submitter: submits there.
             fetcher: fetches from there.
-            ender: tidies up there.
-            witness: asks the scheduler there.
+            canceller: tidies up there.
+            classifier: asks the scheduler there.
             observer: looks on.
             workdir: the workflow's directory.
             logs: where the jobs' logs go.
@@ -72,39 +72,39 @@ class Concluder:
         self._stager = stager
         self._submitter = submitter
         self._fetcher = fetcher
-        self._ender = ender
-        self._witness = witness
+        self._canceller = canceller
+        self._classifier = classifier
         self._observer = observer
         self._workdir = workdir
         self._logs = logs
         self._tell = tell
 
     async def conclude(
-        self, request: JobRequest, life: Life, end: End, runtime_s: int | None
+        self, request: JobRequest, attempt: Attempt, end: End, runtime_s: int | None
     ) -> Outcome | None:
         """The job's outcome from its try's end; None if it is to be tried again at once.
 
         Args:
             request: the job.
-            life: its try.
+            attempt: its try.
             end: how that ended.
             runtime_s: its walltime, where known.
         """
-        record = life.record
+        record = attempt.record
         path = log_path(self._logs, record)
         if end.exit_code is None:
-            return await self._conclude_without_marker(request, life, end, path)
+            return await self._conclude_without_marker(request, attempt, end, path)
         try:
             marker = await self._fetcher.marker(record, end)
         except (MarkerInvalid, SiteError) as error:
             if end.exit_code == 0 and isinstance(error, SiteError):
-                return self._unfetched(request, life, str(error))
+                return self._unfetched(request, attempt, str(error))
             await self._log(record, None, path)
             words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
             return self._failed(
-                request, life, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
+                request, attempt, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
-        if self._purged(life, marker):
+        if self._purged(attempt, marker):
             others = ", ".join(map(shown, marker.missing_inputs[:MOST_TOLD]))
             if others:
                 self._tell(
@@ -112,46 +112,46 @@ class Concluder:
                     " site has lost them; it is sent again with what they are now."
                 )
             why = f"its inputs changed: {others}" if others else "files were purged at the site"
-            await self.again(life, why)
+            await self.again(attempt, why)
             return None
         self._journal.files.landed(record.id)
         self._journal.secrets_gone(record.id)  # its script removes them however it ends
         # Of several submissions it is not known which one ran, and so what it unpacked.
-        if marker.failed_step not in BEFORE_INPUTS and life.sent == len(life.staged) == 1:
-            self._stager.confirm(life.staged[0])
+        if marker.failed_step not in BEFORE_INPUTS and attempt.sent == len(attempt.staged) == 1:
+            self._stager.confirm(attempt.staged[0])
         if marker.exit_code != 0:
             self._stager.lost([output.path for output in request.outputs])
-            return await self._command_failed(request, life, marker, path, runtime_s)
-        return await self._command_succeeded(request, life, marker, path)
+            return await self._command_failed(request, attempt, marker, path, runtime_s)
+        return await self._command_succeeded(request, attempt, marker, path)
 
     async def _command_succeeded(
-        self, request: JobRequest, life: Life, marker: Marker, path: Path
+        self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path
     ) -> Outcome:
         """The job itself says that it succeeded; now its outputs have to come here."""
-        record = life.record
+        record = attempt.record
         # If this process dies when they are here, the next one sees by it that they are this job's
-        # (`SiteWork._updated_already`), and does not do again what has been done to them.
-        self._stager.made(_updated(request, life, marker))
+        # (`SiteRunner._updated_already`), and does not do again what has been done to them.
+        self._stager.made(_updated(request, attempt, marker))
         try:
-            fetched = await self._outputs(request, life, marker)
+            fetched = await self._outputs(request, attempt, marker)
         except (OutputMissing, OutputsLost) as error:
             if isinstance(error, OutputMissing):
                 await self._what_there_is(request, record, marker)
             await self._log(record, marker, path)
-            return self._failed(request, life, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
+            return self._failed(request, attempt, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except MantikError as error:
-            return self._unfetched(request, life, str(error))
+            return self._unfetched(request, attempt, str(error))
         except OSError as error:
             return self._failed(
-                request, life,
+                request, attempt,
                 f"The outputs cannot be written here ({messages.trouble(error)}). They are still at"
                 " the site: free space and start again.\n", None, None,
                 reason=Reason.OUTPUTS, keep=True,
             )  # fmt: skip
         await self._log(record, marker, path)
-        return self._succeeded(request, life, marker, fetched, path)
+        return self._succeeded(request, attempt, marker, fetched, path)
 
-    def _unfetched(self, request: JobRequest, life: Life, why: str) -> Outcome:
+    def _unfetched(self, request: JobRequest, attempt: Attempt, why: str) -> Outcome:
         """The job succeeded, and what it made may be had later: the next run fetches it."""
         words = (
             f"The job succeeded, but its outputs could not be fetched: {why} They are still at the"
@@ -159,18 +159,18 @@ class Concluder:
             f" all the same type: snakemake --forcerun {request.rule}\n"
         )
         # Open, so that it is taken up, but over: a run that is forced makes another one.
-        self._journal.ended(life.record.id, "succeeded", waited=None, ran=None, log="")
-        return self._failed(request, life, words, None, None, reason=Reason.OUTPUTS, keep=True)
+        self._journal.ended(attempt.record.id, "succeeded", waited=None, ran=None, log="")
+        return self._failed(request, attempt, words, None, None, reason=Reason.OUTPUTS, keep=True)
 
     async def _outputs(
-        self, request: JobRequest, life: Life, marker: Marker
+        self, request: JobRequest, attempt: Attempt, marker: Marker
     ) -> tuple[FileRecord, ...]:
         """Fetch the outputs: if need be without what an observer asked for.
 
         Raises:
             MantikError, OSError: an output cannot be had.
         """
-        record, added = life.record, life.addition
+        record, added = attempt.record, attempt.extras
         if added is None or not added.directory:
             return (await self._fetcher.outputs(record, marker, request.outputs)).files
         below = f"{added.directory}/"
@@ -209,42 +209,42 @@ class Concluder:
             await self._fetcher.outputs(record, without, wanted)
 
     async def _conclude_without_marker(
-        self, request: JobRequest, life: Life, end: End, path: Path
+        self, request: JobRequest, attempt: Attempt, end: End, path: Path
     ) -> Outcome | None:
-        if (lost := self._lost(request, life, end)) is not None:
-            await self.again(life, lost)
+        if (lost := self._lost(request, attempt, end)) is not None:
+            await self.again(attempt, lost)
             return None
-        log = await self._log(life.record, None, path)
-        await self._ender.remove_secrets(life.record)
-        words = messages.stopped(end.state, life.where, Said(log, self._shown(path)))
-        await self._ender.rescue(life.record.id)
+        log = await self._log(attempt.record, None, path)
+        await self._canceller.remove_secrets(attempt.record)
+        words = messages.stopped(end.state, attempt.where, Said(log, self._shown(path)))
+        await self._canceller.rescue(attempt.record.id)
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
             reason = Reason.UNKNOWN
-        return self._failed(request, life, words, path if log else None, None, reason=reason)
+        return self._failed(request, attempt, words, path if log else None, None, reason=reason)
 
-    async def again(self, life: Life, why: str) -> None:
+    async def again(self, attempt: Attempt, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
-        self._observer.ended(life.record, Ended("killed", why))
-        await self._ender.remove_secrets(life.record)
-        self._journal.abandoned(life.record.id, f"failed: {why}")
-        await self._ender.done(life.record.id, life.ids)
+        self._observer.ended(attempt.record, Ended("killed", why))
+        await self._canceller.remove_secrets(attempt.record)
+        self._journal.abandoned(attempt.record.id, f"failed: {why}")
+        await self._canceller.done(attempt.record.id, attempt.ids)
 
     async def _command_failed(
-        self, request: JobRequest, life: Life, marker: Marker, path: Path, limit: int | None
+        self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path, limit: int | None
     ) -> Outcome:
         """The job itself says that it failed; trouble with its logs does not change that."""
         with suppress(MantikError, OSError):
             if not marker.bare:
-                await self._outputs(request, life, marker)
-        log = await self._log(life.record, marker, path)
-        reason = await self._witness.reason(marker, life.record, life.ids, limit)
+                await self._outputs(request, attempt, marker)
+        log = await self._log(attempt.record, marker, path)
+        reason = await self._classifier.reason(marker, attempt.record, attempt.ids, limit)
         members = self._failed_members(request)
         logs = [log for member, _ in members for log in member.logs] if members else None
         said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))
         ends = [(member.name, code) for member, code in members]
-        words = messages.failed(marker, life.where, said, reason, ends)
-        outcome = self._failed(request, life, words, path, marker, reason=reason)
+        words = messages.failed(marker, attempt.where, said, reason, ends)
+        outcome = self._failed(request, attempt, words, path, marker, reason=reason)
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 
     def _failed_members(self, request: JobRequest) -> list[tuple[Member, int]]:
@@ -267,11 +267,11 @@ class Concluder:
                 found[int(number)] = int(code)
         return [(request.group.members[number], code) for number, code in found.items()]
 
-    def _lost(self, request: JobRequest, life: Life, end: End) -> str | None:
+    def _lost(self, request: JobRequest, attempt: Attempt, end: End) -> str | None:
         """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
         if end.kind is EndKind.REVOKED:
             return "given up before it started"
-        if life.record.state is TryState.ENDED:
+        if attempt.record.state is TryState.ENDED:
             return "its results are no longer at the site"
         if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:
             return None
@@ -281,17 +281,17 @@ class Concluder:
         self._submitter.purged()
         return "the workspace was purged"
 
-    def _purged(self, life: Life, marker: Marker) -> bool:
+    def _purged(self, attempt: Attempt, marker: Marker) -> bool:
         """Whether the job did not find what was to be there; then that is sent again."""
         if marker.missing_inputs:
             self._stager.lost(marker.missing_inputs)
             return True
         if marker.failed_step != "bundles" or marker.signal:
             return False
-        if not life.staged:  # what an earlier run's script carried is not known
+        if not attempt.staged:  # what an earlier run's script carried is not known
             self._stager.purged()
             return True
-        bundles = [bundle for staged in life.staged for bundle in staged.bundles]
+        bundles = [bundle for staged in attempt.staged for bundle in staged.bundles]
         self._stager.gone(list(dict.fromkeys(bundles)))
         return bool(bundles)
 
@@ -306,25 +306,29 @@ class Concluder:
     def _succeeded(
         self,
         request: JobRequest,
-        life: Life,
+        attempt: Attempt,
         marker: Marker,
         files: tuple[FileRecord, ...],
         path: Path,
     ) -> Outcome:
-        waited, ran = life.times(marker)
+        waited, ran = attempt.times(marker)
         self._stager.made(files)
         log = path if path.exists() else None
         self._observer.ended(
-            life.record,
+            attempt.record,
             Ended("finished", exit_code=0, log=log, waited=waited, ran=ran, cpu=marker.cpu),
         )
-        self._journal.ended(life.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""))
-        return Outcome(request.number, life.record.id, True, log=log, site_job=life.joined_ids)
+        self._journal.ended(
+            attempt.record.id, "succeeded", waited=waited, ran=ran, log=str(log or "")
+        )
+        return Outcome(
+            request.number, attempt.record.id, True, log=log, site_job=attempt.joined_ids
+        )
 
     def _failed(
         self,
         request: JobRequest,
-        life: Life,
+        attempt: Attempt,
         words: str,
         path: Path | None,
         marker: Marker | None,
@@ -333,23 +337,21 @@ class Concluder:
         keep: bool = False,
     ) -> Outcome:
         """A failure; with `keep` the try stays open, so that the next run fetches its results."""
-        waited, ran = life.times(marker) if marker is not None else (None, None)
+        waited, ran = attempt.times(marker) if marker is not None else (None, None)
         log = path if path is not None and path.exists() else None
         if keep:
-            self._tell(f"{life.record.name}: {words.rstrip()}")
+            self._tell(f"{attempt.record.name}: {words.rstrip()}")
         else:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
             end = Ended(how_failed(reason), first, code, log, waited, ran, cpu, reason)
-            self._observer.ended(life.record, end)
+            self._observer.ended(attempt.record, end)
             self._journal.ended(
-                life.record.id, f"failed: {first}", waited=waited, ran=ran,
+                attempt.record.id, f"failed: {first}", waited=waited, ran=ran,
                 log=str(log or ""), reason=reason,
             )  # fmt: skip
-        return Outcome(
-            request.number, "" if keep else life.record.id, False, words, log, life.joined_ids,
-            reason,
-        )  # fmt: skip
+        try_id = "" if keep else attempt.record.id
+        return Outcome(request.number, try_id, False, words, log, attempt.joined_ids, reason)
 
     def _log_files(
         self, request: JobRequest, chosen: Collection[str] | None = None
@@ -372,9 +374,9 @@ class Concluder:
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
 
 
-def _updated(request: JobRequest, life: Life, marker: Marker) -> list[FileRecord]:
+def _updated(request: JobRequest, attempt: Attempt, marker: Marker) -> list[FileRecord]:
     """What a job has made of the outputs that its rule updates, as it lies in the workspace."""
-    added = life.addition.directory if life.addition is not None else None
+    added = attempt.extras.directory if attempt.extras is not None else None
     below = tuple(f"{output.path}/" for output in request.updated if output.path != added)
     return [
         FileRecord(entry.path, entry.size, entry.sha256)

@@ -34,10 +34,10 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.mlproject.call import Call
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from snakemake_executor_plugin_mantik.tracking import store
+from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX, SETTINGS
+from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX, SETTINGS
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
 SITE = "hpc1"

@@ -13,9 +13,9 @@ from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobReques
 from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, run_of
 from snakemake_executor_plugin_mantik.rules.units import members_of
-from snakemake_executor_plugin_mantik.tracking.invocation import Ending
+from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
+from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 
 @dataclass

@@ -37,7 +37,7 @@ async def store(workflow: Any, job: Job) -> None:
 
 
 def _cached(workflow: Any, job: Job) -> bool:
-    from snakemake_executor_plugin_mantik.rules.storage import by_jobs
+    from snakemake_executor_plugin_mantik.rules.paths.storage import by_jobs
 
     # Where jobs store themselves, nothing of theirs is here. Without a place for the cache there is
     # none: Snakemake says that it does without, and its `fetch` would raise.

@@ -19,32 +19,27 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_a
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.mlproject.project import given_of
-from snakemake_executor_plugin_mantik.rules import (
-    deployment,
-    groupresources,
-    groups,
-    preflight,
-    resources,
-    storage,
-    tracked,
-)
-from snakemake_executor_plugin_mantik.rules.missing_snakemake import MissingSnakemake
-from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
+from snakemake_executor_plugin_mantik.mlproject.project import bound_entry_point_of
+from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
+from snakemake_executor_plugin_mantik.rules.kinds import group_resources, groups
+from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 from snakemake_executor_plugin_mantik.rules.options import (
     capped,
     check_conda_here,
     options_of,
     unused,
 )
+from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.payload import Context, full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.rules.units import members_of, title_of, units_of
+from snakemake_executor_plugin_mantik.rules.wrapping import deployment
+from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
-from snakemake_executor_plugin_mantik.tracking import direct
+from snakemake_executor_plugin_mantik.tracking.controller import direct
 
 STATE = "mantik"
 """Our own directory below Snakemake's `.snakemake`."""
@@ -208,7 +203,7 @@ def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> Non
     mistakes: dict[Mistake, None] = {}
     exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
     for job in jobs:
-        given = given_of(job.rule.params)
+        given = bound_entry_point_of(job.rule.params)
         if given is None:
             continue
         try:
@@ -251,7 +246,7 @@ def check_jobs(
             for member in members:
                 resources.retried(member)
                 tracked.asked(member)
-            site, given, threads, later = groupresources.wanted(job, planners)
+            site, given, threads, later = group_resources.wanted(job, planners)
             resources.refuse_misspelt(later)
             if site is None:
                 continue

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikE
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.active_run import Run
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
-    from snakemake_executor_plugin_mantik.tracking.invocation import Ending
+    from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
 Job = Any
 """A Snakemake job; Snakemake's own classes are not typed."""
@@ -85,7 +85,7 @@ class Executor(RemoteExecutor):
 
         from snakemake_executor_plugin_mantik.adapter import caching
         from snakemake_executor_plugin_mantik.engine.request import Outcome
-        from snakemake_executor_plugin_mantik.rules import storage
+        from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import members_of
 
         self._interruption.handle()
@@ -117,8 +117,8 @@ class Executor(RemoteExecutor):
 
     def envvars(self) -> dict[str, str]:
         """What jobs get of this process's environment: as the workflow says."""
-        from snakemake_executor_plugin_mantik.rules.environ import variables
-        from snakemake_executor_plugin_mantik.rules.storage import secrets
+        from snakemake_executor_plugin_mantik.rules.paths.storage import secrets
+        from snakemake_executor_plugin_mantik.rules.wrapping.environ import variables
 
         if self._variables is None:
             self._variables = {**variables(self.workflow, os.environ), **secrets(self.workflow)}
@@ -177,7 +177,7 @@ class Executor(RemoteExecutor):
                     info.job.register(external_jobid=ids)
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
-        from snakemake_executor_plugin_mantik.rules import storage
+        from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import members_of
 
         self._uncommitted[outcome.number] = outcome

@@ -23,11 +23,12 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 )
 from snakemake_executor_plugin_mantik.engine.plan import misfits, unchecked
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.rules import Job, deployment, preflight
-from snakemake_executor_plugin_mantik.rules.environ import variables
-from snakemake_executor_plugin_mantik.rules.groupresources import wanted
-from snakemake_executor_plugin_mantik.rules.places import Places
+from snakemake_executor_plugin_mantik.rules import Job, preflight
+from snakemake_executor_plugin_mantik.rules.kinds.group_resources import wanted
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
 from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit
+from snakemake_executor_plugin_mantik.rules.wrapping import deployment
+from snakemake_executor_plugin_mantik.rules.wrapping.environ import variables
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 
 

@@ -36,7 +36,7 @@ from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
-from snakemake_executor_plugin_mantik.tracking.direct import remark
+from snakemake_executor_plugin_mantik.tracking.controller.direct import remark
 
 
 def start(workflow: Any, dag: Any, logger: Any) -> Run:

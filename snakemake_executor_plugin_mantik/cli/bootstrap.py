@@ -16,7 +16,7 @@ import typer
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import read_all
-from snakemake_executor_plugin_mantik.mlproject.single import RUNS
+from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
 
 _TEMPLATE: Final = """\
@@ -73,8 +73,8 @@ def bootstrap(
         )  # fmt: skip
     from snakemake import __version__
 
-    from snakemake_executor_plugin_mantik.rules.missing_snakemake import MissingSnakemake
-    from snakemake_executor_plugin_mantik.rules.nested import BOOTSTRAPPED
+    from snakemake_executor_plugin_mantik.rules.kinds.full_jobs import BOOTSTRAPPED
+    from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 
     known = read_all([site], Path()) if "=" in site or os.path.exists(site) else {}
     name = next(iter(known), site)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.mlproject.single import command, prepared
+from snakemake_executor_plugin_mantik.mlproject.single_rule import command, prepared
 
 
 def run(

@@ -46,7 +46,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @app.callback()
 def _prepare() -> None:
     """Keep MLflow quiet, and its answers quick."""
-    from snakemake_executor_plugin_mantik.tracking.worker import SETTINGS
+    from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
     if importlib.util.find_spec("mlflow") is None:
         raise UserError(
@@ -235,12 +235,12 @@ def continue_(
     ] = "",
 ) -> None:
     """Start the controllers of runs again that are gone; nothing runs twice."""
-    from snakemake_executor_plugin_mantik.runs import known
+    from snakemake_executor_plugin_mantik.runs import local_runs
     from snakemake_executor_plugin_mantik.runs.controller import start
 
     if not run:
-        gone = [each for each in known.all_here() if each.gone]
-    elif (one := known.find_here(run)) is None:
+        gone = [each for each in local_runs.all_here() if each.gone]
+    elif (one := local_runs.find_here(run)) is None:
         raise UserError(
             f"no run {run!r} was submitted from here",
             do="smk-mantik runs list shows those that there are",
@@ -371,7 +371,7 @@ def _in_mlflow(run: str) -> "Found":
 
 
 def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    from snakemake_executor_plugin_mantik.mlproject.oneline import Wrong
+    from snakemake_executor_plugin_mantik.mlproject.command_line import Wrong
 
     wrong = Wrong()
     found = wrong.pairs(option, given or [])
@@ -380,10 +380,10 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
-    from snakemake_executor_plugin_mantik.runs import known
-    from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+    from snakemake_executor_plugin_mantik.runs import local_runs
+    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
 
-    run = known.here(RunDirectory(home() / run_id))
+    run = local_runs.here(RunDirectory(home() / run_id))
     if as_json and not wait:
         _print({"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)})
     elif not as_json:
@@ -399,15 +399,17 @@ def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
 
 def _wait(run_id: str, *, as_json: bool) -> None:
     from snakemake_executor_plugin_mantik.cli import runtable
-    from snakemake_executor_plugin_mantik.runs import controller, ending, known
-    from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+    from snakemake_executor_plugin_mantik.runs import controller, ending, local_runs
+    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
 
     directory = RunDirectory(home() / run_id)
     try:
         controller.wait(directory)
     except KeyboardInterrupt:
         typer.echo("Cancelling it.", err=True)
-        ending.cancel(known.here(directory), lambda text: typer.echo(printable(text), err=True))
+        ending.cancel(
+            local_runs.here(directory), lambda text: typer.echo(printable(text), err=True)
+        )
     found = _find(run_id)
     details: dict[str, Any] = runtable.details(found)
     if as_json:

@@ -10,7 +10,7 @@ from rich.table import Table
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.humanize import duration, size
-from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
+from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import Found, Row

@@ -21,15 +21,15 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
-from snakemake_executor_plugin_mantik.schedule.fire import FIRING_S, forget_lock, shown
-from snakemake_executor_plugin_mantik.schedule.fire import fire as submit
+from snakemake_executor_plugin_mantik.schedule.display import became, firing_as_json, in_json, when
 from snakemake_executor_plugin_mantik.schedule.loop import Processes, is_present, look, present
-from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, Wish
+from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, ScheduleRequest
+from snakemake_executor_plugin_mantik.schedule.schedules import Missed, Schedule
 from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.submit import FIRING_S, forget_lock, shown
+from snakemake_executor_plugin_mantik.schedule.submit import fire as submit
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
 from snakemake_executor_plugin_mantik.schedule.unit import unit as unit_file
-from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
-from snakemake_executor_plugin_mantik.schedule.words import became, firing_as_json, in_json, when
 
 app = typer.Typer(
     name="schedule", help="Submit runs again whenever their time has come.", no_args_is_help=True
@@ -76,7 +76,7 @@ def _the(store: Store, name: str) -> Schedule:
 
 
 def _run_id(word: str) -> str:
-    from snakemake_executor_plugin_mantik.runs.known import find_here
+    from snakemake_executor_plugin_mantik.runs.local_runs import find_here
 
     found = find_here(word)
     if found is None:
@@ -106,7 +106,7 @@ def add(
     with _store() as store:
         if store.get(name) is not None:
             raise _taken(name)
-        wish = Wish(run, cron, tz, until, account, missed)
+        wish = ScheduleRequest(run, cron, tz, until, account, missed)
         made = planning.new(name, wish, planning.now(), _run_id)
         if not store.add(made):
             raise _taken(name)
@@ -133,8 +133,8 @@ def edit(
     as_json: AsJson = False,
 ) -> None:
     """Change a schedule; a scheduler that runs takes it over."""
-    wish = Wish(run, cron, tz, until, account, missed)
-    if wish == Wish():
+    wish = ScheduleRequest(run, cron, tz, until, account, missed)
+    if wish == ScheduleRequest():
         raise UserError("nothing is to be changed", do="Give at least one option; see --help")
     with _store() as store:
         if not store.edit(planning.edited(_the(store, name), wish, planning.now(), _run_id)):
@@ -293,7 +293,7 @@ def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
     signal.alarm(FIRING_S)  # which ends the process: it is as if it was killed
     from snakemake_executor_plugin_mantik.runs import again
-    from snakemake_executor_plugin_mantik.tracking.worker import SETTINGS
+    from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
     for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)

@@ -14,11 +14,11 @@ from snakemake_executor_plugin_mantik.common.locks import is_held, unheld
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import FILE, history, sent_tries
 from snakemake_executor_plugin_mantik.journal.database import LOCK as JOURNAL_LOCK
-from snakemake_executor_plugin_mantik.tracking.invocation import settle
-from snakemake_executor_plugin_mantik.tracking.messenger import Messenger
+from snakemake_executor_plugin_mantik.tracking.controller.invocation import settle
+from snakemake_executor_plugin_mantik.tracking.controller.messenger import Messenger
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker import DRAIN_S, LOCK, OUTBOX
+from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, LOCK, OUTBOX
 
 IMPORT_S = 60.0
 """Seconds that the import of MLflow may take, besides those that the telling itself may."""

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
-from snakemake_executor_plugin_mantik.config.part import Keys, Part
+from snakemake_executor_plugin_mantik.config.section import Keys, Part
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.config.values import (
     Address,

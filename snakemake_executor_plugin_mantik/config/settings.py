@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from snakemake_executor_plugin_mantik.config import units
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
-from snakemake_executor_plugin_mantik.config.part import Keys, Part
+from snakemake_executor_plugin_mantik.config.section import Keys, Part
 from snakemake_executor_plugin_mantik.config.values import (
     Duration,
     Name,

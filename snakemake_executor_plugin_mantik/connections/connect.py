@@ -12,10 +12,10 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all
-from snakemake_executor_plugin_mantik.tracking.courier import MADE_WAIT_S
+from snakemake_executor_plugin_mantik.tracking.controller.courier import MADE_WAIT_S
+from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
 from snakemake_executor_plugin_mantik.tracking.run import target
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
 _OF_CLIENTS = (

@@ -32,9 +32,9 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
+from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY as TRACKING
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
+from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 
 
 def journal_of(directory: Path) -> Journal:

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
-from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
+from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, plain_files
 
 PACK_BYTES: Final = 2 << 20
 """About as much is packed at once, of files as they are, and one file more: so much can be

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.jobs.tars import MOST_ENTRIES, TarDamaged, plain_files
+from snakemake_executor_plugin_mantik.jobs.tar_reader import MOST_ENTRIES, TarDamaged, plain_files
 
 MARKER_LIMIT: Final = 256 << 20
 """Bytes of an unpacked marker that are read at most; scripts make far smaller ones."""

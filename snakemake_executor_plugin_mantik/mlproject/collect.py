@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.mlproject.given import Function
+from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import Function
 from snakemake_executor_plugin_mantik.mlproject.values import path_in
 
 TICK_S: Final = 1

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, MantikError, Mistake
+from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import BoundEntryPoint, Function
 from snakemake_executor_plugin_mantik.mlproject.call import PARAMETER
 from snakemake_executor_plugin_mantik.mlproject.entry import (
     SCRIPTS,
@@ -17,7 +18,6 @@ from snakemake_executor_plugin_mantik.mlproject.entry import (
     script_entry,
     unsendable,
 )
-from snakemake_executor_plugin_mantik.mlproject.given import Function, Given
 from snakemake_executor_plugin_mantik.mlproject.reading import ProjectFile, read_project
 
 RULE: Final = str(Path(__file__).with_name("rule.smk"))
@@ -118,7 +118,7 @@ class Project:
         """
         try:
             entry = self.entry(name)
-            given = Given(self, entry, arguments, extra or {})
+            given = BoundEntryPoint(self, entry, arguments, extra or {})
         except MantikError as error:
             raise error.with_traceback(None) from None  # our own lines would say nothing
         plain = ("wildcards",)
@@ -162,7 +162,7 @@ class Project:
             UserError: the sources cannot be read, or there are too many.
         """
         if entry.name not in self._definitions:
-            from snakemake_executor_plugin_mantik.mlproject.sources import digest
+            from snakemake_executor_plugin_mantik.mlproject.project_sources import digest
 
             parts = [
                 entry.name, entry.command,
@@ -183,7 +183,7 @@ class Project:
         return self._shown
 
 
-def given_of(params: Any) -> Given | None:
+def bound_entry_point_of(params: Any) -> BoundEntryPoint | None:
     """What a rule gives to an entry point, told from its parameters before they are evaluated.
 
     Args:
@@ -193,7 +193,7 @@ def given_of(params: Any) -> Given | None:
         None: the rule runs no entry point.
     """
     given = getattr(getattr(params, "command", None), "given", None)
-    return given if isinstance(given, Given) else None
+    return given if isinstance(given, BoundEntryPoint) else None
 
 
 def folder_mistake(folder: PurePosixPath) -> str:

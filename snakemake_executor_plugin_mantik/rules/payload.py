@@ -16,24 +16,20 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules import (
-    Job,
-    besidesnakefile,
-    nested,
-    sourcefiles,
-    storage,
-)
-from snakemake_executor_plugin_mantik.rules.command import (
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.kinds import full_jobs
+from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     command,
     executable_of,
     in_shell,
     on_node,
 )
-from snakemake_executor_plugin_mantik.rules.deployment import deployed
 from snakemake_executor_plugin_mantik.rules.options import Options
-from snakemake_executor_plugin_mantik.rules.places import places_of
+from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files, storage
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
-from snakemake_executor_plugin_mantik.rules.shadow import shadowed
+from snakemake_executor_plugin_mantik.rules.wrapping.deployment import deployed
+from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadowed
 
 
 @dataclass(frozen=True)
@@ -96,11 +92,11 @@ def full(job: Job) -> str | None:
         return storage.WORDS
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
-        from snakemake_executor_plugin_mantik.rules.scripts import needs_snakemake
+        from snakemake_executor_plugin_mantik.rules.kinds.scripts import needs_snakemake
 
         imported = needs_snakemake(job)
         return f"a script that imports {', '.join(imported)}" if imported else None
-    return nested.directive(job)
+    return full_jobs.directive(job)
 
 
 def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:
@@ -119,7 +115,7 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
     if full(job) is not None:
         # That Snakemake makes environment and shadow directory itself.
         site = site_of(given_resources(job), context.sites)
-        text, uploads, inputs = nested.command(
+        text, uploads, inputs = full_jobs.command(
             job, context.workdir, site, context.sites[site].config,
             context.deployment,
         )  # fmt: skip
@@ -141,12 +137,12 @@ def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Pay
     config = context.sites[site_of(given_resources(job), context.sites)].config
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
-        from snakemake_executor_plugin_mantik.rules.scripts import script
+        from snakemake_executor_plugin_mantik.rules.kinds.scripts import script
 
         text, uploads = script(job, places, tmpdir, iteration, config)
         return Payload(in_shell(job, text), shell, uploads)
     text = command(job, places, tmpdir, iteration)
-    text, uploads = sourcefiles.in_command(job, text, lambda: places.workspace)
-    text, beside = besidesnakefile.in_command(job, text, places, config)
+    text, uploads = source_files.in_command(job, text, lambda: places.workspace)
+    text, beside = snakefile_siblings.in_command(job, text, places, config)
     text, shell = on_node(text, shell)
     return Payload(text, shell, (*uploads, *beside))

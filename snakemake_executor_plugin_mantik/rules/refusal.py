@@ -8,12 +8,12 @@ from snakemake.settings.types import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, given_of
+from snakemake_executor_plugin_mantik.mlproject.project import bound_entry_point_of, folder_mistake
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.groups import group_obstacle
+from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
+from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
+from snakemake_executor_plugin_mantik.rules.paths.storage import by_jobs, unstaged
 from snakemake_executor_plugin_mantik.rules.payload import full
-from snakemake_executor_plugin_mantik.rules.sourcefiles import is_source_file
-from snakemake_executor_plugin_mantik.rules.storage import by_jobs, unstaged
 from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
 
@@ -42,14 +42,14 @@ def _script(job: Job) -> str | None:
     if not (job.rule.is_script or job.rule.is_notebook):
         return None
     # It imports the parts of Snakemake that know languages and notebooks.
-    from snakemake_executor_plugin_mantik.rules.scripts import mistake
+    from snakemake_executor_plugin_mantik.rules.kinds.scripts import mistake
 
     return mistake(job)
 
 
 def _project(job: Job) -> str | None:
     """What of an MLproject is not at a site."""
-    given = given_of(job.rule.params)
+    given = bound_entry_point_of(job.rule.params)
     return folder_mistake(given.project.relative_folder()) or None if given is not None else None
 
 

@@ -7,7 +7,7 @@ from snakemake.common.tbdstring import TBDString
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.mlproject.call import call_of
-from snakemake_executor_plugin_mantik.mlproject.project import given_of
+from snakemake_executor_plugin_mantik.mlproject.project import bound_entry_point_of
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.request import name_of
 from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
@@ -73,7 +73,7 @@ def untracked_entry_points(members: Sequence[Job], which: Which) -> set[str]:
 
 def _runs_entry_point(job: Job) -> bool:
     params = job.rule.params
-    return given_of(params) is not None or call_of(params) is not None
+    return bound_entry_point_of(params) is not None or call_of(params) is not None
 
 
 def run_of(members: Sequence[Job]) -> TrackedRun:

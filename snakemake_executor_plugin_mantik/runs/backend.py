@@ -18,11 +18,11 @@ from mlflow.projects.submitted_run import SubmittedRun
 from mlflow.utils.logging_utils import eprint
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.runs import controller, known
+from snakemake_executor_plugin_mantik.runs import controller, local_runs
 from snakemake_executor_plugin_mantik.runs.configs import of_values
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.ending import cancel
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
-from snakemake_executor_plugin_mantik.runs.settling import settle
+from snakemake_executor_plugin_mantik.runs.settlement import settle
 from snakemake_executor_plugin_mantik.runs.store import Store
 from snakemake_executor_plugin_mantik.runs.submit import Asked, submit
 from snakemake_executor_plugin_mantik.tracking.run import target, without_user
@@ -45,7 +45,7 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
     def wait(self) -> bool:
         """Wait for the run's end, or that of its controller; whether it succeeded."""
         controller.wait(self._directory)
-        run = known.here(self._directory)
+        run = local_runs.here(self._directory)
         if run.end is None:
             raise ExecutionException(
                 f"Run (ID '{self._run_id}'): its controller is gone, and its job may go on at"
@@ -59,13 +59,13 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
 
     def get_status(self) -> str:
         """The run's status, in MLflow's words."""
-        run = Store(known.here(self._directory).request.tracking_uri).run(self._run_id)
+        run = Store(local_runs.here(self._directory).request.tracking_uri).run(self._run_id)
         return "UNKNOWN" if run is None else str(run.info.status)
 
     def cancel(self) -> None:
         """Cancel the job at its site, and wait until that has confirmed it."""
         try:
-            cancel(known.here(self._directory), eprint)
+            cancel(local_runs.here(self._directory), eprint)
         except MantikError as error:
             raise ExecutionException(str(error)) from None
         eprint(f"Run (ID '{self._run_id}'): {self.get_status()}")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.locks import is_held, take
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import Request, read
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class _Controller:
         return code
 
     def _words(self, request: Request) -> list[str]:
-        from snakemake_executor_plugin_mantik.mlproject.single import command, prepared
+        from snakemake_executor_plugin_mantik.mlproject.single_rule import command, prepared
 
         site = f"{request.site}={self._directory.path / request.config}"
         snakefile = prepared(
@@ -236,7 +236,7 @@ class _Controller:
             self._child.send_signal(number)
 
     def _settle(self, request: Request) -> None:
-        from snakemake_executor_plugin_mantik.runs.settling import settle
+        from snakemake_executor_plugin_mantik.runs.settlement import settle
 
         try:
             settle(self._directory, request)

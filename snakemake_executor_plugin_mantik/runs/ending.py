@@ -10,13 +10,13 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, UserErro
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import FILE
 from snakemake_executor_plugin_mantik.runs import controller
-from snakemake_executor_plugin_mantik.runs.known import Here, here
-from snakemake_executor_plugin_mantik.runs.settling import settle
+from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, here
+from snakemake_executor_plugin_mantik.runs.settlement import settle
 
 _INTERRUPTED = 130
 
 
-def cancel(run: Here, say: Callable[[str], None]) -> None:
+def cancel(run: LocalRun, say: Callable[[str], None]) -> None:
     """Cancel a run and wait until its site has confirmed it. Needs mlflow.
 
     Args:
@@ -46,7 +46,7 @@ def cancel(run: Here, say: Callable[[str], None]) -> None:
     settle(run.directory, run.request)
 
 
-def _without_controller(run: Here, say: Callable[[str], None]) -> None:
+def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
     lock = controller.taken(run.directory)
     if lock is None:
         raise UserError(
@@ -66,13 +66,13 @@ def _without_controller(run: Here, say: Callable[[str], None]) -> None:
         controller.note_end(run.directory, _INTERRUPTED)
 
 
-def _at_site(run: Here, say: Callable[[str], None]) -> None:
+def _at_site(run: LocalRun, say: Callable[[str], None]) -> None:
     """Have `smk-mantik cancel` end what is at the site."""
     for line in _smk_mantik(run, "cancel", "--all"):
         say(line)
 
 
-def clean(run: Here, say: Callable[[str], None]) -> None:
+def clean(run: LocalRun, say: Callable[[str], None]) -> None:
     """Remove what a run that is over has at its site.
 
     Raises:
@@ -83,7 +83,7 @@ def clean(run: Here, say: Callable[[str], None]) -> None:
             say(line)
 
 
-def remove(run: Here) -> None:
+def remove(run: LocalRun) -> None:
     """Remove the directory of a run that is over.
 
     Raises:
@@ -106,14 +106,14 @@ def remove(run: Here) -> None:
             ) from None
 
 
-def _not_over(run: Here, how: str) -> UserError:
+def _not_over(run: LocalRun, how: str) -> UserError:
     return UserError(
         how, where=f"run {run.request.run_id}",
         do=f"Cancel it first: smk-mantik runs cancel {run.request.run_id}",
     )  # fmt: skip
 
 
-def _smk_mantik(run: Here, *words: str) -> list[str]:
+def _smk_mantik(run: LocalRun, *words: str) -> list[str]:
     """Run a command in the workflow's directory; what it said.
 
     Raises:

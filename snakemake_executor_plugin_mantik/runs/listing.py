@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.runs import known
-from snakemake_executor_plugin_mantik.runs.known import Here
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
-from snakemake_executor_plugin_mantik.runs.settling import settle
+from snakemake_executor_plugin_mantik.runs import local_runs
+from snakemake_executor_plugin_mantik.runs.aborted_submissions import clear_up
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
+from snakemake_executor_plugin_mantik.runs.settlement import settle
 from snakemake_executor_plugin_mantik.runs.store import (
     SITE,
     Store,
@@ -22,7 +23,6 @@ from snakemake_executor_plugin_mantik.runs.store import (
     quoted,
     tracking_uri,
 )
-from snakemake_executor_plugin_mantik.runs.unmade import clear_up
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
 OURS: Final = "mantik/"
@@ -97,7 +97,7 @@ def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
     """
     for why in clear_up():
         say(str(why))
-    there = known.all_here()
+    there = local_runs.all_here()
     for each in there:
         _settled(each, say)
     uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
@@ -130,7 +130,7 @@ def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _settled(run: Here, say: Callable[[str], None]) -> None:
+def _settled(run: LocalRun, say: Callable[[str], None]) -> None:
     if run.end is not None:
         try:
             settle(run.directory, run.request)
@@ -138,7 +138,7 @@ def _settled(run: Here, say: Callable[[str], None]) -> None:
             say(f"run {run.request.run_id}: {error}")
 
 
-def _in_store(store: Store, wanted: Wanted, there: Mapping[str, Here]) -> list[Row]:
+def _in_store(store: Store, wanted: Wanted, there: Mapping[str, LocalRun]) -> list[Row]:
     condition = conditions(
         [
             f"tags.`{SITE}` = {quoted(wanted.site)}" if wanted.site else f"tags.`{SITE}` LIKE '%'",
@@ -157,7 +157,7 @@ def _owner(run: Any) -> str:
     return told if _ID.fullmatch(told) else str(run.info.run_id)
 
 
-def row(run: Any, experiment: str, here: Here | None, store: Store) -> Row:
+def row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> Row:
     """One of MLflow's runs.
 
     Args:
@@ -205,7 +205,7 @@ class Found:
     run_id: str
     run: Any
     store: Store
-    here: Here | None
+    here: LocalRun | None
 
 
 def find(word: str) -> Found:
@@ -215,12 +215,12 @@ def find(word: str) -> Found:
         UserError: there is none, or several.
         MantikError: MLflow cannot be asked.
     """
-    there = known.find_here(word)
+    there = local_runs.find_here(word)
     if there is not None:
         store = Store(there.request.tracking_uri)
         return Found(there.request.run_id, store.run(there.request.run_id), store, there)
     uri = tracking_uri(os.environ)
-    uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in known.all_here())])
+    uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in local_runs.all_here())])
     for each in filter(is_there, uris):
         store = Store(each)
         ours = f"tags.`{SITE}` LIKE '%'"
@@ -228,10 +228,10 @@ def find(word: str) -> Found:
         runs = store.search(conditions([by_id, ours]), limit=5) if by_id else []
         runs = runs or store.search(conditions([f"attributes.run_name = {quoted(word)}", ours]))
         if len(runs) > 1:
-            raise known.several(word, [run.info.run_id for run in runs])
+            raise local_runs.several(word, [run.info.run_id for run in runs])
         if runs:
             directory = RunDirectory(home() / _owner(runs[0]))
-            found = known.here(directory) if directory.request.exists() else None
+            found = local_runs.here(directory) if directory.request.exists() else None
             return Found(runs[0].info.run_id, runs[0], store, found)
     raise UserError(
         f"there is no run {word!r} here or in {uri}",
@@ -243,7 +243,7 @@ def refreshed(found: Found) -> Found:
     """The same run as it is now, MLflow told of its end where it does not know it."""
     if found.here is None:
         return found
-    now = known.here(found.here.directory)
+    now = local_runs.here(found.here.directory)
     if now.end is not None and found.run is not None:
         settle(now.directory, now.request)
     return replace(found, here=now, run=found.store.run(found.run_id))

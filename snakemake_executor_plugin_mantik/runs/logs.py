@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.journal.database import Copy
 from snakemake_executor_plugin_mantik.runs import controller
-from snakemake_executor_plugin_mantik.runs.known import Here
+from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 LOOK_S: Final = 0.5
@@ -34,7 +34,7 @@ _PIECE: Final = 1 << 16
 Write = Callable[[str], None]
 
 
-def of_controller(run: Here, write: Write, *, follow: bool) -> None:
+def of_controller(run: LocalRun, write: Write, *, follow: bool) -> None:
     """Write what a run's controller and Snakemake have said.
 
     Args:
@@ -53,7 +53,7 @@ def of_controller(run: Here, write: Write, *, follow: bool) -> None:
             time.sleep(LOOK_S)
 
 
-def of_job(run: Here, write: Write, *, follow: bool) -> bool:
+def of_job(run: LocalRun, write: Write, *, follow: bool) -> bool:
     """Write the output of a run's job, from the site as long as it is not here.
 
     Args:
@@ -70,7 +70,7 @@ def of_job(run: Here, write: Write, *, follow: bool) -> bool:
     return asyncio.run(_of_job(run, write, follow=follow))
 
 
-async def _of_job(run: Here, write: Write, *, follow: bool) -> bool:
+async def _of_job(run: LocalRun, write: Write, *, follow: bool) -> bool:
     last, shown, told = "", 0, codecs.getincrementaldecoder("utf-8")("replace")
     async with AsyncExitStack() as stack:
         site: Site | None = None
@@ -92,7 +92,7 @@ async def _of_job(run: Here, write: Write, *, follow: bool) -> bool:
             await asyncio.sleep(LOOK_THERE_S if site is not None else LOOK_S)
 
 
-def _here(run: Here, record: TryRecord) -> Path | None:
+def _here(run: LocalRun, record: TryRecord) -> Path | None:
     """The output of a job that has ended."""
     path = run.workdir / record.log
     return path if record.log and path.is_file() else None
@@ -123,7 +123,7 @@ async def _there(site: Site, path: str, shown: int, *, patient: bool) -> AsyncIt
 
 
 @asynccontextmanager
-async def _site(run: Here, record: TryRecord) -> AsyncIterator[Site]:
+async def _site(run: LocalRun, record: TryRecord) -> AsyncIterator[Site]:
     """The site of a try, reached beside the controller."""
     path = str(run.directory.path / run.request.config)
     configs = {record.site: read_named(record.site, path, run.workdir, project=None)}

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 from snakemake_executor_plugin_mantik.common.errors import Mistake, UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.mlproject.single import RESULTS
+from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
 from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 

@@ -15,8 +15,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.tracking.experiments import find_or_make
 from snakemake_executor_plugin_mantik.tracking.run import target, without_user, without_users
+from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make
 
 BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")

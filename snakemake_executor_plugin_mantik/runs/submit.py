@@ -22,10 +22,15 @@ from snakemake_executor_plugin_mantik.connections.connect import credentials_of
 from snakemake_executor_plugin_mantik.jobs.resources import is_word
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load
-from snakemake_executor_plugin_mantik.runs import controller, known
+from snakemake_executor_plugin_mantik.runs import controller, local_runs
+from snakemake_executor_plugin_mantik.runs.aborted_submissions import (
+    NEVER,
+    being_made,
+    end_unmade,
+    submission,
+)
 from snakemake_executor_plugin_mantik.runs.configs import Chosen
-from snakemake_executor_plugin_mantik.runs.interrupts import held_back
-from snakemake_executor_plugin_mantik.runs.places import (
+from snakemake_executor_plugin_mantik.runs.directories import (
     CONFIGS,
     HOME,
     NEW,
@@ -41,6 +46,7 @@ from snakemake_executor_plugin_mantik.runs.projects import (
     values_in,
 )
 from snakemake_executor_plugin_mantik.runs.request import Request, write
+from snakemake_executor_plugin_mantik.runs.signals import held_back
 from snakemake_executor_plugin_mantik.runs.store import (
     KEY,
     SITE,
@@ -48,12 +54,6 @@ from snakemake_executor_plugin_mantik.runs.store import (
     Store,
     quoted,
     tracking_uri,
-)
-from snakemake_executor_plugin_mantik.runs.unmade import (
-    NEVER,
-    being_made,
-    end_unmade,
-    submission,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.run import user
@@ -156,7 +156,7 @@ def resubmit(
             where=f"run {run_id}",
             do="Submit its project anew: smk-mantik runs submit",
         )
-    before = known.here(old).request
+    before = local_runs.here(old).request
     if key and (found := _of_key(before.tracking_uri, key)):
         return found
     with _staging() as stage:
@@ -265,7 +265,7 @@ def _of_key(uri: str, key: str) -> str:
     for run_id in (str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quoted(key)}")):
         directory = RunDirectory(home() / run_id)
         if directory.request.exists():
-            if known.here(directory).gone:
+            if local_runs.here(directory).gone:
                 controller.start(directory)
             return run_id
         store.end(run_id, "KILLED", NEVER)

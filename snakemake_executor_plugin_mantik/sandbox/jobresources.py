@@ -23,13 +23,13 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
 )
 from snakemake_executor_plugin_mantik.sandbox.description import tags_of
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
-from snakemake_executor_plugin_mantik.sandbox.submitting import Surroundings
+from snakemake_executor_plugin_mantik.sandbox.submitting import WorkflowCode
 from snakemake_executor_plugin_mantik.sandbox.tsi import TsiUnavailableError
 
 _LETTERS = string.ascii_letters + string.digits
 
 
-class JobSite(Surroundings, Protocol):
+class JobSite(WorkflowCode, Protocol):
     """What the resources of jobs need of their site; see `UnicoreSite`."""
 
     url: str

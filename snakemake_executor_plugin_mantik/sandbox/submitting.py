@@ -25,7 +25,7 @@ _EXCHANGES = 8
 """What submitting a job takes of the TSI: so two or three a second come to the scheduler."""
 
 
-class Surroundings(Protocol):
+class WorkflowCode(Protocol):
     """What a job needs of the site that it lives at."""
 
     settings: Settings
@@ -52,7 +52,7 @@ class Submitted(Protocol):
         ...
 
 
-async def submit(script: str, job: Submitted, site: Surroundings) -> BatchJob:
+async def submit(script: str, job: Submitted, site: WorkflowCode) -> BatchJob:
     """Submit a batch script; of several submissions the last one counts.
 
     Raises:

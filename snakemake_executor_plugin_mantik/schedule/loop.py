@@ -12,9 +12,9 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.locks import take
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.schedule.fire import RETRY_MOST_S, is_under_way, shown
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, Schedule, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
-from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, Schedule, State
+from snakemake_executor_plugin_mantik.schedule.submit import RETRY_MOST_S, is_under_way, shown
 
 LATE_S: Final = 120.0
 """Seconds after which a due time that nobody has looked at counts as missed."""

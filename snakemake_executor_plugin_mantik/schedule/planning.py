@@ -11,15 +11,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.resources import is_word
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
-from snakemake_executor_plugin_mantik.schedule.fire import shown
-from snakemake_executor_plugin_mantik.schedule.value import Missed, Schedule
+from snakemake_executor_plugin_mantik.schedule.schedules import Missed, Schedule
+from snakemake_executor_plugin_mantik.schedule.submit import shown
 
 FOR_EVER: Final = "never"
 """What takes the end of a schedule away."""
 
 
 @dataclass(frozen=True)
-class Wish:
+class ScheduleRequest:
     """What a user asks for; None: as it was, or as it is by itself.
 
     Attributes:
@@ -39,7 +39,7 @@ class Wish:
     missed: Missed | None = None
 
 
-def new(name: str, wish: Wish, now: datetime, find: Callable[[str], str]) -> Schedule:
+def new(name: str, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]) -> Schedule:
     """A new schedule.
 
     Args:
@@ -65,7 +65,9 @@ def new(name: str, wish: Wish, now: datetime, find: Callable[[str], str]) -> Sch
     return _changed(bare, wish, now, find, mistakes)
 
 
-def edited(schedule: Schedule, wish: Wish, now: datetime, find: Callable[[str], str]) -> Schedule:
+def edited(
+    schedule: Schedule, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]
+) -> Schedule:
     """A schedule with changes; due times up to now that nobody has looked at count no more.
 
     Raises:
@@ -76,7 +78,7 @@ def edited(schedule: Schedule, wish: Wish, now: datetime, find: Callable[[str], 
 
 def _changed(
     schedule: Schedule,
-    wish: Wish,
+    wish: ScheduleRequest,
     now: datetime,
     find: Callable[[str], str],
     mistakes: list[UserError],

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import make_private, open_private
-from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, Schedule, State
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, Schedule, State
 
 FILE: Final = "schedules.sqlite"
 VERSION: Final = 1

@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import (
 )
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
-from snakemake_executor_plugin_mantik.jobs.tars import TarDamaged, plain_files
+from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, plain_files
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker import LOCK, OUTBOX
+from snakemake_executor_plugin_mantik.tracking.worker.process import LOCK, OUTBOX
 
 END = {"status": "FINISHED", "time": 2000.0, "words": "", "exit_code": 0, "log": ""}
 DATA: dict[str, Any] = {

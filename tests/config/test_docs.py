@@ -12,8 +12,8 @@ from snakemake_executor_plugin_mantik.config.model import (
     Firecrest,
     Resources,
 )
-from snakemake_executor_plugin_mantik.config.part import Part
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
+from snakemake_executor_plugin_mantik.config.section import Part
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.config.units import parse_duration, parse_size
 

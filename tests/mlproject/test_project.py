@@ -13,7 +13,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik import mlproject
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
-from snakemake_executor_plugin_mantik.mlproject import sources
+from snakemake_executor_plugin_mantik.mlproject import project_sources
 
 MLPROJECT = """\
 entry_points:
@@ -132,7 +132,7 @@ def test_a_name_and_a_content_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for path, text in files.items():
             (tmp_path / name / path).write_text(text)
-    assert len({sources.digest(tmp_path / name, None) for name in "abc"}) == 3
+    assert len({project_sources.digest(tmp_path / name, None) for name in "abc"}) == 3
 
 
 def test_exclude(folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_too_much_is_told_and_not_read(folder: Path, monkeypatch: pytest.MonkeyP
     started = time.process_time()
     assert definition(folder) == before
     assert time.process_time() - started < 5
-    monkeypatch.setattr(sources, "TOTAL_LIMIT", 10)
+    monkeypatch.setattr(project_sources, "TOTAL_LIMIT", 10)
     with pytest.raises(UserError, match="are larger than"):
         definition(folder)
 

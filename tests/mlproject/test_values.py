@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from snakemake.iocontainers import InputFiles, OutputFiles, ResourceList, Wildcards
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
+from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import BoundEntryPoint
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, Parameter
-from snakemake_executor_plugin_mantik.mlproject.given import Given
 from snakemake_executor_plugin_mantik.mlproject.project import Project
 from snakemake_executor_plugin_mantik.mlproject.reading import ProjectFile
 
@@ -25,13 +25,13 @@ PRINT = "printf '%s\\0'"
 def make(
     folder: Path, arguments: Mapping[str, object], extra: Mapping[str, object] | None = None,
     **types: str,
-) -> Given:  # fmt: skip
+) -> BoundEntryPoint:  # fmt: skip
     kinds = dict.fromkeys(arguments, "string") | types
     parameters = {name: Parameter(name, kind) for name, kind in kinds.items()}
     command = " ".join([PRINT, *(f"{{{name}}}" for name in parameters)])
     point = EntryPoint("main", command, parameters)
     project = Project(folder, ProjectFile(entry_points={"main": point}), "proj")
-    return Given(project, point, arguments, extra or {})
+    return BoundEntryPoint(project, point, arguments, extra or {})
 
 
 def job(**things: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_files_are_found_from_the_projects_folder(tmp_path: Path, name: str) -> 
         data.write_text("found\n")
     point = EntryPoint("main", "cat -- {data}", {"data": Parameter("data", "path")})
     project = Project(folder, ProjectFile(entry_points={"main": point}), "proj")
-    given = Given(project, point, {"data": "{input.data}"}, {})
+    given = BoundEntryPoint(project, point, {"data": "{input.data}"}, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
         command = given.command(**job(input={"data": data.name}))
@@ -246,7 +246,7 @@ def test_what_paths_are_relative_to(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     project = Project(tmp_path / "p", ProjectFile(entry_points={"main": point}), "proj")
 
     def seen(arguments: Mapping[str, object]) -> list[str]:
-        command = Given(project, point, arguments, {}).command(**job())
+        command = BoundEntryPoint(project, point, arguments, {}).command(**job())
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
         return [command.split()[-1], done.stdout]
 
@@ -281,7 +281,7 @@ def test_parameters_that_are_missing_unknown_or_defaulted(tmp_path: Path) -> Non
     )
     project = Project(tmp_path, ProjectFile(entry_points={"main": point}), "proj")
     with pytest.raises(ConfigError) as caught:
-        Given(project, point, {"dta": 1}, {"alpha": 2})
+        BoundEntryPoint(project, point, {"dta": 1}, {"alpha": 2})
     assert [str(mistake) for mistake in caught.value.mistakes] == [
         "proj: main.dta: is no parameter of main (did you mean data?): correct the name, or give it"
         " in the mapping after the entry point's name to have it appended to the command",
@@ -290,7 +290,7 @@ def test_parameters_that_are_missing_unknown_or_defaulted(tmp_path: Path) -> Non
         "proj: main.bad: has to be a number, found 'auto'",
     ]
 
-    given = Given(project, point, {"data": "d", "bad": "{threads}"}, {})
+    given = BoundEntryPoint(project, point, {"data": "d", "bad": "{threads}"}, {})
     assert given.outline(SimpleNamespace()) == {"alpha": "0.5", "bad": "{threads:}", "data": "d"}
     assert given.asks == ("wildcards", "input", "output", "threads")
 

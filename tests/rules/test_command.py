@@ -9,7 +9,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
-from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR, _declared, on_node
+from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
+    NODE_TMPDIR,
+    _declared,
+    on_node,
+)
 
 
 def shell(command: str, **_: object) -> None:

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from io import StringIO
 from types import SimpleNamespace
 
-from snakemake_executor_plugin_mantik.rules.environ import variables
+from snakemake_executor_plugin_mantik.rules.wrapping.environ import variables
 
 SNAKEFILE = """\
 os.environ["SET"] = "1"

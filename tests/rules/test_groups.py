@@ -9,8 +9,8 @@ from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resources
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules.groupresources import asked, wanted
-from snakemake_executor_plugin_mantik.rules.groups import group_obstacle
+from snakemake_executor_plugin_mantik.rules.kinds.group_resources import asked, wanted
+from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
 from snakemake_executor_plugin_mantik.rules.units import name_of_unit
 
 

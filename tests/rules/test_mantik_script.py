@@ -25,8 +25,8 @@ from snakemake.iocontainers import (
     Wildcards,
 )
 
+from snakemake_executor_plugin_mantik.rules.kinds.python_object import RUNNER, NodeTmpdir, encoded
 from snakemake_executor_plugin_mantik.rules.onsite import mantik_script
-from snakemake_executor_plugin_mantik.rules.pythonobject import RUNNER, NodeTmpdir, encoded
 from tests.support.scripts import named
 
 NAMES = st.one_of(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.rules.mpi import launches
+from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launches
 
 
 @pytest.mark.parametrize(

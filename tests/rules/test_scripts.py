@@ -19,7 +19,7 @@ from snakemake.sourcecache import LocalSourceFile
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
-from snakemake_executor_plugin_mantik.rules.scripts import mistake, needs_snakemake
+from snakemake_executor_plugin_mantik.rules.kinds.scripts import mistake, needs_snakemake
 from tests.support.scripts import OWN_PYTHON, ScriptRule, named
 
 

@@ -18,8 +18,8 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.runs import controller
-from snakemake_executor_plugin_mantik.runs.known import Here, here
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
+from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, here
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, Project, Ran, until
@@ -110,7 +110,7 @@ class Runs:
     def directory(self, run_id: str) -> RunDirectory:
         return RunDirectory(self.home / run_id)
 
-    def here(self, run_id: str) -> Here:
+    def here(self, run_id: str) -> LocalRun:
         return here(self.directory(run_id))
 
     def workspace(self, run_id: str) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.runs import known
+from snakemake_executor_plugin_mantik.runs import local_runs
 from snakemake_executor_plugin_mantik.runs.configs import of_file, of_values
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home, make_home
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home, make_home
 from snakemake_executor_plugin_mantik.runs.request import read
 
 KEYS = {"UnicoreApiUrl": "https://x.org/rest/core", "Resources": {"Queue": "q"}}
@@ -77,9 +77,9 @@ def test_where_runs_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("MANTIK_RUNS", str(made))
     (made / "broken").mkdir()
     (made / "broken" / "request.json").write_text("{")
-    assert known.all_here() == []
+    assert local_runs.all_here() == []
     with pytest.raises(MantikError, match="cannot be read"):
-        known.find_here("broken")
+        local_runs.find_here("broken")
     (made / "broken" / "request.json").write_text('{"format": 99}')
     with pytest.raises(MantikError, match="newer version"):
         read(RunDirectory(made / "broken"))

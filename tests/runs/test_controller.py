@@ -17,16 +17,16 @@ from snakemake_executor_plugin_mantik.cli.runtable import details, lines
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.runs import controller, ending, settling
+from snakemake_executor_plugin_mantik.runs import controller, ending, settlement
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.ending import cancel, remove
-from snakemake_executor_plugin_mantik.runs.known import Here, find_here, here
 from snakemake_executor_plugin_mantik.runs.listing import GONE, Wanted, find, refreshed, rows
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory
+from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, find_here, here
 from snakemake_executor_plugin_mantik.runs.request import Request, write
 from snakemake_executor_plugin_mantik.runs.store import SITE, Store
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX
+from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 
 SLEEPS = """
 import signal, time
@@ -37,7 +37,7 @@ time.sleep(100)
 
 
 @pytest.fixture
-def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Here:
+def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> LocalRun:
     """A run that was made and whose controller was never started."""
     monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
@@ -59,11 +59,11 @@ def listed(**wanted: str | float) -> list[tuple[str, str]]:
     return [(row.state, row.note) for row in found]
 
 
-def status(run: Here) -> str:
+def status(run: LocalRun) -> str:
     return str(Store(run.request.tracking_uri).run(run.request.run_id).info.status)
 
 
-def test_a_mistake_that_only_the_controller_finds(run: Here) -> None:
+def test_a_mistake_that_only_the_controller_finds(run: LocalRun) -> None:
     assert listed() == [("SCHEDULED", GONE)]
     assert listed(state="SCHEDULED") == [("SCHEDULED", GONE)]
 
@@ -85,7 +85,7 @@ def test_a_mistake_that_only_the_controller_finds(run: Here) -> None:
     assert not run.directory.path.exists()
 
 
-def test_an_end_that_mlflow_was_not_told_of(run: Here) -> None:
+def test_an_end_that_mlflow_was_not_told_of(run: LocalRun) -> None:
     controller.note_end(run.directory, 0)
 
     assert listed() == [("FINISHED", "")]
@@ -94,7 +94,7 @@ def test_an_end_that_mlflow_was_not_told_of(run: Here) -> None:
     assert (found.run_id, found.run.info.status) == (run.request.run_id, "FINISHED")
 
 
-def test_cancelled_before_it_was_started(run: Here) -> None:
+def test_cancelled_before_it_was_started(run: LocalRun) -> None:
     with pytest.raises(UserError, match="not over"):
         remove(run)
     cancel(run, pytest.fail)
@@ -102,7 +102,7 @@ def test_cancelled_before_it_was_started(run: Here) -> None:
     assert here(run.directory).end is not None
 
 
-def test_cancelled_before_anybody_could_be_interrupted(run: Here) -> None:
+def test_cancelled_before_anybody_could_be_interrupted(run: LocalRun) -> None:
     lock = controller.taken(run.directory)
     assert lock is not None
     run.directory.cancelled.touch()
@@ -115,7 +115,7 @@ def test_cancelled_before_anybody_could_be_interrupted(run: Here) -> None:
     assert status(run) == "KILLED"
 
 
-def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: Here) -> None:
+def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: LocalRun) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SLEEPS], start_new_session=True, stdout=subprocess.PIPE
     ) as other:
@@ -142,7 +142,7 @@ def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: Here) -> No
     assert not controller.is_alive(run.directory)
 
 
-def test_what_the_controller_is_told(run: Here) -> None:
+def test_what_the_controller_is_told(run: LocalRun) -> None:
     environ = {
         "HOME": "/home/me", "SNAKEMAKE_MANTIK_TRACK": "none", "MLFLOW_RUN_ID": "other",
         "MLFLOW_TRACKING_URI": "https://me:hunter2@mlflow.org", "MANTIK_RUN_ID": "other",
@@ -162,7 +162,7 @@ def test_what_the_controller_is_told(run: Here) -> None:
     assert made["MLFLOW_TRACKING_URI"] == "https://me:hunter2@mlflow.org"
 
 
-def test_named_by_the_beginning_of_its_id_or_not_at_all(run: Here) -> None:
+def test_named_by_the_beginning_of_its_id_or_not_at_all(run: LocalRun) -> None:
     twin = RunDirectory(run.directory.path.with_name(run.request.run_id[:8] + "0" * 24))
     os.makedirs(twin.path)
     write(twin, replace(run.request, run_id=twin.path.name))
@@ -179,9 +179,9 @@ def test_named_by_the_beginning_of_its_id_or_not_at_all(run: Here) -> None:
 
 
 def test_why_a_job_cannot_start_is_listed_until_it_is_over(
-    run: Here, monkeypatch: pytest.MonkeyPatch
+    run: LocalRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Here, "gone", False)
+    monkeypatch.setattr(LocalRun, "gone", False)
     with closing(Journal(run.workdir / STATE)) as journal:
         sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
         journal.submitting(sent.id, "batch")
@@ -197,7 +197,7 @@ def test_why_a_job_cannot_start_is_listed_until_it_is_over(
         assert listed() == [("SCHEDULED", "")]
 
 
-def test_a_job_that_may_run_is_no_end(run: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_may_run_is_no_end(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Journal(run.workdir / STATE)) as journal:
         sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
         journal.submitting(sent.id, "batch")
@@ -215,31 +215,31 @@ def test_a_job_that_may_run_is_no_end(run: Here, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_tracking_has_still_to_tell_goes_first(
-    run: Here, monkeypatch: pytest.MonkeyPatch
+    run: LocalRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run.workdir / DIRECTORY).mkdir(parents=True)
     begun: list[Path] = []
-    monkeypatch.setattr(settling, "_tell_rest", begun.append)
+    monkeypatch.setattr(settlement, "_tell_rest", begun.append)
     with closing(Outbox(run.workdir / DIRECTORY / OUTBOX)) as outbox:
         outbox.add_run("t", run.request.tracking_uri, {"run_id": run.request.run_id})
         outbox.add("t", Kind.END, {"status": "FAILED"})
         controller.note_end(run.directory, 1)
 
-        settling.settle(run.directory, run.request)
+        settlement.settle(run.directory, run.request)
 
         assert begun == [run.workdir]
         assert status(run) == "SCHEDULED"
         for event in outbox.events("t"):
             outbox.done(event)
 
-    settling.settle(run.directory, run.request)
+    settlement.settle(run.directory, run.request)
 
     # It has been told by tracking, with all that it knows.
     assert (begun, status(run)) == ([run.workdir], "SCHEDULED")
     assert run.directory.told.exists()
 
 
-def test_an_end_stays_and_so_does_what_is_under_way(run: Here) -> None:
+def test_an_end_stays_and_so_does_what_is_under_way(run: LocalRun) -> None:
     store = Store(run.request.tracking_uri)
     store.end(run.request.run_id, "FINISHED")
     store.end(run.request.run_id, "KILLED", "too late")
@@ -254,7 +254,7 @@ def test_an_end_stays_and_so_does_what_is_under_way(run: Here) -> None:
     assert store.run(run.request.run_id) is None
 
 
-def test_what_is_listed(run: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_listed(run: LocalRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed(site="alps") == listed(experiment="churn") == listed(since=1.0) == listed()
     assert len(listed()) == 1
     for nothing in ({"site": "daint"}, {"since": time.time() + 60}, {"state": "RUNNING"}):

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from snakemake_executor_plugin_mantik.runs.interrupts import held_back
+from snakemake_executor_plugin_mantik.runs.signals import held_back
 
 
 def press() -> None:

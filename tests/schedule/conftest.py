@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.schedule.fire import DUE, SCHEDULE, fire
 from snakemake_executor_plugin_mantik.schedule.loop import look
-from snakemake_executor_plugin_mantik.schedule.planning import Wish, edited, new
+from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest, edited, new
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
-from snakemake_executor_plugin_mantik.schedule.value import Firing, Missed, State
+from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, fire
 
 
 class Killed(BaseException):
@@ -69,10 +69,10 @@ class Machine:
         self, cron: str, tz: str = "Europe/Berlin", until: str | None = None,
         missed: Missed = Missed.SKIP, name: str = "weekly",
     ) -> None:  # fmt: skip
-        wish = Wish("seed", cron, tz, until, None, missed)
+        wish = ScheduleRequest("seed", cron, tz, until, None, missed)
         assert self.store.add(new(name, wish, self.now, str))
 
-    def edit(self, wish: Wish, name: str = "weekly") -> None:
+    def edit(self, wish: ScheduleRequest, name: str = "weekly") -> None:
         schedule = self.store.get(name)
         assert schedule is not None
         assert self.store.edit(edited(schedule, wish, self.now, str))

@@ -13,12 +13,12 @@ import pytest
 
 from snakemake_executor_plugin_mantik.cli import main
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
-from snakemake_executor_plugin_mantik.runs.places import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.request import Request, write
 from snakemake_executor_plugin_mantik.schedule.loop import present
+from snakemake_executor_plugin_mantik.schedule.schedules import State
 from snakemake_executor_plugin_mantik.schedule.store import FILE, Store
 from snakemake_executor_plugin_mantik.schedule.unit import quoted, unit
-from snakemake_executor_plugin_mantik.schedule.value import State
 
 RUN = "0123456789abcdef0123456789abcdef"
 

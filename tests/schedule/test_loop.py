@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.schedule import loop, store
-from snakemake_executor_plugin_mantik.schedule.fire import INTERRUPTED, fire, lock, pause
 from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
-from snakemake_executor_plugin_mantik.schedule.planning import Wish
+from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest
+from snakemake_executor_plugin_mantik.schedule.schedules import Missed, State
 from snakemake_executor_plugin_mantik.schedule.store import NEVER_BEGUN
-from snakemake_executor_plugin_mantik.schedule.value import Missed, State
+from snakemake_executor_plugin_mantik.schedule.submit import INTERRUPTED, fire, lock, pause
 from tests.schedule.conftest import Killed, Machine
 
 
@@ -194,7 +194,7 @@ def test_an_edit_is_picked_up_and_is_not_retroactive(machine: Machine) -> None:
     machine.add("0 6 * * *")
     scheduler = machine.scheduler()
     machine.go_on("2026-03-02 12:00", scheduler)
-    machine.edit(Wish(cron="0 */3 * * *", account="other"))
+    machine.edit(ScheduleRequest(cron="0 */3 * * *", account="other"))
     machine.go_on("2026-03-02 18:00", scheduler)
     assert [due[5:16] for due in machine.fired] == ["03-02T06:00", "03-02T15:00", "03-02T18:00"]
     assert [account for _, _, account in machine.runs.asked] == ["", "other", "other"]
@@ -209,7 +209,7 @@ def test_a_claim_of_what_was_edited_meanwhile_is_none(machine: Machine) -> None:
     machine.add("0 6 * * *")
     seen = machine.store.get("weekly")
     assert seen is not None
-    machine.edit(Wish(cron="0 7 * * *"))
+    machine.edit(ScheduleRequest(cron="0 7 * * *"))
     now = int(machine.clock()) + 86400
     assert not machine.store.claim(seen, now, [(now, State.FIRING, "")], now)
     assert machine.history() == []
@@ -274,7 +274,7 @@ def test_whatever_happens_each_due_time_is_one_run_or_told(seed: int, memory: Pa
         if draw.random() < 0.2:
             machine.now += timedelta(minutes=draw.randint(-45, 45))
         if draw.random() < 0.1:
-            machine.edit(Wish(cron=draw.choice(["*/10 * * * *", "*/15 * * * *"])))
+            machine.edit(ScheduleRequest(cron=draw.choice(["*/10 * * * *", "*/15 * * * *"])))
     machine.runs.trouble = ""
     calm = machine.now + timedelta(hours=3)
     machine.go_on(calm.replace(tzinfo=None).isoformat(), machine.scheduler())

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.runs.store import KEY
-from snakemake_executor_plugin_mantik.schedule.fire import DUE, SCHEDULE
 from snakemake_executor_plugin_mantik.schedule.loop import is_present
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
-from snakemake_executor_plugin_mantik.schedule.value import Firing, Schedule, State
+from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE
 from tests.runs.conftest import Runs, empty_store, runs, sandbox, store_uri
 from tests.support.command import smk_mantik
 from tests.support.workflows import until

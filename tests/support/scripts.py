@@ -23,9 +23,9 @@ from snakemake.sourcecache import LocalSourceFile, SourceCache
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
-from snakemake_executor_plugin_mantik.rules.command import NODE_TMPDIR
-from snakemake_executor_plugin_mantik.rules.places import Places
-from snakemake_executor_plugin_mantik.rules.scripts import script
+from snakemake_executor_plugin_mantik.rules.kinds.scripts import script
+from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
 
 CONFIG = BackendConfig.model_validate(
     {

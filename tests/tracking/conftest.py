@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.locks import is_held
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker import LOCK
+from snakemake_executor_plugin_mantik.tracking.worker.process import LOCK
 from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
 from tests.support.gate import Gate
 from tests.support.ports import free_port

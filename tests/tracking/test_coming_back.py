@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.overview import DETACHED
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
+from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
+from snakemake_executor_plugin_mantik.tracking.worker.overview import DETACHED
 from snakemake_executor_plugin_mantik.tracking.workflow import PARENT
 from tests.support.command import smk_mantik
 from tests.support.gate import Gate

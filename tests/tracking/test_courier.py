@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking import messenger
-from snakemake_executor_plugin_mantik.tracking.courier import WORKERS, Courier
+from snakemake_executor_plugin_mantik.tracking.controller import messenger
+from snakemake_executor_plugin_mantik.tracking.controller.courier import WORKERS, Courier
 
 STUB = """
 import json, pathlib, sys

@@ -6,7 +6,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.tracking import direct
+from snakemake_executor_plugin_mantik.tracking.controller import direct
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked, TrackingServer
 from tests.tracking.rules import workflow

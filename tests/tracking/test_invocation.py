@@ -10,7 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
-from snakemake_executor_plugin_mantik.tracking.invocation import (
+from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     SNAKEFILE_BYTES,
     Invocation,
     settle,

@@ -10,9 +10,9 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.live import LATER, TREE, LiveReplay
-from snakemake_executor_plugin_mantik.tracking.replay import Replay
-from snakemake_executor_plugin_mantik.tracking.told import Destination, Lines, Told
+from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LATER, TREE, LiveReplay
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Told
+from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     ENDS,
     OVERLOADED,

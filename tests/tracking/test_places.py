@@ -9,10 +9,10 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs.store import Store
-from snakemake_executor_plugin_mantik.tracking import worker
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker import OUTBOX, Worker
+from snakemake_executor_plugin_mantik.tracking.worker import process
+from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX, Worker
 from tests.support.ports import free_port
 from tests.tracking.conftest import TrackingServer
 
@@ -31,7 +31,7 @@ def ended(outbox: Outbox, name: str, uri: str, experiment: str) -> None:
 
 @pytest.fixture
 def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
-    for name, value in worker.SETTINGS.items():
+    for name, value in process.SETTINGS.items():
         monkeypatch.setenv(name, value)
     (tmp_path / DIRECTORY).mkdir(parents=True)
     return Outbox(tmp_path / DIRECTORY / OUTBOX)

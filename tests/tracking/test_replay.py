@@ -20,11 +20,11 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
-from snakemake_executor_plugin_mantik.tracking import source
-from snakemake_executor_plugin_mantik.tracking.metrics import metric_files
-from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.store import Identity, skeleton
-from snakemake_executor_plugin_mantik.tracking.told import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker import source
+from snakemake_executor_plugin_mantik.tracking.worker.metrics import metric_files
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
 
 SOURCE = "a" * 32
 TRY = "11111111-2222-4333-8444-555555555555"

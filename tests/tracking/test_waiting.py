@@ -13,12 +13,12 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import Ended, JobExtras
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.tracking import telling, worker
+from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.outbox import Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.worker import MAKERS, OUTBOX, Worker
+from snakemake_executor_plugin_mantik.tracking.worker import process, publishing
+from snakemake_executor_plugin_mantik.tracking.worker.process import MAKERS, OUTBOX, Worker
 from snakemake_executor_plugin_mantik.tracking.workflow import PARENT, WORKFLOW, Workflow
 from tests.support.controller import request
 from tests.support.gate import Gate
@@ -233,8 +233,8 @@ def test_several_runs_are_made_at_a_time_and_all_else_comes_later(
     # The first one of a place is made alone, to see whether that answers.
     for number in range(1 + MAKERS):
         outbox.add_run(f"job {number}", "", data)
-    monkeypatch.setattr(telling, "Teller", Makers)
-    monkeypatch.setattr(worker, "GIVE_WAY_S", NEVER_S)
+    monkeypatch.setattr(publishing, "Publisher", Makers)
+    monkeypatch.setattr(process, "GIVE_WAY_S", NEVER_S)
     Makers.together, Makers.told = threading.Barrier(MAKERS + 1), threading.Event()
     answers: list[object] = []
     each = Worker(tmp_path, answers.append)

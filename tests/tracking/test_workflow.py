@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.telling import RETRY_OF
+from snakemake_executor_plugin_mantik.tracking.worker.publishing import RETRY_OF
 from snakemake_executor_plugin_mantik.tracking.workflow import PARENT
 from tests.support.workflows import tells
 from tests.tracking.conftest import Tracked

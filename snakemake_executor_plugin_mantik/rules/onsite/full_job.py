@@ -1,8 +1,8 @@
 """Runs one job of a workflow with the Snakemake of a site.
 
-It reads from its standard input what `rules/nested.py` wrote (JSON, one line), looks for a fitting
-Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node has may be
-an old one.
+It reads from its standard input what `rules/kinds/full_jobs.py` wrote (JSON, one line), looks for
+a fitting Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node
+has may be an old one.
 
 Some things of Snakemake are changed in its process, because a site has not all that is here:
 

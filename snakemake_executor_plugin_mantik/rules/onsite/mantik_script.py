@@ -5,8 +5,8 @@ This file travels with the jobs: it needs Python 3.7 and the standard library, n
     python3 mantik_script.py SCRIPT PLACE SEARCH < DATA
 
 SCRIPT holds the script's text, PLACE is what the script takes for its file, SEARCH is where it
-finds the modules beside it, and DATA is what `rules/pythonobject.py` made of the job. The script
-is compiled under the name PLACE: a traceback names its own file and lines.
+finds the modules beside it, and DATA is what `rules/kinds/python_object.py` made of the job. The
+script is compiled under the name PLACE: a traceback names its own file and lines.
 
 What the object answers follows Snakemake's documentation of scripts; tests compare it with
 Snakemake's own, question by question.
@@ -250,7 +250,7 @@ def _converted(kind: str, value: Any) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what `rules/pythonobject.py` wrote."""
+    """Reads what `rules/kinds/python_object.py` wrote."""
 
     def persistent_load(self, pid: Any) -> Any:
         """A value of Snakemake's own, or one that only the node knows."""

@@ -1,0 +1,239 @@
+"""One entry point of an MLproject as a workflow of one rule: checks, and the Snakefile."""
+
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
+from snakemake_executor_plugin_mantik.mlproject.command_line import (
+    Files,
+    Wrong,
+    check_files,
+    is_input,
+    is_path,
+)
+from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, load
+
+RUNS: Final = STATE / "run"
+"""Below the working directory: a directory with a Snakefile for each thing that was run."""
+
+RESULTS: Final = "mlproject-runs"
+"""Below the working directory: what came back of runs whose outputs were not named."""
+
+_SOURCE_FILE_LIMIT: Final = 1 << 20
+"""Where no backend config says it: bytes above which a file goes up only as an input."""
+
+_OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
+
+_TEMPLATE: Final = """\
+# Made by `smk-mantik run`, for this command line alone.
+from snakemake_executor_plugin_mantik import mlproject
+from snakemake_executor_plugin_mantik.mlproject.collect import collecting
+
+project = mlproject.load({project!r}, warn=False)
+params = project.entry_point({entry!r}, {extra!r}, **{arguments!r})
+
+
+module mantik:
+    snakefile:
+        mlproject.RULE
+
+
+use rule mlproject from mantik as {rule} with:
+    input:
+        *{inputs!r},
+        **{named_inputs!r},
+    output:
+        {outputs}
+    params:
+        **{params},
+"""
+
+
+def prepared(
+    project: Path,
+    entry_point: str,
+    parameters: Sequence[str],
+    extra: Sequence[str],
+    *,
+    site: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    here: bool = False,
+    write: bool = True,
+) -> Path:
+    """Check everything and write the workflow; returns its Snakefile.
+
+    Args:
+        project: a folder, or its MLproject file, relative to the current directory.
+        entry_point: its name, or a script of the project.
+        parameters: values of its parameters as NAME=VALUE; `{input}` and the like stand for files.
+        extra: further ones, for the end of the command.
+        site: a backend config, as [NAME=]FILE; empty: not known here.
+        inputs: paths as [NAME=]PATH.
+        outputs: the same; a folder ends with `/`.
+        here: whether it runs on this machine, where a project may lie anywhere.
+        write: whether to write the Snakefile; where it would be is returned anyway.
+
+    Raises:
+        UserError: with all that is wrong.
+    """
+    wrong = Wrong()
+    given, more = wrong.pairs("-P", parameters), wrong.pairs("--extra", extra)
+    read, made = wrong.files("--input", inputs), wrong.files("--output", outputs)
+    with wrong.gathered():
+        check_files(read, made)
+    configs: dict[str, LoadedConfig] = {}
+    with wrong.gathered():
+        configs = read_all([site], Path()) if site else {}
+    try:
+        loaded = load(project.absolute())
+        point = loaded.entry(entry_point)
+    except ConfigError as error:
+        raise ConfigError([*wrong.mistakes, *error.mistakes], do=error.do) from None
+    wrong.names(loaded.shown, point, given, more)
+    folder = loaded.relative_folder()
+    if not here and (mistake := folder_mistake(folder)):
+        wrong.tell(f"entry point {entry_point}", "", f"{mistake}: start it in a folder above")
+    declared = point.parameters
+    paths = [v for name, v in given.items() if name in declared and is_path(declared, name)]
+    files = [path for path in paths if is_input(path, read.all)]
+    with wrong.gathered():
+        check_files(Files(files), made)
+    found = [*read.plain, *files]
+    if not read.all:
+        with wrong.gathered():
+            found += _large(folder, next(iter(configs.values()), None), made.all)
+    found = list(dict.fromkeys(found))
+    rule = "run_" + re.sub(r"\W", "_", entry_point, flags=re.ASCII)
+    identity = [str(folder), entry_point, sorted(given.items()), sorted(more.items())]
+    name = f"{rule[4:]}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:8]}"
+    out = f"{RESULTS}/{name}"
+    values = {name: _template(value) for name, value in given.items()}
+    others = {name: _template(value) for name, value in more.items()}
+    things = {
+        "input": _Listed(Files(found, read.named)),
+        "output": _Listed(made if made.all else Files([out])),
+        "threads": 1,
+    }
+    wrong.values({"-P": values, "--extra": others}, things)
+    with wrong.gathered():
+        params = loaded.entry_point(entry_point, others, **values)
+        if not wrong.mistakes:
+            params["command"].given.command(None, **things)
+    wrong.end()
+    text = _TEMPLATE.format(
+        project=str(loaded.folder),
+        entry=entry_point,
+        extra=others,
+        arguments=values,
+        rule=rule,
+        inputs=found,
+        named_inputs=read.named,
+        outputs=_output_lines(made) if made.all else f"directory({out!r}),",
+        params="params" if made.all else f"collecting(params, {out!r})",
+    )
+    return _written(text, name, write=write)
+
+
+def command(snakefile: Path, site: str) -> list[str]:
+    """The words that run such a workflow, without those for the executor; more may follow.
+
+    Raises:
+        UserError: there is no Snakemake.
+    """
+    if importlib.util.find_spec("snakemake") is None:
+        raise UserError(
+            "snakemake is not installed beside this command",
+            where="smk-mantik",
+            do="Install it with: pip install snakemake",
+        )
+    # -P: modules of the project do not stand in for Snakemake's.
+    words = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(snakefile)]
+    words += ["--mantik-backend-config", site] if site else []
+    return [*words, "--nolock", "--rerun-incomplete"]
+
+
+def _written(text: str, name: str, *, write: bool) -> Path:
+    directory = RUNS / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    snakefile = directory / "Snakefile"
+    if not write:
+        return snakefile
+    try:
+        make_private(STATE)
+        directory.mkdir(parents=True, exist_ok=True)
+        snakefile.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"the workflow cannot be written ({error.strerror or error})", where=str(snakefile),
+            do="Start it where you may write",
+        ) from None  # fmt: skip
+    return snakefile
+
+
+class _Listed:
+    """Files as Snakemake hands them to a function in `params:`."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files.all)
+
+    def __getitem__(self, key: int | str) -> str:
+        return self._files.named[key] if isinstance(key, str) else self._files.all[key]
+
+    def __getattr__(self, name: str) -> object:
+        if name in self._files.named:
+            return self._files.named[name]
+        if name == "keys":  # what a message proposes
+            return self._files.named.keys
+        raise AttributeError(name)
+
+
+def _template(value: str) -> str:
+    """A value for the Snakefile: braces are braces, but for those of inputs and outputs."""
+    parts = _OURS.split(value)
+    ours = _OURS.findall(value)
+    escaped = [_escaped(part) for part in parts]
+    return "".join(a + b for a, b in zip(escaped, [*ours, ""], strict=True))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str]) -> list[str]:
+    """The project's files that are too large to go up as sources."""
+    from snakemake_executor_plugin_mantik.config.exclude import Exclude
+    from snakemake_executor_plugin_mantik.staging.sources import candidates
+
+    exclude = Exclude(config.config.exclude if config else ())
+    limit = config.config.site.source_file_limit_bytes if config else _SOURCE_FILE_LIMIT
+    products = {*map(os.path.normpath, made), RESULTS}
+    found = []
+    for path, size in candidates(Path(folder), Exclude(()), ()):
+        at = os.path.normpath(os.path.join(folder, path))
+        parents = [str(parent) for parent in Path(at).parents]
+        if size > limit and not exclude.matches(at) and not products & {at, *parents}:
+            found.append(at)
+    check_files(Files(found), Files())
+    return found
+
+
+def _output_lines(made: Files) -> str:
+    plain = [_output(path) for path in made.plain]
+    named = [f"{name}={_output(path)}" for name, path in made.named.items()]
+    return "\n        ".join(f"{line}," for line in [*plain, *named])
+
+
+def _output(path: str) -> str:
+    text = repr(path.rstrip("/"))
+    return f"directory({text})" if path.endswith("/") or os.path.isdir(path) else text

@@ -1,0 +1,358 @@
+"""Full jobs: what only Snakemake itself can run is run by a Snakemake at the site.
+
+The command hands a description of the job to `rules/onsite/full_job.py`, which finds a Snakemake
+there and becomes it. It is started as Snakemake starts its own `run:` jobs (9.27:
+`snakemake/spawn_jobs.py`, `RemoteExecutor.format_job_exec`), with everything replaced that is of
+this machine, and with what is decided here: threads, resources and the attempt are this side's.
+
+The mode is `subprocess`: such a Snakemake deletes no temp() file, stores nothing, keeps no
+metadata, loads no profile and says nothing but errors. Where jobs reach the storage themselves
+(`rules/paths/storage.py`) it is `remote`, in which it fetches before the job and stores after it.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake import __version__, wrapper
+from snakemake.common.tbdstring import TBDString
+from snakemake.io import is_callable, is_flagged
+from snakemake.sourcecache import LocalGitFile, SourceFile
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.request import Upload
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.identity import identity
+from snakemake_executor_plugin_mantik.rules.onsite import full_job
+from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
+from snakemake_executor_plugin_mantik.rules.paths.storage import by_jobs
+from snakemake_executor_plugin_mantik.rules.paths.workflow_code import (
+    ELSEWHERE,
+    WorkflowCode,
+    resolved,
+    workflow_code_of,
+)
+from snakemake_executor_plugin_mantik.rules.wrapping.deployment import files_of, nested_options
+
+PACKAGE: Final = "snakemake_executor_plugin_mantik"
+
+BOOTSTRAPPED: Final = f"{OURS}/snakemake-{__version__}"
+"""The virtual environment in a workspace that `smk-mantik bootstrap` makes."""
+
+COPIES: Final = f"{OURS}/storage"
+"""Where jobs have what they fetch from a storage themselves."""
+
+_KINDS: Final = (
+    ("is_wrapper", "wrapper:"),
+    ("is_cwl", "cwl:"),
+    ("is_template_engine", "template_engine:"),
+    ("is_run", "run:"),
+)
+
+_PLAIN: Final = re.compile(r"[\w./+-]+")
+
+_END: Final = "MANTIK_JOB"
+
+_COMMAND: Final = """\
+mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin/python) || {{
+  echo {lack} >&2
+  printf 'step=own\\n' >> "${{MANTIK_STATE:-/dev/null}}"
+  exit {unfit}
+}}
+"$mantik_python" {program} <<'{end}'
+{order}
+{end}
+"""
+
+
+def directive(job: Job) -> str | None:
+    """The directive for which a job needs a Snakemake at its site; None for those that do not."""
+    return next((name for kind, name in _KINDS if getattr(job.rule, kind)), None)
+
+
+def way_out(site: str) -> str:
+    """What to do where a site has no fitting Snakemake."""
+    return (
+        f"Put snakemake=={__version__} into the environment or image that the backend config names,"
+        f" or run: smk-mantik bootstrap {site}"
+    )
+
+
+def command(
+    job: Job,
+    workdir: Path,
+    site: str,
+    config: BackendConfig,
+    deployment: Collection[DeploymentMethod],
+) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
+    """What runs for a full job: the command, files to be sent, and further inputs.
+
+    Args:
+        job: the Snakemake job.
+        workdir: the workflow's working directory.
+        site: the name of the site.
+        config: of the site.
+        deployment: which environments of rules are made at sites.
+
+    Raises:
+        UserError: something that the job needs cannot be had here.
+    """
+    rule, workflow = job.rule, job.rule.workflow
+    found = workflow_code_of(workflow, workdir, config)
+    _add_code(job, found, config)
+    _add_environment(job, found, deployment)
+    made = _checkpointed(job)
+    for path in made:
+        # Where jobs fetch themselves, a copy of it here is for functions that were called here.
+        if os.path.exists(path) and not by_jobs(workflow):
+            found.inputs[os.path.normpath(path)] = None
+    order = {
+        "snakemake": __version__,
+        "pythons": ["python3", "python", f"{BOOTSTRAPPED}/bin/python"],
+        "packages": [*([PACKAGE] if _imports_us(workflow) else []), *_storage_plugins(workflow)],
+        "do": f"{way_out(site)}.",
+        "rules": [rule.name],
+        "input": [None if is_source_file(path) else str(path) for path in job.input],
+        "output": [str(path) for path in job.output],
+        "checkpointed": made,
+        "cache": found.cached,
+        "repositories": sorted(
+            {
+                os.path.abspath(source.repo_path)
+                for source in workflow.included
+                if isinstance(source, LocalGitFile)
+            }
+        ),
+        "copies": _copies(job),
+        "arguments": [*nested_options(deployment), *_arguments(job, found)],
+    }
+    program = Path(full_job.__file__).read_bytes()
+    place = file_path(program, "full_job.py")
+    text = _COMMAND.format(
+        venv=BOOTSTRAPPED,
+        lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {way_out(site)}."),
+        unfit=full_job.UNFIT,
+        program=place,
+        end=_END,
+        order=json.dumps(order),
+    )
+    uploads = (Upload(place, content=program), *found.uploads.values())
+    return text, uploads, tuple(found.inputs)
+
+
+def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
+    """Take along what the rule's own directive names."""
+    rule, workflow = job.rule, job.rule.workflow
+    code = rule.script or rule.notebook or rule.cwl
+    if code:
+        source = resolved(code, job)
+        place = found.add_source(source, workflow.sourcecache)
+        if place.startswith(ELSEWHERE):
+            found.add_directory(Path(source.path).parent, config)
+    if rule.is_wrapper:
+        prefix = workflow.workflow_settings.wrapper_prefix
+        source = wrapper.get_script(rule.wrapper, workflow.sourcecache, prefix)
+        if not isinstance(source, SourceFile):
+            raise UserError(
+                f"there is no wrapper {rule.wrapper}: {'; '.join(source.values())}",
+                where=f"rule {rule.name}",
+                do="Correct its name, or see whether it can be reached from this machine",
+            )
+        found.add_source(source, workflow.sourcecache)
+
+
+def _add_environment(
+    job: Job, found: WorkflowCode, deployment: Collection[DeploymentMethod]
+) -> None:
+    """Take along what the rule's own environment is made of."""
+    sources, image = files_of(job, deployment)
+    for source in sources:
+        found.add_source(source, job.rule.workflow.sourcecache)
+    if image is not None:
+        found.add(image)
+
+
+def _checkpointed(job: Job) -> list[str]:
+    """What checkpoints have made, if functions of the rule may ask for it."""
+    rule = job.rule
+    if not any(map(is_callable, [*rule.input, *rule.params])):
+        return []
+    return sorted(map(str, rule.workflow.checkpoints.created_output))
+
+
+def _imports_us(workflow: Any) -> bool:
+    """Whether a Snakefile names this package, as one with entry points of MLprojects does."""
+    for source in workflow.included:
+        with workflow.sourcecache.open(source) as file:
+            if PACKAGE in file.read():
+                return True
+    return False
+
+
+def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
+    """The arguments of the site's Snakemake."""
+    rule, workflow = job.rule, job.rule.workflow
+    execution, output = workflow.execution_settings, workflow.output_settings
+    main = next(iter(workflow.included))
+    yield from ("--snakefile", _snakefile(main, found))
+    # `workdir:` has had its effect: the workspace mirrors that directory.
+    yield from ("--directory", ".", "--workflow-profile", "none", "--executor", "local")
+    yield from ("--mode", "remote" if by_jobs(workflow) else "subprocess")
+    yield from ("--force", "--nolock", "--ignore-incomplete")
+    yield from ("--allowed-rules", rule.name, "--cores", str(max(1, job.threads)))
+    yield from ("--force-use-threads", "--target-files-omit-workdir-adjustment")
+    yield from ("--max-inventory-time", "0", "--retries", "0", "--attempt", str(job.attempt))
+    yield from ("--nocolor", "--no-hooks", "--notemp", "--drop-metadata", "--scheduler", "greedy")
+    # The cache of sources is in the home directory otherwise, which a container may not have.
+    yield from ("--shared-fs-usage", "software-deployment", "sources")
+    if by_jobs(workflow):
+        # All that it has to say a second time, and none of the job's errors.
+        yield from ("--quiet", "progress", "rules", "host")
+    else:
+        yield from ("persistence", "input-output", "storage-local-copies")
+    # Beside what the workspace holds of this kind for other jobs.
+    yield from ("--conda-prefix", f"{OURS}/snakemake-conda")
+    yield from ("--apptainer-prefix", f"{OURS}/snakemake-images")
+    yield from _listed("--apptainer-args", _words(workflow.deployment_settings.apptainer_args))
+    if any(is_flagged(path, "protected") for path in job.output):
+        yield from ("--omit-flags", "protected")
+    switches = {
+        "--keep-incomplete": execution.keep_incomplete,
+        "--skip-script-cleanup": not execution.cleanup_scripts,
+        "--verbose": output.verbose,
+        "--printshellcmds": output.printshellcmds,
+        "--benchmark-extended": output.benchmark_extended,
+        "--replace-workflow-config": workflow.config_settings.replace_workflow_config,
+    }
+    yield from (option for option, given in switches.items() if given)
+    yield from ("--latency-wait", str(execution.latency_wait))
+    if execution.shadow_prefix:
+        yield from ("--shadow-prefix", str(execution.shadow_prefix))
+    if prefix := workflow.workflow_settings.wrapper_prefix:
+        yield from ("--wrapper-prefix", prefix)
+    scatter = workflow.resource_settings.overwrite_scatter
+    yield from _listed("--set-scatter", [f"{name}={n}" for name, n in scatter.items()])
+    if (rule.is_run or job.is_shadow) and not rule.is_template_engine:
+        # Locally they run in a Snakemake of their own, too, which has all its built-in defaults.
+        yield from ("--default-resources", "tmpdir=system_tmpdir")
+    yield from ("--set-threads", f"{rule.name}={job.threads}")
+    yield from _listed("--set-resources", list(_pinned(job)))
+    yield from _listed("--configfiles", _configfiles(workflow, found))
+    yield from _listed("--config", list(workflow.config_settings.config_args or ()))
+    yield from _storage(workflow)
+    yield from _target(job)
+
+
+def _storage(workflow: Any) -> Iterator[str]:
+    """What a Snakefile's paths mean, where they lie in a storage: local copies of it are there."""
+    known = workflow.spawned_job_args_factory
+    yield from shlex.split(known.get_default_storage_provider_args())
+    for option in known.get_storage_provider_args():
+        yield from shlex.split(option)
+    if not by_jobs(workflow):
+        yield from ("--local-storage-prefix", str(workflow.storage_settings.local_storage_prefix))
+
+
+def _copies(job: Job) -> dict[str, str] | None:
+    """Where local copies of files in a storage are here, and where a job that fetches has its own.
+
+    Snakemake removes them after the job; jobs of one workspace must not do that to each other.
+    """
+    settings = job.rule.workflow.storage_settings
+    if not by_jobs(job.rule.workflow):
+        return None
+    here, remote = settings.local_storage_prefix, settings.remote_job_local_storage_prefix
+    where = COPIES if remote == here else str(remote)
+    return {"here": str(here), "there": f"{where}/{identity(job)[:16]}"}
+
+
+def _storage_plugins(workflow: Any) -> list[str]:
+    """The packages of the storage plugins that the Snakefile or an option names."""
+    used = workflow.storage_registry._storages.values()  # there is no public way
+    return sorted({type(provider).__module__.partition(".")[0] for provider in used})
+
+
+def _words(value: str | None) -> list[str]:
+    return [value] if value else []
+
+
+def _listed(option: str, values: list[str]) -> list[str]:
+    return [option, *values] if values else []
+
+
+def _snakefile(main: SourceFile, found: WorkflowCode) -> str:
+    path: str = getattr(main, "path", "")
+    return found.place(path) if main.is_local else str(main.get_path_or_uri(secret_free=True))
+
+
+def _configfiles(workflow: Any, found: WorkflowCode) -> list[str]:
+    """Config files to be named: those of the command line; all, if the code's cannot be found.
+
+    A `configfile:` outside of the working directory has another path at the site.
+    """
+    given = [found.place(path) for path in workflow.overwrite_configfiles]
+    declared = [found.place(path) for path in workflow.configfiles]
+    declared = [path for path in declared if path not in given]
+    elsewhere = any(path.startswith(ELSEWHERE) for path in declared)
+    # The same order as here, so that keys come in the same order, too.
+    return [*given, *declared, *given] if elsewhere else given
+
+
+def _pinned(job: Job) -> Iterator[str]:
+    """The job's resources as they are here: a function may tell something else at the site."""
+    resources = dict(job.resources.items())
+    for name, value in resources.items():
+        if name.startswith("_") or name in ("tmpdir", "shell_exec"):
+            continue
+        # Of a size there are three names; Snakemake takes one.
+        if f"{name}_mb" in resources or f"{name.removesuffix('_mib')}_mb" in resources:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            continue
+        # Snakemake expands variables and `~` in a text before it evaluates that.
+        if isinstance(value, str) and ("$" in value or value.startswith("~")):
+            continue
+        if isinstance(value, TBDString):  # it follows from a file that the job's group makes
+            continue
+        yield f"{job.rule.name}:{name}={value!r}"
+
+
+def _target(job: Job) -> list[str]:
+    """The job as a target: its rule and wildcards, or where these are no plain text a file of it.
+
+    Snakemake takes a comma for the end of a wildcard's value, and quotes around one away.
+    """
+    wildcards = [f"{name}={value}" for name, value in job.wildcards_dict.items()]
+    if job.output and not all(map(_PLAIN.fullmatch, job.wildcards_dict.values())):
+        return ["--", _told(job)]
+    return ["--target-jobs", f"{job.rule.name}:{','.join(wildcards)}"]
+
+
+def _told(job: Job) -> str:
+    """An output as the command line takes it: in the default storage, without that one's prefix.
+
+    Raises:
+        UserError: there is none.
+    """
+    settings = job.rule.workflow.storage_settings
+    if settings.default_storage_provider is None:
+        return str(job.output[0])
+    prefix = settings.default_storage_prefix or ""
+    if prefix and not prefix.endswith("/"):
+        prefix += "/"
+    for path in job.output:
+        if path.is_storage and str(path.storage_object.query).startswith(prefix):
+            return str(path.storage_object.query).removeprefix(prefix)
+    raise UserError(
+        "its wildcards have values with special characters, and none of its outputs is in the"
+        " default storage",
+        where=f"rule {job.rule.name}",
+        do="Rename these files, or write an output without storage()",
+    )

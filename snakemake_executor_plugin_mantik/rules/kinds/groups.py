@@ -1,0 +1,332 @@
+"""From a group of Snakemake's jobs to one JobRequest: its members run in one job on one node.
+
+Snakemake makes a group of rules with `group:`, and by itself of jobs that hand each other data by
+`pipe()`, use a `service()` or read `temp(…, group_jobs=True)` files. What each member runs is what
+it would run by itself, a full one a Snakemake of its own; one program (`jobs/group.py`) runs all.
+"""
+
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from snakemake.io import is_flagged
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.state_directory import umask
+from snakemake_executor_plugin_mantik.engine.request import JobGroup, JobRequest, Member, Upload
+from snakemake_executor_plugin_mantik.jobs.group import (
+    TEMPORARY,
+    GroupMember,
+    GroupProgram,
+    Team,
+    Temporary,
+    render,
+)
+from snakemake_executor_plugin_mantik.jobs.paths import file_path
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.identity import identity
+from snakemake_executor_plugin_mantik.rules.kinds.group_resources import ADDED, Asked, asked
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, places_of
+from snakemake_executor_plugin_mantik.rules.paths.storage import unstaged
+from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, full
+from snakemake_executor_plugin_mantik.rules.request import (
+    Runs,
+    name_of,
+    outputs_of,
+    parameters_of,
+    runs_of,
+    shown_name,
+    variables_of,
+)
+from snakemake_executor_plugin_mantik.rules.request import request as request_of_one
+from snakemake_executor_plugin_mantik.rules.resources import given_resources
+from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit, title_of
+
+REPORTS = ".snakemake/mantik/groups"
+"""Where it is told which members of a group failed, here and at the site, while it is read."""
+
+
+def group_obstacle(unit: Job, member: Job) -> str | None:
+    """Why a job cannot run as a member of a group, in words that follow "rule NAME"."""
+    if not unit.is_group() or len(unit) == 1:
+        return None
+    given = given_resources(member)
+    for name in ("tasks", "tasks_per_node", "nodes"):
+        if isinstance(number := given.get(name), int) and number > 1:
+            return (
+                f"asks for {name}={number} in a group, whose members all run on one node (take it"
+                " out of the group)"
+            )
+    if given.get("mpi"):
+        return (
+            "starts MPI in a group, whose members share one node without tasks of their own (take"
+            " it out of the group)"
+        )
+    if member.pipe_group is not None and (directive := full(member)) is not None:
+        return (
+            f"has {directive} and shares a pipe or service, of which the Snakemake that it needs"
+            " at the site would know nothing"
+        )
+    return None
+
+
+def request(
+    group: Job, context: Context, *, secrets: Mapping[str, str], forced: bool
+) -> JobRequest:
+    """What the engine is asked for a group.
+
+    Args:
+        group: the GroupJob; old outputs of its members are removed already.
+        context: of the run.
+        secrets: values of the workflow's `envvars:`.
+        forced: whether the user asked to run one of them whatever an earlier run finished.
+
+    Raises:
+        UserError: a value is not determined, or the members do not fit into one job.
+    """
+    members = members_of(group)
+    if len(members) == 1:
+        one = request_of_one(members[0], context, secrets=secrets, forced=forced)
+        return replace(one, number=group.jobid)
+    _evaluate_anew(group, members)
+    of_group = asked(group, context.sites)
+    runs = [_runs(group, member, context) for member in members]
+    payloads = [payload for of_member in runs for payload in of_member.payloads]
+    files = _Files(group, members, runs, places_of(members[0], context))
+    jobs = tuple(
+        Member(
+            identity(member),
+            name_of(member),
+            tuple(output.path for output in run.outputs if output.kind == "log"),
+            run.measured,
+        )
+        for member, run in zip(members, runs, strict=True)
+    )
+    known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
+    report = f"{REPORTS}/{known[:32]}"
+    config = context.sites[of_group.site].config
+    program = render(
+        _program(
+            group, members, runs,
+            wanted=of_group, files=files, settled=frozenset(config.environment.variables),
+            report=report,
+        )
+    ).encode("utf-8", "surrogateescape")  # fmt: skip
+    path = file_path(program, "group.sh")
+    uploads = {each.path: each for payload in payloads for each in payload.uploads}
+    return JobRequest(  # noqa: S604 - a value, nothing runs here
+        number=group.jobid,
+        job=known,
+        rule=", ".join(sorted(group.rules)),
+        name=shown_name(group, name_of_unit(group), context),
+        site=of_group.site,
+        command=f"exec bash {shlex.quote(path)}",
+        shell="bash",
+        resources=of_group.resources,
+        threads=of_group.threads,
+        variables={},
+        inputs=files.from_outside,
+        uploads=(Upload(path, content=program), *uploads.values()),
+        outputs=(*files.outputs, OutputFile(report, "log")),
+        umask=umask(),
+        own_environment=_own_environment(group, payloads, image=bool(config.environment.apptainer)),
+        secrets=dict(secrets),
+        parameters=json.dumps([parameters_of(member) for member in members]),
+        forced=forced,
+        full=any(payload.full for payload in payloads),
+        incomplete=context.options.keep_incomplete,
+        group=JobGroup(jobs, report),
+    )
+
+
+def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) -> bool:
+    """Whether the group does without the backend config's image: all its members or none do."""
+    found = {payload.own_environment for payload in payloads}
+    if image and len(found) > 1:
+        raise UserError(
+            "some of its rules run in environments of their own, the others in the image of the"
+            " backend config",
+            where=title_of(group),
+            do="A group is one job, in the image or not: give all its rules an environment, or"
+            " put them into different groups",
+        )
+    return True in found
+
+
+class _Files:
+    """Which files of a group come, go, and stay in it; paths in the workspace.
+
+    Attributes:
+        outputs: what comes back.
+        from_outside: what goes up.
+        temporary: what does not outlive the group.
+        pipes: named pipes between members.
+        services: what services make.
+    """
+
+    def __init__(
+        self, group: Job, members: Sequence[Job], runs: Sequence[Runs], places: Places
+    ) -> None:
+        dag = group.dag
+        notemp = dag.workflow.storage_settings.notemp
+        unneeded = set() if notemp else set(dag.get_unneeded_temp_files(group))
+        number = {member: i for i, member in enumerate(members)}
+        outputs: dict[str, OutputFile] = {}
+        made: set[str] = set()
+        temporary = []
+        self.place = places.place
+        self.pipes: list[str] = []
+        self.services: set[str] = set()
+        for member, run in zip(members, runs, strict=True):
+            for output in run.outputs:
+                # Where a later member updates what an earlier one makes, the earlier one is first.
+                outputs.setdefault(output.path, output)
+            for path in member.output:
+                place, service = self.place(path) or str(path), is_flagged(path, "service")
+                made.add(place)
+                if is_flagged(path, "pipe"):
+                    self.pipes.append(place)
+                elif (
+                    service
+                    or is_flagged(path, "nodelocal")
+                    or (path in unneeded and not unstaged(member, path))
+                ):
+                    readers = [j for j, files in dag.depending[member].items() if path in files]
+                    numbers = sorted(number[j] for j in [member, *readers] if j in number)
+                    temporary.append(Temporary(place, tuple(numbers)))
+                    self.services |= {place} if service else set()
+        for place in [*self.pipes, *(each.path for each in temporary)]:
+            outputs.pop(place, None)
+        self.outputs = tuple(outputs.values())
+        self.temporary = tuple(temporary)
+        read = dict.fromkeys(place for run in runs for place in run.inputs)
+        self.from_outside = tuple(place for place in read if place not in made)
+
+
+def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
+    """Forget what was read from old versions of files that the group itself makes.
+
+    Snakemake evaluates parameters and resources before the old outputs are removed; now a function
+    that opens such a file finds none, and its value is still to be determined.
+    """
+    for member in members:
+        if any(path in group.all_products for path in member.input):
+            member.attempt = member.attempt
+            member._params = member._non_derived_params = None  # there is no public way
+
+
+def _runs(group: Job, member: Job, context: Context) -> Runs:
+    if member.is_norun:
+        # What it reads need not go up; what it touches other members may read.
+        return Runs((), outputs=tuple(outputs_of(member, places_of(member, context))))
+    try:
+        return runs_of(member, context)
+    except UserError as error:
+        raise UserError(
+            error.what,
+            where=f"{error.where}, in {title_of(group)}",
+            do="Make the parameter or resource independent of files that the group itself makes,"
+            " or take the rule out of the group",
+        ) from None
+
+
+def _program(
+    group: Job,
+    members: Sequence[Job],
+    runs: Sequence[Runs],
+    *,
+    wanted: Asked,
+    files: _Files,
+    settled: frozenset[str],
+    report: str,
+) -> GroupProgram:
+    """The program that runs the members.
+
+    Args:
+        group: the GroupJob.
+        members: in the order of their numbers.
+        runs: what runs for each of them.
+        wanted: what the group asks for.
+        files: its files.
+        settled: variables that the backend config sets: they win over those of rules.
+        report: where failed members are told.
+    """
+    numbers = {member: i for i, member in enumerate(members)}
+    teams: dict[object, list[Job]] = {}
+    for member in members:
+        teams.setdefault(member.pipe_group or member, []).append(member)
+    team_of = {member: n for n, team in enumerate(teams.values()) for member in team}
+    limits = _limits(teams.values(), numbers, wanted)
+    settings = group.dag.workflow.execution_settings
+    return GroupProgram(
+        members=[
+            _member(member, team_of[member], of_member, files, settled)
+            for member, of_member in zip(members, runs, strict=True)
+        ],
+        teams=[
+            Team(
+                needs=tuple(sorted({numbers[dep] for member in team
+                                    for dep in group.dag.dependencies[member]
+                                    if dep in numbers and dep not in team})),
+                takes=tuple(_takes(team, numbers, wanted, name) for name in limits),
+            )
+            for team in teams.values()
+        ],
+        limits=tuple(limits.values()),
+        report=report,
+        pipes=tuple(files.pipes),
+        temporary=files.temporary,
+        keep_going=bool(settings.keep_going),
+        service_wait_s=math.ceil(settings.latency_wait),
+    )  # fmt: skip
+
+
+def _member(
+    member: Job, team: int, runs: Runs, files: _Files, settled: frozenset[str]
+) -> GroupMember:
+    variables = variables_of(member) if runs.payloads else {}
+    made = [output for output in runs.outputs if output.kind == "output"]
+    touched = [output for output in runs.outputs if output.kind == "touched"]
+    others = {*files.pipes, *files.services, runs.measured}
+    return GroupMember(
+        name=name_of(member),
+        commands=tuple(payload.command for payload in runs.payloads),
+        team=team,
+        shell=next((payload.shell for payload in runs.payloads), "bash"),
+        variables={k: v for k, v in variables.items() if k not in settled},
+        settled=tuple(name for name in TEMPORARY if name in settled),
+        service=member.is_service,
+        waits=tuple(place for place in runs.inputs if place in files.services),
+        outputs=tuple(output.path for output in made if output.path not in others),
+        touches=tuple(
+            # As Snakemake touches a directory.
+            f"{output.path}/.snakemake_timestamp" if output.directory else output.path
+            for output in touched
+        ),
+        measured=runs.measured,
+    )
+
+
+def _limits(
+    teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: Asked
+) -> dict[str, int]:
+    """The CPUs that the group was given, and of what all teams together would want more of."""
+    return {
+        "_cores": wanted.threads,
+        **{
+            name: limit
+            for name, limit in wanted.resources.items()
+            if isinstance(limit, int)
+            and name not in (*ADDED, "nodes")
+            and sum(_takes(team, numbers, wanted, name) for team in teams) > limit
+        },
+    }
+
+
+def _takes(team: Sequence[Job], numbers: Mapping[Job, int], wanted: Asked, name: str) -> int:
+    amounts = [wanted.of_members[numbers[member]].get(name) for member in team]
+    return sum(amount for amount in amounts if isinstance(amount, int))

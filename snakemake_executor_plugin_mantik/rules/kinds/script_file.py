@@ -1,0 +1,118 @@
+"""The script or notebook of a rule: its text, its language, and where it is at a site."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake.script import get_source
+from snakemake.sourcecache import LocalSourceFile
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.jobs.paths import file_path
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.kinds.imports import beside
+from snakemake_executor_plugin_mantik.rules.paths.withheld import report
+from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
+from snakemake_executor_plugin_mantik.staging.sources import MIB
+
+
+@dataclass(frozen=True)
+class ScriptFile:
+    """A script or notebook, as it is when the run starts.
+
+    Attributes:
+        name: its file's name.
+        text: its text.
+        language: as Snakemake calls it; of a notebook `jupyter_…`. None if nobody knows it.
+        directory: where it is here, or its copy in Snakemake's cache if it is from elsewhere.
+        inside: its directory relative to the working directory, if it is in there and goes up with
+            the sources.
+        origin: the URL of its directory, if it is no file of this machine.
+    """
+
+    name: str
+    text: str
+    language: str | None
+    directory: Path
+    inside: str | None
+    origin: str | None
+
+    @property
+    def at_site(self) -> str:
+        """The directory in the workspace that holds what is beside it."""
+        if self.inside is not None:
+            return self.inside
+        identity = self.origin or str(self.directory)
+        # What `workflow.source_path` gives is in a cache that has another name in each run.
+        identity = re.sub(r".*/snakemake-runtime-cache/[^/]+", "", identity)
+        return file_path(identity.encode(errors="surrogateescape"), self.directory.name or "root")
+
+    def beside(
+        self, file_limit: int, total_limit: int, include: Matching = NOTHING
+    ) -> Iterator[tuple[str, Path]]:
+        """What is beside a script that is not in the working directory, with its place at the site.
+
+        That is the files of its own directory up to a size, and the packages that it imports,
+        without what seems to hold a secret.
+
+        Args:
+            file_limit: bytes above which a file is left out.
+            total_limit: bytes that all may have together.
+            include: matches what goes along although it seems to hold a secret.
+
+        Raises:
+            UserError: they have more.
+        """
+        if self.inside is not None:
+            return
+        paths = sorted(path for path in self.directory.iterdir() if path.is_file())
+        if self.language in ("python", "jupyter_python"):
+            paths += beside(self.text, self.directory)
+        total = 0
+        withheld = Withheld(self.directory, include)
+        for path in dict.fromkeys(paths):
+            status, name = path.stat(), path.relative_to(self.directory).as_posix()
+            if path.name.startswith(".") or status.st_size > file_limit:
+                continue
+            if name != self.name and withheld.withholds(name, status):
+                continue
+            total += status.st_size
+            if total > total_limit:
+                raise UserError(
+                    f"the files beside the script have more than {total_limit / MIB:.1f} MiB, and"
+                    " any of them may be one that it reads",
+                    where=str(self.directory),
+                    do="Give the script a directory of its own, or move it into the workflow's",
+                )
+            yield f"{self.at_site}/{name}", path
+        report(str(self.directory), str(withheld))
+
+
+def script_file(job: Job) -> ScriptFile:
+    """The script or notebook of a job.
+
+    Raises:
+        WorkflowError: it is not there, or cannot be read.
+    """
+    rule = job.rule
+    written = rule.script if rule.is_script else rule.notebook
+    source, text, language, _, cached = get_source(
+        str(written) if isinstance(written, Path) else written,
+        rule.workflow.sourcecache,
+        rule.basedir,
+        job.wildcards,
+        job.params,
+    )
+    if isinstance(source, LocalSourceFile):
+        origin = None
+        directory = Path(os.path.abspath(source.path)).parent
+    else:
+        origin = source.get_basedir().get_path_or_uri(secret_free=True)
+        directory = Path(cached).parent
+    inside = None
+    relative = os.path.relpath(os.path.realpath(directory), os.path.realpath(os.curdir))
+    if not any(part.startswith(".") and part != "." for part in Path(relative).parts):
+        inside = Path(relative).as_posix()
+    return ScriptFile(source.get_filename(), text, language, directory, inside, origin)

@@ -1,0 +1,194 @@
+"""`script:` and `notebook:` rules: what runs at a site, where there is no Snakemake."""
+
+import json
+import os
+import re
+import shlex
+from dataclasses import replace
+
+from snakemake.common.tbdstring import TBDString
+from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
+from snakemake.sourcecache import LocalSourceFile
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.config.exclude import Include
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.request import Upload
+from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
+from snakemake_executor_plugin_mantik.jobs.templates import template
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.kinds.imports import snakemake_imports
+from snakemake_executor_plugin_mantik.rules.kinds.languages import (
+    CWD,
+    HOME,
+    LANGUAGES,
+    TMPDIR,
+    Told,
+    runner,
+    said,
+    upload,
+    written,
+)
+from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdir, encoded
+from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, script_file
+from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
+from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import mirrored
+
+
+def mistake(job: Job) -> str | None:
+    """Why the script or notebook of a job can run nowhere, in words that follow "rule NAME"."""
+    file = script_file(job)
+    if job.rule.is_notebook and job.dag.is_edit_notebook_job(job):
+        return "has a notebook that is to be edited, which needs --executor local"
+    if file.language != "python" and file.language not in LANGUAGES:
+        known = ".ipynb of Python or R" if job.rule.is_notebook else ".py .R .Rmd .jl .rs .sh .xsh"
+        return f"has {file.name}, whose language Snakemake does not know: it takes {known}"
+    if file.language.startswith("jupyter") is not job.rule.is_notebook:
+        return f"has {file.name} under the wrong directive: notebook: takes .ipynb, script: others"
+    if file.language == "rmarkdown" and len(job.output) != 1:
+        return f"has {file.name}: R Markdown makes one output file, no more and no less"
+    return None
+
+
+def needs_snakemake(job: Job) -> list[str]:
+    """What the Python script or notebook of a job imports that is only to be had of Snakemake."""
+    file = script_file(job)
+    text = file.text
+    if file.language == "jupyter_python":
+        cells = json.loads(text).get("cells", [])
+        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+        text = re.sub(r"^[%!].*", "", text, flags=re.MULTILINE)
+    elif file.language != "python":
+        return []
+    return snakemake_imports(text, file.directory)
+
+
+def script(
+    job: Job,
+    places: Places,
+    tmpdir: str,
+    iteration: int | None,
+    config: BackendConfig,
+) -> tuple[str, tuple[Upload, ...]]:
+    """The text that runs a script or notebook, and the files that it needs.
+
+    Args:
+        job: with a script that `mistake` says nothing of.
+        places: where its paths are at its site.
+        tmpdir: its directory for temporary files, `NODE_TMPDIR` for the node's.
+        iteration: which run of a script that is measured it is, from 0.
+        config: the site's, for the limits of what goes along beside a script elsewhere.
+
+    Raises:
+        UserError: a value cannot be given to the script, or the limit is exceeded.
+    """
+    told = _told(job, places, tmpdir, iteration, config)
+    file = told.file
+    limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
+    found = file.beside(*limits, Include(config.site.include))
+    beside = [*told.uploads, *(Upload(path, local) for path, local in found)]
+    if file.language == "python":
+        content = file.text.encode()
+        source = Upload(script_path(content, file.name), content=content)
+        text = template("pythonscript.sh.j2").render(
+            runner=shlex.quote(runner().path),
+            source=shlex.quote(source.path),
+            place=said(told.place),
+            search=said(f"{HOME}/{file.at_site}"),
+            data=encoded(told.snakemake),
+            lacking=_lacking(file, "Python", ("python3", "python")),
+        )
+        return text, (runner(), source, *beside)
+    language = LANGUAGES[str(file.language)]
+    head, rest = written(language, told)
+    source = upload(rest, file.name)
+    log = told.snakemake.log.get("notebook")
+    text = template("anyscript.sh.j2").render(
+        programs=language.programs,
+        lacking=_lacking(file, language.name, language.programs),
+        work=WORK,
+        name=shlex.quote(file.name),
+        head=said(head),
+        rest=shlex.quote(source.path),
+        command=language.command,
+        output=said(_absolute(told.snakemake.output[0])) if file.language == "rmarkdown" else "",
+        log=said(_absolute(log)) if log is not None else "",
+    )
+    modules = [runner()] if os.path.dirname(runner().path) in head else []
+    return text, (*modules, source, *beside)
+
+
+def _told(
+    job: Job, places: Places, tmpdir: str, iteration: int | None, config: BackendConfig
+) -> Told:
+    file = script_file(job)
+    uploads: list[Upload] = []
+
+    def there(text: str) -> str:
+        text, cached = source_files.in_command(job, text, lambda: places.workspace)
+        text, named = snakefile_siblings.in_command(job, text, places, config)
+        uploads.extend((*cached, *named))
+        return text
+
+    here = mirrored(job, places)
+    sourced = replace(here, text=there)
+    lists = {
+        name: type(values)(toclone=values, custom_map=sourced.value)
+        for name, values in vars(here).items()
+        if isinstance(values, Namedlist)
+    }
+    scriptdir = file.origin or os.path.normpath(f"{HOME}/{file.at_site}")
+    place = f"{scriptdir}/{file.name}"
+    at_node = NodeTmpdir(TMPDIR) if tmpdir == NODE_TMPDIR else tmpdir
+    _see_determined(job)
+    # The names are those of both of Snakemake's constructors.
+    both = {
+        "input_": lists["input"],
+        "output": lists["output"],
+        "params": lists["params"],
+        "wildcards": job.wildcards,
+        "threads": job.threads,
+        "resources": ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": at_node}),
+        "log": lists["log"],
+        "config": sourced.value(here.value(job.rule.module_globals["config"])),
+        "rulename": job.rule.name,
+        "bench_iteration": iteration,
+    }
+    nothing = dict.fromkeys(
+        (
+            "cache_path", "basedir", "conda_env", "conda_base_path", "container_img",
+            "singularity_args", "env_modules", "bench_record", "jobid", "cleanup_scripts",
+            "shadow_dir", "runtime_paths",
+        )
+    )  # fmt: skip
+    arguments = {
+        **both, **nothing,
+        "path": LocalSourceFile(place), "source": file.text, "is_local": file.origin is None,
+    }  # fmt: skip
+    return Told(file, place, arguments, Snakemake(**both, scriptdir=scriptdir), tuple(uploads))
+
+
+def _see_determined(job: Job) -> None:
+    unknown = str(TBDString())
+    for name, value in job.params._allitems():
+        if unknown in str(value):
+            which = f"the parameter {name}" if name else "a parameter"
+            raise UserError(
+                f"{which} is still to be determined (<TBD>)",
+                where=f"rule {job.rule.name}",
+                do="Make it independent of what is only known inside the job; a script finds the"
+                " directory for temporary files in snakemake.resources",
+            )
+
+
+def _absolute(path: str) -> str:
+    return path if os.path.isabs(path) else f"{CWD}/{path}"
+
+
+def _lacking(file: ScriptFile, language: str, programs: tuple[str, ...]) -> str:
+    return shlex.quote(
+        f"{file.name} needs {language}, but on this node there is no {' or '.join(programs)}:"
+        " put it into the backend config's Environment"
+    )

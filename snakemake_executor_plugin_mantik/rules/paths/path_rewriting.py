@@ -1,0 +1,273 @@
+"""A job's own things as they are called at its site: lists of paths, parameters, and any text.
+
+Lists are mapped path by path. Parameters that a function makes of paths are made again of the
+mapped ones, if what comes out differs in the paths only. In all other text, the command itself
+above all, a path is found again where it stands as a whole path: one of the job's, what is below
+it or beside it, or what is below the working directory.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import PurePath
+from types import SimpleNamespace
+from typing import Any
+
+from snakemake.common.tbdstring import TBDString
+from snakemake.exceptions import RuleException
+from snakemake_interface_common.exceptions import WorkflowError
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, stays_in_storage
+from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
+
+_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
+"""Directories of which a site has its own: a text that names another file in one means that."""
+
+# What stands before and behind a whole path. `-I/data` is an option with its value, `${A}/data` and
+# `a/data` are other paths.
+BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
+BEHIND = r"(?![\w.~@%+\-])"
+_WHOLE = r"(?![\w.~@%+\-/])"
+_ONE_BELOW = rf"{BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
+
+_LETTER = r"[^\s'\";|&<>()`]"
+"""What an unquoted path may hold."""
+_NAME = r"[^\s'\";|&<>()`/]"
+
+_CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
+
+
+@dataclass(frozen=True)
+class RewrittenPaths:
+    """A job's things as they are called at its site.
+
+    Attributes:
+        input, output, log: Snakemake's own kinds of lists, names kept, of plain texts.
+        params: the same of the parameters.
+        text: maps the paths in a text.
+    """
+
+    input: Any
+    output: Any
+    log: Any
+    params: Any
+    text: Callable[[str], str]
+
+    def value(self, value: Any) -> Any:
+        """A value of any kind, the paths in its texts mapped."""
+        return _each(value, self.text)
+
+
+def mirrored(job: Job, places: Places, resources: Any = None) -> RewrittenPaths:
+    """What a job's things are called at its site.
+
+    Args:
+        job: the Snakemake job.
+        places: where its paths are at its site.
+        resources: the job's, with what Snakemake leaves to the node; parameters that follow from
+            that are made again. None: they are taken as they are.
+
+    Its functions raise `UserError` where a text names a path and it is not certain which.
+    """
+    moved: dict[str, str] = {}
+    trees: set[str] = set()
+
+    def mapped(path: Any) -> str:
+        if stays_in_storage(path):
+            return str(path.storage_object.query)
+        text = str(path)
+        if is_source_file(path):
+            return text
+        called = places.at_site(text)
+        if called != text:
+            moved[text] = called
+            if getattr(path, "is_directory", False) or os.path.isdir(text):
+                trees.add(text)
+        return called
+
+    made, output, log = (
+        type(names)(toclone=names, custom_map=mapped) for names in (job.input, job.output, job.log)
+    )
+    finder = _Finder(job.rule.name, places, moved, trees)
+    params = job.params
+    if resources is not None and str(TBDString()) in str(params):
+        params = params_with(job, resources)
+    if moved or finder.finds(params):
+        params = _params(params, lambda: _expanded(job, (made, output), resources), finder, moved)
+    return RewrittenPaths(made, output, log, params, finder.text)
+
+
+def params_with(job: Job, resources: Any) -> Any:
+    """The parameters of a job, made again with what `resources` say."""
+    return _expanded(job, (job.input, job.output), resources)
+
+
+def _expanded(job: Job, lists: tuple[Any, Any], resources: Any) -> Any:
+    """The parameters, made again of other inputs and outputs, or with other resources."""
+    # Their resources are all that Snakemake looks at in a job there.
+    told = job if resources is None else SimpleNamespace(resources=resources)
+    made, _ = job.rule.expand_params(job.wildcards_dict, *lists, told)
+    return made
+
+
+def _params(
+    params: Any, with_mapped: Callable[[], Any], finder: "_Finder", moved: Mapping[str, str]
+) -> Any:
+    """The parameters, made again of mapped paths where that changes the paths and nothing else."""
+    again = params
+    # A function that reads the files does not find them under these names.
+    with suppress(WorkflowError, RuleException):
+        again = with_mapped()
+    # Whatever stands before them: an entry point of an MLproject goes up from its own folder first.
+    back = _Pattern(((new, old, BEHIND) for new, old in _stems(moved)), before="")
+
+    def of_paths(made: Any, value: Any) -> bool:
+        # Values of any kind can be compared so, arrays among them.
+        return repr(made) != repr(value) == repr(_each(made, back.replace))
+
+    values = iter(
+        made if of_paths(made, value) else _each(value, finder.text)
+        for value, made in zip_longest(params, again)
+    )
+    return type(params)(toclone=params, custom_map=lambda _: next(values))
+
+
+def _stems(moved: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """What is different at the beginning of each path: new and old, common endings left out."""
+    for old, new in moved.items():
+        olds, news = old.split("/"), new.split("/")
+        while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
+            del olds[-1], news[-1]
+        yield "/".join(news), "/".join(olds)
+
+
+def _each(value: Any, change: Callable[[str], str]) -> Any:
+    """A value with all texts in it changed."""
+    if isinstance(value, str) and not isinstance(value, TBDString):
+        changed = change(value)
+        return changed if changed != value else value
+    if isinstance(value, PurePath):
+        return type(value)(change(str(value)))
+    if type(value) in (list, tuple, set):
+        return type(value)(_each(item, change) for item in value)
+    if type(value) is dict:
+        return {key: _each(item, change) for key, item in value.items()}
+    return value
+
+
+class _Pattern:
+    """Texts to be replaced, the longest first."""
+
+    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = BEFORE) -> None:
+        """Make it of what is replaced, by what, and the pattern that must follow."""
+        self._replacements: dict[str, str] = {}
+        alternatives: dict[str, str] = {}
+        for old, new, behind in replacements:
+            if old and old not in alternatives:
+                alternatives[old] = f"{re.escape(old)}{behind}"
+                self._replacements[old] = new
+        longest = sorted(alternatives, key=len, reverse=True)
+        choice = "|".join(alternatives[old] for old in longest)
+        self._regex = re.compile(f"{before}(?:{choice})") if choice else None
+
+    def replace(self, text: str) -> str:
+        """The text with everything replaced."""
+        if self._regex is None:
+            return text
+        return self._regex.sub(lambda match: self._replacements[match[0]], text)
+
+    def found(self, text: str) -> list[str]:
+        """What would be replaced."""
+        return self._regex.findall(text) if self._regex is not None else []
+
+
+class _Finder:
+    """Finds the paths of one job in texts."""
+
+    def __init__(
+        self, rule: str, places: Places, moved: Mapping[str, str], trees: set[str]
+    ) -> None:
+        self._rule = rule
+        self._places = places
+        self._moved = moved
+        self._trees = trees
+        self._made: _Pattern | None = None
+
+    def finds(self, value: Any) -> bool:
+        """Whether there may be anything to be found in a value."""
+        return bool(self._moved) or self._places.workdir in str(value)
+
+    def text(self, text: str) -> str:
+        """A text with its paths mapped.
+
+        Raises:
+            UserError: it is not certain what a path in it means.
+        """
+        if not self.finds(text):
+            return text
+        text = self._plainly(text)
+        found = self._pattern.found(text)
+        upwards = [path for path in found if path.startswith("..")]
+        if upwards and _CHANGES_DIRECTORY.search(text):
+            raise UserError(
+                f"the command changes its directory and names {upwards[0]}, which is somewhere else"
+                " at a site",
+                where=f"rule {self._rule}",
+                do="Write {input} or {output} instead of the path, or an absolute path",
+            )
+        return self._pattern.replace(text)
+
+    def _plainly(self, text: str) -> str:
+        """A text without paths that go out of the working directory by way of it.
+
+        `workflow.basedir` is one with `--snakefile ../workflow/Snakefile`.
+        """
+        if f"{self._places.workdir}/" not in text or "/.." not in text:
+            return text
+        within = rf"{BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
+        way = rf"{within}/\.\.(?!{_NAME}){_LETTER}*"
+
+        def plain(match: re.Match[str]) -> str:
+            path = os.path.normpath(match[0])
+            return path if os.path.realpath(path) == os.path.realpath(match[0]) else match[0]
+
+        return re.sub(way, plain, text)
+
+    @property
+    def _pattern(self) -> _Pattern:
+        if self._made is None:
+            self._made = _Pattern(self._replacements())
+        return self._made
+
+    def _replacements(self) -> Iterable[tuple[str, str, str]]:
+        places = self._places
+        # It may lie below the working directory: a sandbox's does.
+        yield places.workspace, places.workspace, BEHIND
+        if places.workdir != "/":
+            yield places.workdir, places.workspace, BEHIND
+        folders: dict[tuple[str, str], str] = {}
+        for old, new in self._moved.items():
+            folder, name = os.path.split(old)
+            beside = folder, os.path.dirname(new)
+            if beside not in folders:
+                folders[beside] = self._reach(folder) if os.path.basename(new) == name else ""
+            # What the whole directory is replaced for needs no search of its own.
+            if folders[beside] != BEHIND:
+                yield old, new, BEHIND if old in self._trees else _WHOLE
+        yield from ((*beside, behind) for beside, behind in folders.items() if behind)
+
+    def _reach(self, folder: str) -> str:
+        """How much of a moved file's directory belongs to it; empty for nothing."""
+        shared = folder in ("", "/", "/tmp") or not set(folder) - set("./")  # noqa: S108
+        if shared or any(f"{folder}/".startswith(f"{root}/") for root in _SYSTEM):
+            return ""
+        broad = os.path.realpath(folder)
+        home = os.path.expanduser("~")
+        if any(f"{path}/".startswith(f"{broad}/") for path in (home, self._places.workdir)):
+            return _ONE_BELOW
+        return BEHIND

@@ -1,0 +1,379 @@
+"""A rule's own environment: `conda:`, `container:`, `envmodules:`, as far as the user wants it.
+
+Snakemake's `--software-deployment-method` acts on this machine; what is deployed at the sites is a
+setting of ours with the same values. What Snakemake does locally is done at the site: modules in a
+conda environment in a container, whichever of them the rule has.
+"""
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from snakemake.common import is_local_file, parse_uri
+from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
+from snakemake.shell import shell
+from snakemake.sourcecache import SourceFile
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.config.environment import image_place
+from snakemake_executor_plugin_mantik.engine.request import Upload
+from snakemake_executor_plugin_mantik.jobs.deployment import (
+    MACHINES,
+    CondaFile,
+    Image,
+    with_conda,
+    with_container,
+    with_modules,
+)
+from snakemake_executor_plugin_mantik.jobs.paths import file_path
+from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.wrapping.start import start_of
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.rules.payload import Context, Payload
+
+OPTION = "--mantik-software-deployment"
+
+_BLOCKED = ("R_LIBS", "PYTHONPATH", "PERLLIB", "PERL5LIB")
+"""What Snakemake removes around a command in a conda environment (snakemake/shell.py)."""
+
+_IN_IMAGE = "/conda-envs"
+"""Where the image of `containerized:` holds its environments (snakemake/deployment)."""
+
+
+def methods_of(words: Iterable[str]) -> frozenset[DeploymentMethod]:
+    """The methods that the setting names.
+
+    Raises:
+        UserError: it names something else.
+    """
+    known = {str(method): method for method in DeploymentMethod}
+    if unknown := [word for word in words if word not in known]:
+        raise UserError(
+            f"there is no software deployment {', '.join(map(repr, unknown))}",
+            where=OPTION,
+            do=f"Choose among {', '.join(known)}; end the list with '--' if targets follow",
+        )
+    return frozenset(known[word] for word in words)
+
+
+def nested_options(methods: Collection[DeploymentMethod]) -> list[str]:
+    """What a nested Snakemake is given so that it deploys the same at the site."""
+    if not methods:
+        return []
+    return ["--software-deployment-method", *sorted(map(str, methods))]
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a job has of its own; each part None if it has not, or if it is not wanted.
+
+    Attributes:
+        modules: `envmodules:`, names.
+        conda: `conda:`, Snakemake's specification of it.
+        container: `container:` or `containerized:`, a path or URL.
+        bare: whether it says `container: None`: it runs in no container, whoever names one.
+    """
+
+    modules: tuple[str, ...] | None = None
+    conda: Any = None
+    container: str | None = None
+    bare: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.modules or self.conda or self.container or self.bare)
+
+
+def own_of(job: Job, methods: Collection[DeploymentMethod]) -> Own:
+    """The environment of its own that a job runs in."""
+    modules = conda = container = None
+    bare = False
+    if DeploymentMethod.ENV_MODULES in methods and job.rule.env_modules:
+        modules = tuple(job.rule.env_modules.names)
+    if DeploymentMethod.CONDA in methods:
+        conda = job.conda_env_spec
+    if DeploymentMethod.APPTAINER in methods:
+        container = job.container_img_url or None
+        # Of `container: None` the rule itself keeps nothing.
+        bare = job.rule.ruleinfo.container_img is False
+    return Own(modules, conda, container and str(container), bare)
+
+
+def deployed(payload: "Payload", job: Job, context: "Context") -> "Payload":
+    """The payload in the job's own environment.
+
+    Raises:
+        UserError: an environment file or image cannot be had.
+    """
+    own = own_of(job, context.deployment)
+    rule = job.rule.name
+    if own.modules:
+        payload = _inside(payload)
+        payload = payload.around(with_modules(own.modules, payload.command, rule=rule))
+    if own.conda:
+        payload = _inside(payload)
+        environment, uploads = _conda(job, own)
+        blocked = _BLOCKED if shell.conda_block_conflicting_envvars else ()
+        text = with_conda(environment, payload.command, rule=rule, blocked=blocked)
+        payload = payload.around(text, uploads)
+    if own.container:
+        start, more = start_of(payload)
+        image, uploads, inputs = _image(job, own.container, context)
+        text = with_container(image, shlex.join(start), rule=rule)
+        payload = payload.around(text, (*more, *uploads), inputs)
+    return replace(payload, own_environment=True) if own else payload
+
+
+def _inside(payload: "Payload") -> "Payload":
+    """The payload as text for bash, in which something can stand before it."""
+    if payload.shell == "bash":
+        return payload
+    start, uploads = start_of(payload)
+    return payload.around(f"exec {shlex.join(start)}", uploads)
+
+
+def _conda(job: Job, own: Own) -> tuple[CondaFile | str, tuple[Upload, ...]]:
+    """A job's conda environment, and the files that it is made of."""
+    spec = own.conda
+    if not isinstance(spec, CondaEnvFileSpec):
+        return str(getattr(spec, "path", None) or spec.name), ()
+    label = spec.file.get_path_or_uri(secret_free=True)
+    if os.path.isabs(label) and Path(label).is_relative_to(Path.cwd()):
+        label = str(Path(label).relative_to(Path.cwd()))
+    content = _read(job, spec.file)
+    if content is None:
+        raise UserError(
+            f"the environment file {label} cannot be read",
+            where=f"rule {job.rule.name}",
+            do="Correct its name in conda:, which is relative to the Snakefile",
+        )
+    script = _beside(job, spec.file, ".post-deploy.sh")
+    pins = {
+        platform: pin
+        for platform in MACHINES
+        if (pin := _beside(job, spec.file, f".{platform}.pin.txt")) is not None
+    }
+    if own.container and job.is_containerized:
+        # As Snakemake names them in the image: by contents, of the platform it was made on.
+        parts = (script, pins.get("linux-64"), content)
+        digest = hashlib.md5(b"".join(part or b"" for part in parts), usedforsecurity=False)
+        return f"{_IN_IMAGE}/{digest.hexdigest()}", ()
+    uploads = {"": Upload(file_path(content, "environment.yaml"), content=content)}
+    for platform, pin in pins.items():
+        uploads[platform] = Upload(file_path(pin, "pin.txt"), content=pin)
+    if script is not None:
+        uploads["script"] = Upload(file_path(script, "post-deploy.sh"), content=script)
+    parts_of = "\n".join([own.container or "", *(upload.path for upload in uploads.values())])
+    environment = CondaFile(
+        label=label,
+        place=hashlib.sha256(parts_of.encode()).hexdigest()[:16],
+        file=uploads[""].path,
+        pins={platform: uploads[platform].path for platform in pins},
+        post_deploy=uploads["script"].path if script is not None else "",
+        interpreter=_interpreter(script or b""),
+    )
+    return environment, tuple(uploads.values())
+
+
+def files_of(
+    job: Job, methods: Collection[DeploymentMethod]
+) -> tuple[list[SourceFile], Path | None]:
+    """What a job's own environment is made of: its conda's files, and its image if it is a file."""
+    own = own_of(job, methods)
+    sources: list[SourceFile] = []
+    if isinstance(own.conda, CondaEnvFileSpec):
+        suffixes = [".post-deploy.sh", *(f".{platform}.pin.txt" for platform in MACHINES)]
+        beside = [own.conda.file.replace_suffix([".yaml", ".yml"], suffix) for suffix in suffixes]
+        exists = job.rule.workflow.sourcecache.exists
+        sources = [own.conda.file, *(file for file in beside if file is not None and exists(file))]
+    if own.container and is_local_file(own.container):
+        path = Path(parse_uri(own.container).uri_path)
+        if path.exists():
+            return sources, path
+    return sources, None
+
+
+def _interpreter(script: bytes) -> str:
+    first = script.split(b"\n", 1)[0].decode(errors="replace")
+    return first[2:].strip() if first.startswith("#!") else "sh"
+
+
+def _beside(job: Job, file: Any, suffix: str) -> bytes | None:
+    """What stands in the file of the same name with another suffix; None if there is none."""
+    other = file.replace_suffix([".yaml", ".yml"], suffix)
+    return None if other is None else _read(job, other)
+
+
+def _read(job: Job, file: Any) -> bytes | None:
+    cache = job.rule.workflow.sourcecache
+    if not cache.exists(file):
+        return None
+    with cache.open(file, "rb") as opened:
+        content: bytes = opened.read()
+    return content
+
+
+def _image(
+    job: Job, source: str, context: "Context"
+) -> tuple[Image, tuple[Upload, ...], tuple[str, ...]]:
+    """A job's image; what has to be uploaded for it, and which files of the directory it is."""
+    site = site_of(given_resources(job), context.sites)
+    of_site = context.sites[site].config.environment.apptainer
+    image = Image(
+        source,
+        place=hashlib.sha256(source.encode()).hexdigest()[:16],
+        options=of_site.options if of_site else (),
+        arguments=job.rule.workflow.deployment_settings.apptainer_args or "",
+    )
+    if not is_local_file(source):
+        return image, (), ()
+    path = str(parse_uri(source).uri_path)
+    local = context.workdir / path
+    if os.path.isabs(path) and not local.exists():
+        return replace(image, source=path, place=""), (), ()
+    if (mistake := _image_mistake(path, local)) is not None:
+        why = None if local.exists() else FileNotFoundError(path)
+        raise UserError(mistake, where=f"rule {job.rule.name}", do=_IMAGE_ADVICE) from why
+    place = image_place(path, context.workdir)
+    image = replace(image, source=place, place="")
+    if (context.workdir / place).exists():
+        return image, (), (place,)
+    return image, (Upload(place, local=local),), ()
+
+
+_IMAGE_ADVICE = (
+    "Name a file that is here, a file at the site by its absolute path, or a URL (docker://…)"
+)
+
+
+def _image_mistake(path: str, local: Path) -> str | None:
+    if local.is_dir():
+        return f"the container image {path} is a directory, not a file"
+    return None if local.exists() else f"the container image {path} is not there"
+
+
+_URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*/.*", re.DOTALL)
+"""What names an image: a path, a URL, a kind of archive and its path."""
+
+
+def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | None:
+    """What is wrong with a job's own environment, in words that follow "rule NAME".
+
+    Args:
+        job: the Snakemake job.
+        context: of the run.
+        made: paths that the workflow makes: an image may be among them.
+    """
+    own = own_of(job, context.deployment)
+    if isinstance(own.conda, CondaEnvDirSpec) and not os.path.isabs(own.conda.path):
+        return (
+            f"has the conda environment {own.conda.path}, a directory here that cannot go to a"
+            " site (name an environment file, or an environment at the site)"
+        )
+    if isinstance(own.conda, CondaEnvFileSpec):
+        content = _read(job, own.conda.file)
+        if content is None:
+            return f"has the environment file {own.conda.file}, which cannot be read"
+        try:
+            yaml.safe_load(content)
+        except yaml.YAMLError as error:
+            told = " ".join(str(error).split())
+            return f"has the environment file {own.conda.file}, which is no YAML: {told}"
+    if own.container and _URL.fullmatch(own.container) is None:
+        return (
+            f"cannot run: {own.container} is neither a file nor a URL (docker://{own.container} is"
+            " one)"
+        )
+    if own.container and is_local_file(own.container):
+        path = str(parse_uri(own.container).uri_path)
+        local = context.workdir / path
+        if os.path.normpath(path) not in made and (not os.path.isabs(path) or local.is_dir()):
+            return (mistake := _image_mistake(path, local)) and f"cannot run: {mistake}"
+    return None
+
+
+def remarks(
+    jobs: Iterable[Job], context: "Context", full: Callable[[Job], object]
+) -> Iterator[str]:
+    """What a user should know of the rules' environments, once for each rule.
+
+    Args:
+        jobs: Snakemake's jobs.
+        context: of the run.
+        full: whether a Snakemake at the site makes the job's environment.
+    """
+    told: set[str] = set()
+    for job in jobs:
+        rule = job.rule
+        if rule.name in told:
+            continue
+        told.add(rule.name)
+        everything = own_of(job, list(DeploymentMethod))
+        own = own_of(job, context.deployment)
+        for name, method in _DIRECTIVES.items():
+            if getattr(everything, name) and not getattr(own, name):
+                yield (
+                    f"rule {rule.name} has {_shown(everything, name)}, which is not used:"
+                    f" {OPTION} {method} would."
+                )
+        if own and not full(job):
+            yield from _winner(job, own, context)
+
+
+_DIRECTIVES = {
+    "conda": DeploymentMethod.CONDA,
+    "container": DeploymentMethod.APPTAINER,
+    "bare": DeploymentMethod.APPTAINER,
+    "modules": DeploymentMethod.ENV_MODULES,
+}
+
+
+def words(own: Own) -> str:
+    """An environment in words: `conda: env.yaml and container: docker://x`."""
+    return " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
+
+
+def _shown(own: Own, name: str) -> str:
+    if name == "modules":
+        return f"envmodules: {', '.join(own.modules or ())}"
+    if name == "container":
+        return f"container: {own.container}"
+    if name == "bare":
+        return "container: None"
+    spec = own.conda
+    shown = spec.file if isinstance(spec, CondaEnvFileSpec) else getattr(spec, "path", None)
+    return f"conda: {shown or spec.name}"
+
+
+def _winner(job: Job, own: Own, context: "Context") -> Iterator[str]:
+    resources = given_resources(job)
+    try:
+        site = site_of(resources, context.sites)
+    except UserError:
+        return  # the site is not known yet, or told as a mistake
+    if context.sites[site].config.environment.apptainer:
+        yield (
+            f"rule {job.rule.name} runs in its own environment, {words(own)}, and not in the image"
+            f" of the backend config of {site}."
+        )
+
+
+def keep_unasked(job: Job) -> None:
+    """Keep Snakemake from asking this machine's conda about an environment that is at a site.
+
+    For its record of a finished job it exports environments that have no file (persistence,
+    `_conda_env`), whether they are used or not, and fails where there is no conda. It takes what
+    it knows already, in a private field: there is no other way.
+    """
+    for member in job.jobs if job.is_group() else (job,):
+        environment = member.conda_env
+        if environment is not None and environment.is_externally_managed:
+            environment._content = environment._content or environment.address.encode()

@@ -1,0 +1,83 @@
+"""Schedules and their due times as users and programs read them."""
+
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.local_runs import here
+from snakemake_executor_plugin_mantik.runs.settlement import status_of
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
+from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.submit import is_under_way, shown
+
+
+def when(schedule: Schedule, firing: Firing) -> str:
+    """When it was due, in the schedule's time zone."""
+    return shown(datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz)))
+
+
+def became(store: Store, schedule: Schedule, firing: Firing) -> str:
+    """What became of a due time so far."""
+    if firing.state is State.FIRING:
+        return _pending(store, schedule, firing)
+    return {
+        State.FIRED: f"run {firing.run} ({run_state(firing.run)})",
+        State.MISSED: f"missed: {firing.told}",
+        State.FAILED: f"not submitted, given up: {firing.told}",
+    }[firing.state]
+
+
+def run_state(run_id: str) -> str:
+    """How far a run is, as its directory tells without asking MLflow."""
+    try:
+        run = here(RunDirectory(home() / run_id))
+    except MantikError:
+        return "not here any more"
+    if run.gone:
+        return "its controller is gone: smk-mantik runs continue"
+    return "under way" if run.end is None else status_of(run.directory)
+
+
+def _pending(store: Store, schedule: Schedule, firing: Firing) -> str:
+    if is_under_way(store.path.parent, schedule.id):
+        return "is being submitted"
+    again = shown(datetime.fromtimestamp(firing.retry, ZoneInfo(schedule.tz)))
+    if firing.begun:
+        return f"its submission was interrupted, and goes on after {again}"
+    if not firing.attempts:
+        return "about to be submitted"
+    return f"not submitted yet, again after {again}: {firing.told}"
+
+
+def in_json(store: Store, schedule: Schedule, now: datetime) -> dict[str, Any]:
+    """A schedule, and what became of its last due time."""
+    due = next(schedule.due(now), None)
+    last = store.history(schedule.id, 1)
+    return {
+        "name": schedule.name,
+        "run": schedule.run,
+        "cron": schedule.cron,
+        "tz": schedule.tz,
+        "until": schedule.until.isoformat() if schedule.until else None,
+        "account": schedule.account or None,
+        "missed": schedule.missed,
+        "next": due.isoformat() if due else None,
+        "last": firing_as_json(schedule, last[0]) if last else None,
+    }
+
+
+def firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
+    """What became of a due time."""
+    zone = ZoneInfo(schedule.tz)
+    waits = firing.state is State.FIRING
+    return {
+        "due": datetime.fromtimestamp(firing.due, zone).isoformat(),
+        "state": firing.state,
+        "run": firing.run or None,
+        "run_state": run_state(firing.run) if firing.run else None,
+        "attempts": firing.attempts,
+        "reason": firing.told or None,
+        "retry": datetime.fromtimestamp(firing.retry, zone).isoformat() if waits else None,
+    }

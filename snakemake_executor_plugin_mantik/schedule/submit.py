@@ -1,0 +1,120 @@
+"""Submits a due time that was claimed: once, however often it is begun."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Protocol
+from zoneinfo import ZoneInfo
+
+from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.common.locks import is_held, take
+from snakemake_executor_plugin_mantik.common.state_directory import open_private
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
+from snakemake_executor_plugin_mantik.schedule.store import Store
+
+RETRY_FIRST_S: Final = 60.0
+RETRY_MOST_S: Final = 3600.0
+"""Seconds until what failed is submitted again: at first; doubled each time, and never more."""
+FIRING_S: Final = 3600
+"""Seconds that a submission may take; its process is killed then, and another one goes on."""
+GIVE_UP_S: Final = 7 * 86400.0
+"""Seconds after which it is given up if no later one is due before."""
+
+INTERRUPTED: Final = (
+    "An attempt before was interrupted: smk-mantik runs list shows what came of it."
+)
+
+SCHEDULE: Final = "mantik.schedule"
+DUE: Final = "mantik.schedule.due"
+"""Tags of the runs that were made: the schedule's name, and when it was due."""
+
+
+class Again(Protocol):
+    """Submits a run again; see `runs.again`."""
+
+    def __call__(
+        self, run_id: str, *, account: str, name: str, tags: Mapping[str, str], key: str
+    ) -> str:
+        """The new run's id; the same one whenever the key is."""
+        ...
+
+
+def fire(store: Store, firing_id: int, again: Again, clock: Callable[[], float]) -> str:
+    """Submit a due time, unless another process is at it or it is over.
+
+    Args:
+        store: of the schedules.
+        firing_id: what was claimed.
+        again: submits.
+        clock: tells the time, seconds since the epoch.
+
+    Returns:
+        A line for the user; empty: nothing was done.
+    """
+    firing = store.firing(firing_id)
+    if firing is None:
+        return ""
+    with lock(store.path.parent, firing.schedule) as ours:
+        firing = store.firing(firing_id) if ours else None
+        schedule = store.by_id(firing.schedule) if firing is not None else None
+        if firing is None or schedule is None or firing.state is not State.FIRING:
+            return ""
+        return _submit(store, schedule, firing, again, clock)
+
+
+def _submit(
+    store: Store, schedule: Schedule, firing: Firing, again: Again, clock: Callable[[], float]
+) -> str:
+    now = clock()
+    store.begin(firing, now, now + pause(firing.attempts))
+    due = datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz))
+    what = f"{schedule.name}, due {shown(due)}"
+    try:
+        run = again(
+            schedule.run,
+            account=schedule.account,
+            name=f"{schedule.name} {due:%Y-%m-%d %H:%M}",
+            tags={SCHEDULE: schedule.name, DUE: due.isoformat()},
+            key=firing.key,
+        )
+    except (MantikError, OSError) as error:
+        now = clock()
+        why = f"{error} {INTERRUPTED}" if firing.begun else str(error)
+        store.put_off(firing, why, now, give_up=now - firing.due > GIVE_UP_S)
+        after = store.firing(firing.id)
+        over = after is None or after.state is State.FAILED
+        return f"{what}: not submitted{', given up' if over else ''}: {error}"
+    store.fired(firing, run, clock())
+    return f"{what}: submitted as run {run}."
+
+
+def pause(attempts: int) -> float:
+    """Seconds until what was begun so often before is begun once more."""
+    return min(RETRY_MOST_S, RETRY_FIRST_S * 2.0 ** min(attempts, 20))
+
+
+def shown(moment: datetime) -> str:
+    """A moment as users read it, with the zone."""
+    return f"{moment:%a %Y-%m-%d %H:%M %Z}"
+
+
+@contextmanager
+def lock(directory: Path, schedule_id: int) -> Iterator[bool]:
+    """Hold a schedule's lock if nobody else does; whether we do. It ends with the process."""
+    with open_private(_lock_file(directory, schedule_id), "ab") as file:
+        yield take(file)
+
+
+def is_under_way(directory: Path, schedule_id: int) -> bool:
+    """Whether a process is submitting something of a schedule just now."""
+    return is_held(_lock_file(directory, schedule_id))
+
+
+def forget_lock(directory: Path, schedule_id: int) -> None:
+    """Remove the lock file of a schedule that was removed; whoever holds it goes on."""
+    _lock_file(directory, schedule_id).unlink(missing_ok=True)
+
+
+def _lock_file(directory: Path, schedule_id: int) -> Path:
+    return directory / f"schedule-{schedule_id}.lock"

@@ -1,0 +1,157 @@
+"""Carries over what a job has logged so far. Part of the worker: needs mlflow.
+
+The executor adds to a copy of the job's store while this reads it (`engine.live`): whatever looks
+half written is left to the next time, and to the end, when all of the store is here.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
+    LONGEST_LINE,
+    Logged,
+    metric_files,
+    parse,
+)
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Told
+from snakemake_executor_plugin_mantik.tracking.worker.repair import mend
+from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
+from snakemake_executor_plugin_mantik.tracking.worker.source import Source, read
+
+TREE, LATER = "tree", "later"
+"""Names in the copy's directory, as in `engine.live`."""
+METRICS_BYTES = 4 << 20
+"""Bytes of metrics that are told at once; each value takes far more in memory."""
+WRITTEN_AT_ONCE = 4096
+"""Bytes of a parameter or tag that are seen to be written in one go, or not at all."""
+
+
+class LiveReplay:
+    """Carries one copy over, as far as it has come."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        copy: Path,
+        destination: Destination,
+        told: Told,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Prepare; the arguments are those of `Replay`, `copy` is the copy's directory here."""
+        self._copy = copy
+        self._store = copy / TREE
+        self._to = destination
+        self._told = told
+        self._replay = Replay(client, self._store, destination, told, live=True, tell=tell)
+
+    def run(self) -> None:
+        """Carry over what is new.
+
+        Raises:
+            Exception: the server does not answer, or not well; to be repeated later.
+        """
+        if not self._store.is_dir():
+            return
+        # If this breaks off, nobody knows how far it has come.
+        self._told.doubt = True
+        self._described()
+        while self._metrics():
+            pass
+        for run in self._told.source.runs:
+            self._replay.upload(run)
+        self._told.doubt = False
+
+    def _described(self) -> None:
+        """Runs, models and what is said of them, if any of that has changed."""
+        files = [
+            path
+            for path in self._store.rglob("*")
+            if path.is_file() and _describes(path, self._store)
+        ]
+        now = tuple(sorted((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files))
+        if now == self._told.descriptions:
+            return
+        view = self._copy / "view"
+        try:
+            source = self._view(view, files)
+        except Exception:  # noqa: BLE001 - the file store raises anything of what is half written
+            return  # in the end all of it is read
+        finally:
+            shutil.rmtree(view, ignore_errors=True)
+        self._told.source = source
+        self._replay.describe(source, self._later())
+        self._replay.end(source)
+        self._told.descriptions = now
+
+    def _view(self, view: Path, files: list[Path]) -> Source:
+        """What MLflow reads in the descriptions: they are looked at where nobody changes them."""
+        shutil.rmtree(view, ignore_errors=True)
+        for path in files:
+            place = view / path.relative_to(self._store)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, place)
+            except OSError:
+                shutil.copyfile(path, place)
+        for meta in [*view.glob("*/*/meta.yaml"), *view.glob("*/models/*/meta.yaml")]:
+            # Without these MLflow takes it for no run.
+            for name in ("metrics", "params", "tags", "artifacts"):
+                (meta.parent / name).mkdir(exist_ok=True)
+        mend(view, self._to.source_id, self._to.source_experiment_id, lambda _: None)
+        return read(view)
+
+    def _later(self) -> list[str]:
+        try:
+            text = (self._copy / LATER).read_text(encoding="utf-8", errors="surrogateescape")
+        except FileNotFoundError:
+            return []
+        return text.split("\0")
+
+    def _metrics(self) -> bool:
+        """Tell the lines that have been added, of many a part at a time; whether there were any."""
+        logged: dict[str, list[Logged]] = {}
+        read: dict[str, bytes] = {}
+        left = METRICS_BYTES
+        for file in metric_files(self._store):
+            path = file.relative_to(self._store).as_posix()
+            begun = self._told.lines.get(path, Lines())
+            if left <= 0 or file.stat().st_size <= begun.size or not self._is_made(path):
+                continue
+            with file.open("rb") as lines:
+                # Of one that the job has begun anew this might be the middle of a line.
+                if not begun.begin(lines):
+                    continue
+                content = lines.read(max(left, LONGEST_LINE))
+            content = content[: content.rfind(b"\n") + 1]
+            if not content:
+                continue
+            for value in parse(path, content.splitlines(keepends=True)):
+                if value is not None:
+                    logged.setdefault(value.run_id, []).append(value)
+            read[path] = content
+            left -= len(content)
+        for run_id, values in logged.items():
+            self._replay.log(values, run_id)
+        for path, content in read.items():
+            self._told.lines.setdefault(path, Lines()).add(content)
+        return bool(read)
+
+    def _is_made(self, path: str) -> bool:
+        """Whether MLflow knows the run or model that a file of metrics belongs to."""
+        parts = path.split("/")
+        if parts[1] == "models":
+            return parts[2] in self._told.models
+        return parts[1] in self._told.runs
+
+
+def _describes(path: Path, store: Path) -> bool:
+    """Whether a file says what there is, and is not a metric, an artifact, or half written."""
+    parts = path.relative_to(store).parts
+    of = parts[3:4] if len(parts) > 3 and parts[1] == "models" else parts[2:3]
+    if of in (("metrics",), ("artifacts",)):
+        return False
+    return of not in (("params",), ("tags",)) or 0 < path.stat().st_size <= WRITTEN_AT_ONCE

@@ -1,0 +1,109 @@
+"""Carries logged models of a job's store over. Part of the worker: needs mlflow."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from mlflow.entities import LoggedModel, LoggedModelStatus
+from mlflow.tracking import MlflowClient
+from ruamel.yaml import YAML
+
+from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads, without
+
+SOURCE_MODEL = "mantik.source_model"
+"""The tag that tells from what in a job's store a model was made."""
+
+
+class Models:
+    """Carries the models of one store over."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        store: Path,
+        destination: Destination,
+        told: Told,
+        *,
+        live: bool,
+    ) -> None:
+        """Prepare; the arguments are those of `Replay`."""
+        self._client = client
+        self._store = store
+        self._to = destination
+        self._told = told
+        self._again = told.doubt
+        self._live = live
+        self._uploads = Uploads(store, told, live=live)
+        self._models = told.models
+
+    def carry(self, model: LoggedModel, later: Collection[str]) -> None:
+        """Make a model, if it is not made, and tell what is there of it.
+
+        Args:
+            model: of the store.
+            later: paths in the store of files that are not there yet as they should be.
+
+        Raises:
+            Exception: the server does not answer, or not well, or refuses it.
+        """
+        over = model.status in (LoggedModelStatus.READY, LoggedModelStatus.FAILED)
+        place = self._store / model.experiment_id / "models" / model.model_id
+        below = place.relative_to(self._store).as_posix()
+        # While it changes nobody can use it, and what it is made with could not be changed.
+        if self._live and (not (over and without(later, below)) or self._is_over(model)):
+            return
+        run_id = self._told.runs.get(model.source_run_id or "", self._to.run_id)
+        model_id, location = self._model(model, run_id)
+        files = place / "artifacts"
+        names = {
+            "model_id": model_id, "model_uuid": model_id, "run_id": run_id,
+            "artifact_path": location,
+        }  # fmt: skip
+        self._uploads.send(
+            files,
+            lambda directory: self._client.log_model_artifacts(model_id, str(directory)),
+            lambda directory: _rename(directory / "MLmodel", names),
+        )
+        if over and model_id not in self._told.over:
+            self._client.finalize_logged_model(model_id, model.status)
+            self._told.over.add(model_id)
+
+    def _is_over(self, model: LoggedModel) -> bool:
+        return self._models.get(model.model_id) in self._told.over
+
+    def _model(self, model: LoggedModel, run_id: str) -> tuple[str, str]:
+        """The id of the model that a job's is at MLflow, made if need be, and where it lies."""
+        experiment = self._told.experiments.get(model.experiment_id, self._to.experiment_id)
+        name = f"{self._to.try_id}/{model.model_id}"
+        known = None
+        if model.model_id in self._models:
+            known = self._client.get_logged_model(self._models[model.model_id])
+        elif self._again:
+            known = self._find_model(experiment, name)
+        if known is None:
+            known = self._client.create_logged_model(
+                experiment, name=model.name, source_run_id=run_id,
+                tags={**(model.tags or {}), SOURCE_MODEL: name},
+                params=dict(model.params or {}), model_type=model.model_type,
+            )  # fmt: skip
+        self._models[model.model_id] = known.model_id
+        return known.model_id, known.artifact_location
+
+    def _find_model(self, experiment: str, source: str) -> LoggedModel | None:
+        found = self._client.search_logged_models(
+            [experiment], filter_string=f"tags.`{SOURCE_MODEL}` = '{source}'"
+        )
+        return found[0] if found else None
+
+
+def _rename(description: Path, names: Mapping[str, str]) -> None:
+    """Give a model's description the model's own names; it holds those that the job saw."""
+    known = read_mapping(description, aliases=True)
+    if known is None:
+        return  # whatever it is, it is kept as it is
+    changed = known | {key: value for key, value in names.items() if key in known}
+    if changed != known:
+        # It may be the job's own file, under another name.
+        description.unlink()
+        YAML(typ="safe").dump(changed, description)

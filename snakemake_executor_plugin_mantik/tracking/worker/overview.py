@@ -1,0 +1,79 @@
+"""Tells MLflow of a workflow as a whole: counts, pictures, its end. Part of the worker."""
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mlflow.entities import Metric, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking import figures, pictures
+from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
+from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord
+from snakemake_executor_plugin_mantik.tracking.pictures import Picture
+from snakemake_executor_plugin_mantik.tracking.picturing import picture
+from snakemake_executor_plugin_mantik.tracking.store import try_directory
+from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
+from snakemake_executor_plugin_mantik.tracking.workflow import FILES
+
+DETACHED: Final = "mantik.detached"
+"""The tag that tells since when nobody looks after the workflow's jobs, which go on."""
+
+
+def begin(client: MlflowClient, run: RunRecord, workdir: Path) -> None:
+    """The Snakefile and the backend configs become artifacts."""
+    files = workdir / try_directory(run.try_id) / FILES
+    if files.is_dir():
+        client.log_artifacts(run.run_id, str(files), FILES)
+
+
+def update(
+    client: MlflowClient,
+    ledger: Ledger,
+    run: RunRecord,
+    data: Mapping[str, Any],
+) -> None:
+    """How many jobs are in which state, what they used, and the pictures, as of now.
+
+    Args:
+        client: of the server that the run is at.
+        ledger: knows the workflow's jobs.
+        run: the workflow's.
+        data: the event's: `time`, `continued`, `detached` (a time, or nothing), `words`.
+
+    Raises:
+        Exception: it cannot be told now; to be repeated.
+    """
+    jobs = ledger.jobs(run.try_id)
+    now, step = int(data["time"] * 1000), int(data["time"] - run.created)
+    metrics = [Metric(n, value, now, step) for n, value in figures.of_workflow(jobs).items()]
+    said = {DETACHED: data.get("detached", ""), "mantik.reason": data.get("words", "")}
+    tags = [RunTag(name, value) for name, value in said.items() if value]
+    client.log_batch(run.run_id, metrics=metrics, tags=tags)
+    if data.get("continued") and not data.get("detached"):
+        try:
+            client.delete_tag(run.run_id, DETACHED)
+        except MlflowException as error:  # it was not detached, but killed
+            if not is_refusal(error):
+                raise
+    _draw(client, run, picture(run.data["name"], ledger.pipeline(run.try_id), jobs, data["time"]))
+
+
+def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
+    try:
+        drawn = pictures.files(shown)
+    except Exception as error:  # noqa: BLE001 - a mistake in drawing must hold up no other run
+        sys.stderr.write(f"{run.try_id}: it cannot be drawn: {error!r}\n")
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        for name, text in drawn.items():
+            Path(directory, name).write_text(text, encoding="utf-8")
+        client.log_artifacts(run.run_id, directory, FILES)
+
+
+def end(client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
+    """The workflow's end; its last figures are told before."""
+    client.set_terminated(run.run_id, data["status"], int(data["time"] * 1000))

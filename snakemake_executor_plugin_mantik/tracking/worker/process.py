@@ -1,0 +1,291 @@
+"""The worker process: `python -m` with this module publishes an outbox to MLflow.
+
+It works off the outbox of the working directory, in lanes (`Lane`): the runs that are to be made,
+for which jobs wait and to which the other lanes give way; how far their jobs are; what jobs log;
+the ends of runs with all of that. Its input only wakes it up; when that is at its end, so is the
+controller, and the worker ends as soon as everything is told, or MLflow does not answer. What is
+left, the next worker tells; `smk-mantik track` starts one for that.
+
+It answers with JSON, one object per line: `{"try": …, "run": …}` when a run is made, `{"down": WHY,
+"tries": […]}` when MLflow cannot be told of these tries, `{"tell": TEXT}` for the user.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snakemake_executor_plugin_mantik.tracking.outbox import Lane, Outbox, RunRecord
+from snakemake_executor_plugin_mantik.tracking.run import without_users
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+
+OUTBOX = "outbox.sqlite"
+LOCK = "lock"
+IDLE_S = 5.0
+"""Seconds after which the outbox is looked at without being woken up."""
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+"""Seconds to wait after a failure, doubled each time."""
+FAILURES = 2
+"""Failures in a row after which the others of the same place are not tried either, for a while."""
+MAKERS = 4
+"""Runs that are made at the same time: a server may be far away, and jobs wait."""
+GIVE_WAY_S = 1.0
+"""Seconds that anything else waits, at most, while runs are made."""
+DRAIN_S = 600.0
+"""Seconds that the worker goes on after its controller has ended."""
+SETTINGS: Mapping[str, str] = {
+    # Reading the jobs' own stores.
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    # Waiting for a server is the worker's own business: it keeps all in the outbox.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+"""What the worker's MLflow is set to, unless the user has set it."""
+_BEFORE: Mapping[Lane, Lane] = {Lane.STATES: Lane.MAKING, Lane.ENDING: Lane.STATES}
+"""The lane from which a lane gets its last tries."""
+
+
+class Place(NamedTuple):
+    """Where a run goes: what fails there fails for the others that go there, too, mostly."""
+
+    uri: str
+    experiment_id: str
+    experiment: str
+
+
+def _place(run: RunRecord | None) -> Place:
+    """What was asked for, not what MLflow made of it: a deleted experiment has an id as well."""
+    if run is None:
+        return Place("", "", "")
+    return Place(run.uri, str(run.data["experiment_id"]), str(run.data["experiment"]))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What there is to be told in a lane, and how that goes.
+
+    Attributes:
+        lane: the lane.
+        places: where the runs go, by try, in the order in which they are told.
+        failing: the tries and places that failed the last time.
+        failures: in a row, by place.
+    """
+
+    lane: Lane
+    places: Mapping[str, Place]
+    failing: set[str | Place]
+    failures: Counter[Place] = field(default_factory=Counter)
+
+
+class Worker:
+    """Works off the outbox until there is nothing left and the input has ended."""
+
+    def __init__(self, workdir: Path, answer: Callable[[Mapping[str, Any]], None]) -> None:
+        """Prepare; `answer` is called with each answer to the controller."""
+        self._workdir = workdir
+        self._answer = answer
+        self._wake = {lane: threading.Event() for lane in Lane}
+        self._ending = threading.Event()
+        self._over = {lane: threading.Event() for lane in Lane}
+        self._all_made = threading.Event()
+        self._all_made.set()
+        self._said: set[str] = set()
+        # What MLflow has been told of what jobs log, by try; belongs to who is busy with that.
+        self._told: dict[str, Any] = {}
+        self._busy: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
+        self._makers = ThreadPoolExecutor(MAKERS, "maker")
+        self._here = threading.local()
+        self._outboxes: list[Outbox] = []
+
+    def wake(self) -> None:
+        """There may be something new."""
+        for event in self._wake.values():
+            event.set()
+
+    def finish(self) -> None:
+        """Nothing new will come."""
+        self._ending.set()
+        self.wake()
+
+    def work(self, lane: Lane) -> None:
+        """Tell what there is in a lane; a thread's whole work."""
+        outbox = self._teller().outbox
+        wait = FIRST_WAIT_S
+        failing: set[str | Place] = set()
+        before = _BEFORE.get(lane)
+        while True:
+            last = self._ending.is_set() and (before is None or self._over[before].is_set())
+            event = self._wake[lane]
+            event.clear()
+            oldest_first = outbox.open_tries(lane)
+            all_told = not oldest_first or self._round(outbox, lane, oldest_first, failing)
+            if last:
+                break
+            if not all_told:
+                event.wait(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
+                continue
+            wait = FIRST_WAIT_S
+            if not oldest_first:
+                event.wait(IDLE_S)
+        self._over[lane].set()
+        self.wake()
+
+    def close(self) -> None:
+        """Close the outbox, once all lanes are worked off."""
+        self._makers.shutdown()
+        for outbox in self._outboxes:
+            outbox.close()
+
+    def _teller(self) -> Any:
+        """This thread's teller."""
+        from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher
+
+        if not hasattr(self._here, "teller"):
+            outbox = Outbox(self._workdir / DIRECTORY / OUTBOX)
+            self._outboxes.append(outbox)
+            self._here.teller = Publisher(
+                outbox, self._workdir, self._answer, self._tell_once, self._told,
+                making=self._making, experiments=self._experiments,
+            )  # fmt: skip
+        return self._here.teller
+
+    def _round(
+        self, outbox: Outbox, lane: Lane, oldest_first: Sequence[str], failing: set[str | Place]
+    ) -> bool:
+        """Tell what there is once; whether all of it could be told.
+
+        A place that fails is left alone until the next round, and then comes last: what is told
+        elsewhere neither waits for it nor stays untold. `failing`, the tries and places that failed
+        the last time, is kept up to date.
+        """
+        places = {try_id: _place(outbox.run(try_id)) for try_id in oldest_first}
+        newest = {place: number for number, place in enumerate(places.values())}
+        tries = sorted(
+            oldest_first,
+            key=lambda t: (places[t] in failing, -newest[places[t]], t in failing),
+        )
+        found = Round(lane, {try_id: places[try_id] for try_id in tries}, failing)
+        if lane is not Lane.MAKING:
+            told = [self._attempt(found, try_id) for try_id in tries]
+            return all(told)
+        self._all_made.clear()
+        try:
+            return self._make(found)
+        finally:
+            self._all_made.set()
+            self._wake[Lane.STATES].set()
+
+    def _make(self, found: Round) -> bool:
+        """Make runs, several at a time where the first one could be made."""
+        answering: set[Place] = set()
+        all_made = True
+        begun = []
+        for try_id, place in found.places.items():
+            if place in found.failing:
+                # These come last, and may hang: nothing gives way to them.
+                self._all_made.set()
+            if place in answering:
+                begun.append(self._makers.submit(self._attempt, found, try_id))
+            elif self._attempt(found, try_id):
+                answering.add(place)
+            else:
+                all_made = False
+        made = [making.result() for making in begun]
+        return all(made) and all_made
+
+    def _attempt(self, found: Round, try_id: str) -> bool:
+        """Tell of a try; whether that could be done."""
+        place = found.places[try_id]
+        if found.failures[place] >= FAILURES:
+            return False
+        if found.lane is not Lane.MAKING:
+            self._all_made.wait(GIVE_WAY_S)
+        try:
+            told = self._alone(self._teller(), found.lane, try_id)
+        except Exception as error:  # noqa: BLE001 - MLflow's stores and plugins raise anything
+            why = " ".join(without_users(f"{type(error).__name__}: {error}").split())
+            sys.stderr.write(f"{try_id}: {why}\n")
+            concerned = [other for other, there in found.places.items() if there == place]
+            self._answer({"down": why[:300], "tries": concerned})
+            found.failures[place] += 1
+            found.failing.update({try_id, place})
+            return False
+        found.failures[place] = 0
+        found.failing.difference_update({try_id, place})
+        return told
+
+    def _alone(self, teller: Any, lane: Lane, try_id: str) -> bool:
+        """Tell of a try while no other lane does; False: another one does, and only ends wait."""
+        busy = self._busy[try_id]
+        if not busy.acquire(blocking=lane is Lane.ENDING):
+            return False
+        try:
+            teller.tell(try_id, lane)
+        finally:
+            busy.release()
+        return True
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._answer({"tell": text})
+
+
+def main() -> int:
+    """Work for the current directory."""
+    workdir = Path.cwd()
+    directory = workdir / DIRECTORY
+    if not (directory / OUTBOX).exists():
+        return 0
+    answering = threading.Lock()
+
+    def answer(values: Mapping[str, Any]) -> None:
+        # A controller that is gone needs no answer.
+        with answering, suppress(OSError, ValueError):
+            sys.stdout.write(json.dumps(values) + "\n")
+            sys.stdout.flush()
+
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with (directory / LOCK).open("w") as lock:
+        # Another worker ends soon: its controller has ended.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        # Here and not in the threads: without it there is nothing to be done.
+        import mlflow  # noqa: F401
+
+        worker = Worker(workdir, answer)
+        threads = [threading.Thread(target=worker.work, args=(lane,), daemon=True) for lane in Lane]
+        for thread in threads:
+            thread.start()
+        for _ in sys.stdin.buffer:
+            worker.wake()
+        worker.finish()
+        deadline = time.monotonic() + DRAIN_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in threads):
+            worker.close()
+        sys.stdout.flush()
+        # What hangs in a request must not keep the lock.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""Tells MLflow what the outbox holds of a try. Part of the worker: needs mlflow."""
+
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import mlflow
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
+from snakemake_executor_plugin_mantik.tracking.outbox import (
+    LATE,
+    Event,
+    Kind,
+    Lane,
+    Outbox,
+    RunRecord,
+)
+from snakemake_executor_plugin_mantik.tracking.run import (
+    NAME_LENGTH,
+    TAG_LENGTH,
+    WAITING_REASON,
+    without_user,
+    without_users,
+)
+from snakemake_executor_plugin_mantik.tracking.store import (
+    copy_directory,
+    store_directory,
+    try_directory,
+)
+from snakemake_executor_plugin_mantik.tracking.worker import overview
+from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make
+from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LiveReplay
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
+from snakemake_executor_plugin_mantik.tracking.worker.replay import BATCH, Replay
+from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
+
+MOST_SAID = 20
+"""Lines that the user reads of a run: what a job wrote may be wrong a million times."""
+TRY = "mantik.try"
+RETRY_OF = "mantik.retry_of"
+"""The tag that names the run of the try before, which did not finish."""
+
+
+class Publisher:
+    """Tells MLflow of tries. Belongs to one thread, like its `outbox`."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        workdir: Path,
+        answer: Callable[[Mapping[str, Any]], None],
+        tell: Callable[[str], None],
+        told: dict[str, Told],
+        *,
+        making: Mapping[str, Lock] | None = None,
+        experiments: dict[tuple[str, str, str], tuple[str, str]] | None = None,
+    ) -> None:
+        """Make a teller.
+
+        Args:
+            outbox: an object of this thread.
+            workdir: the workflow's directory.
+            answer: called with answers to the controller.
+            tell: called with lines for the user.
+            told: what MLflow has been told of what jobs log, by try; shared with other tellers, of
+                which one at a time tells of a try.
+            making: one for each try whose run is made; shared like `told`.
+            experiments: ids and names of those that are known; shared, too.
+        """
+        self.outbox = self._outbox = outbox
+        self._told = told
+        self._making = defaultdict(Lock) if making is None else making
+        self._ledger = Ledger(outbox)
+        self._workdir = workdir
+        self._answer = answer
+        self._tell = tell
+        self._clients: dict[str, MlflowClient] = {}
+        self._said: Counter[str] = Counter()
+        self._experiments = {} if experiments is None else experiments
+
+    def make(self, try_id: str) -> None:
+        """Make the run of a try, unless it is made: a job waits for its id.
+
+        Raises:
+            Exception: it cannot be made now; to be repeated.
+        """
+        # Those that it is linked to are older: no two tellers wait for each other.
+        with self._making[try_id]:
+            self._make(try_id)
+
+    def _make(self, try_id: str) -> None:
+        run = self._outbox.run(try_id)
+        if run is None or run.run_id:
+            return
+        events = [e for e in self._outbox.events(try_id) if e.kind is Kind.CREATE]
+        if not events:
+            return
+        links = {PARENT: self._made(run, "parent"), RETRY_OF: self._made(run, "retry_of")}
+        # Before it is done: a kill after that leaves the mark.
+        self._outbox.begin(events[0])
+        uri = run.uri or without_user(mlflow.get_tracking_uri())
+        client = self._client(uri)
+        if run.data.get("run_id") and (adopted := self._adopt(client, run)):
+            self._outbox.made(try_id, uri, *adopted)
+            self._answer({"try": try_id, "run": adopted[0]})
+            return
+        experiment_id, experiment = self._experiment(client, uri, run.data)
+        run_id = ""
+        if events[0].attempts:
+            key = WORKFLOW if _is_workflow(run) else TRY
+            found = client.search_runs([experiment_id], f"tags.`{key}` = '{try_id}'")
+            run_id = found[0].info.run_id if found else ""
+        if not run_id:
+            tags = {**run.data["tags"], **{name: value for name, value in links.items() if value}}
+            made = client.create_run(
+                experiment_id, start_time=int(run.created * 1000), tags=tags,
+                run_name=run.data["name"][:NAME_LENGTH],
+            )  # fmt: skip
+            run_id = made.info.run_id
+        self._outbox.made(try_id, uri, run_id, experiment_id, experiment)
+        self._answer({"try": try_id, "run": run_id})
+
+    def _made(self, run: RunRecord, which: str) -> str:
+        """The run that another one is linked to, made before it if need be; empty if there is none.
+
+        One that went somewhere else is no run there.
+        """
+        other = self._outbox.run(str(run.data.get(which, "")))
+        if other is None or other.data["experiment"] != run.data["experiment"]:
+            return ""
+        if not other.run_id and other.uri == run.uri:
+            self.make(other.try_id)
+            other = self._outbox.run(other.try_id)
+            assert other is not None
+        here = run.uri or without_user(mlflow.get_tracking_uri())
+        return other.run_id if other.uri == here else ""
+
+    def _adopt(self, client: MlflowClient, run: RunRecord) -> tuple[str, str, str] | None:
+        """Take the run that was made for the try before; None: it is gone.
+
+        What it says of itself (its name, where its project is from) stays.
+        """
+        try:
+            there = client.get_run(run.data["run_id"])
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            return None
+        if there.info.lifecycle_stage != "active":
+            return None
+        known = there.data.tags
+        _set_tags(
+            client, there.info.run_id,
+            {name: value for name, value in run.data["tags"].items() if name not in known},
+        )  # fmt: skip
+        experiment = client.get_experiment(there.info.experiment_id)
+        return there.info.run_id, experiment.experiment_id, experiment.name
+
+    def tell(self, try_id: str, lane: Lane) -> None:
+        """Tell what is to be told of a try in a lane, once its run is made.
+
+        Raises:
+            Exception: MLflow cannot be told now; to be repeated.
+        """
+        self.make(try_id)
+        if lane is Lane.MAKING:
+            return
+        events = self._outbox.events(try_id)
+        making = any(event.kind is Kind.CREATE for event in events)
+        run = self._outbox.run(try_id)
+        assert run is not None
+        for event in events:
+            if making and event.kind in LATE:
+                return
+            if lane is not Lane.ENDING and (event.kind is Kind.LIVE) != (lane is Lane.LIVE):
+                continue
+            if event.kind in (Kind.LIVE, Kind.END) and try_id not in self._told:
+                # Another process may have told it.
+                self._told[try_id] = Told(doubt=self._outbox.begun(try_id, Kind.LIVE))
+            self._outbox.begin(event)
+            self._go_on(run, event)
+            self._outbox.done(event)
+            if event.kind is Kind.END:
+                self._told.pop(try_id, None)
+                shutil.rmtree(self._workdir / try_directory(try_id), ignore_errors=True)
+
+    def _client(self, uri: str) -> MlflowClient:
+        if uri not in self._clients:
+            real = mlflow.get_tracking_uri()
+            self._clients[uri] = MlflowClient(real if without_user(real) == uri else uri)
+        return self._clients[uri]
+
+    # The beginning
+
+    def _complete(self, client: MlflowClient, run: RunRecord) -> None:
+        """What a run has from its start and cannot be made with."""
+        if run.run_id != run.data.get("run_id"):
+            self._params(client, run, run.run_id)
+        if _is_workflow(run):
+            overview.begin(client, run, self._workdir)
+        else:
+            client.update_run(run.run_id, status="SCHEDULED")
+
+    def _params(self, client: MlflowClient, run: RunRecord, run_id: str) -> None:
+        params = [Param(name, value) for name, value in run.data["params"].items()]
+        for start in range(0, len(params), BATCH):
+            some = params[start : start + BATCH]
+            try:
+                client.log_batch(run_id, params=some)
+            except MlflowException as error:
+                if not is_refusal(error):
+                    raise
+                for param in some:
+                    self._param(client, run, run_id, param)
+
+    def _param(self, client: MlflowClient, run: RunRecord, run_id: str, param: Param) -> None:
+        try:
+            client.log_batch(run_id, params=[param])
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            self._say(run, f"the parameter {param.key} is left out: {error}")
+
+    def _experiment(
+        self, client: MlflowClient, uri: str, data: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """Id and name of the experiment that the user's environment names."""
+        name, wanted = str(data["experiment"]), str(data["experiment_id"])
+        key = (uri, wanted, name)
+        if key not in self._experiments:
+            found = find_or_make(client, name, wanted)
+            self._experiments[key] = (found.experiment_id, found.name)
+        return self._experiments[key]
+
+    # What comes then
+
+    def _go_on(self, run: RunRecord, event: Event) -> None:
+        """Tell an event of a run that is made. What MLflow refuses is told and given up."""
+        client = self._client(run.uri)
+        try:
+            if event.kind is Kind.CREATE:
+                self._complete(client, run)
+            elif event.kind is Kind.SUBMITTED:
+                tags = {"mantik.job_id": event.data["job"], "mantik.queue": event.data["queue"]}
+                _set_tags(client, run.run_id, tags)
+            elif event.kind is Kind.WAITING:
+                _set_tag(client, run.run_id, WAITING_REASON, event.data["why"])
+            elif event.kind is Kind.STARTED:
+                client.update_run(run.run_id, status="RUNNING")
+            elif event.kind is Kind.LIVE:
+                self._live(client, run)
+            elif _is_workflow(run):
+                overview.update(client, self._ledger, run, event.data)
+                if event.kind is Kind.END:
+                    overview.end(client, run, event.data)
+            elif event.kind is Kind.END:
+                self._end(client, run, event)
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            self._say(run, f"MLflow refuses it: {error}")
+
+    def _live(self, client: MlflowClient, run: RunRecord) -> None:
+        copy = self._workdir / copy_directory(run.try_id)
+        told = self._told[run.try_id]
+        LiveReplay(
+            client, copy, self._destination(run), told, lambda text: self._say(run, text)
+        ).run()
+
+    def _destination(self, run: RunRecord) -> Destination:
+        own_id, own_experiment_id = run.given
+        return Destination(
+            run.try_id, run.run_id, run.experiment_id, own_id,
+            source_experiment_id=own_experiment_id, name=run.data["name"],
+        )  # fmt: skip
+
+    def _end(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
+        try:
+            self._accepted(run, lambda: self._logged(client, run, event))
+            self._accepted(run, lambda: self._files(client, run, event.data))
+        except Exception:
+            # How the job ended is true whatever keeps the rest from being told.
+            with suppress(Exception):
+                self._ended(client, run, event.data)
+            raise
+        self._ended(client, run, event.data)
+
+    def _accepted(self, run: RunRecord, tell: Callable[[], None]) -> None:
+        """Tell something whose refusal keeps nothing else from being told."""
+        try:
+            tell()
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            self._say(run, f"what follows of what the job left is left out: {error}")
+
+    def _logged(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
+        """Carry over what the job logged."""
+        store = self._workdir / store_directory(run.try_id)
+        if store.is_dir():
+            told = self._told[run.try_id]
+            told.doubt = told.doubt or event.attempts > 0
+            replay = Replay(
+                client, store, self._destination(run), told, tell=lambda text: self._say(run, text)
+            )
+            replay.whole(event.data["status"])
+
+    def _ended(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
+        """Tell how a job ended."""
+        tags = {
+            "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
+            "mantik.reason": data["words"],
+            "mantik.reason.kind": data.get("reason", ""),
+            "mantik.own_run_id": run.own_id if run.own_id != run.run_id else "",
+        }
+        moment = int(data["time"] * 1000)
+        metrics = [Metric(n, value, moment, 0) for n, value in data.get("metrics", {}).items()]
+        client.log_batch(run.run_id, metrics=metrics, tags=_run_tags(tags))
+        client.set_terminated(run.run_id, data["status"], moment)
+
+    def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
+        """Script, log and backend config become artifacts."""
+        directory = self._workdir / try_directory(run.try_id) / FILES
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, path in (("backend-config.yaml", run.data["config"]), ("log.txt", data["log"])):
+            origin, place = self._workdir / path, directory / name
+            if path and origin.is_file():
+                place.unlink(missing_ok=True)
+                try:
+                    os.link(origin, place)
+                except OSError:
+                    shutil.copyfile(origin, place)
+        if any(directory.iterdir()):
+            client.log_artifacts(run.run_id, str(directory), FILES)
+
+    def _say(self, run: RunRecord, text: str) -> None:
+        self._said[run.try_id] += 1
+        if self._said[run.try_id] > MOST_SAID:
+            return
+        told = " ".join(without_users(text).split())[:400]
+        self._tell(f"{run.data['name']}: MLflow run {run.run_id}: {told}")
+        if self._said[run.try_id] == MOST_SAID:
+            self._tell(f"{run.data['name']}: and so on.")
+
+
+def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
+    if told := _run_tags(tags):
+        client.log_batch(run_id, tags=told)
+
+
+def _set_tag(client: MlflowClient, run_id: str, name: str, value: str) -> None:
+    """Set a tag, or remove it if the value is empty."""
+    if value:
+        _set_tags(client, run_id, {name: value})
+        return
+    try:
+        client.delete_tag(run_id, name)
+    except MlflowException as error:
+        if not is_refusal(error):  # there is none
+            raise
+
+
+def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:
+    return [RunTag(name, value[:TAG_LENGTH]) for name, value in tags.items() if value]
+
+
+def _is_workflow(run: RunRecord) -> bool:
+    return bool(run.data.get("workflow"))

@@ -1,0 +1,186 @@
+"""Prepares a job's store for MLflow to read: takes the metrics out of it and mends what is damaged.
+
+A job that was killed, or had no room left, may have written half of anything.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
+from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
+    Logged,
+    lines_in,
+    metric_files,
+    parse,
+)
+from snakemake_executor_plugin_mantik.tracking.worker.published import Lines
+
+LONGEST_VALUE: Final = 64 << 10
+"""Bytes of a parameter or tag; MLflow keeps 8,000 characters at most."""
+MOST_VALUES: Final = 256 << 20
+"""Bytes of memory that the parameters and tags of a store may take, about."""
+
+_DESCRIBED: Final = ("*/*", "*/models/*", "*/datasets/*", "*/*/inputs/*", "*/*/outputs/*")
+_VALUES: Final = tuple(
+    f"{place}/{kind}" for place in ("*", "*/*", "*/models/*") for kind in ("params", "tags")
+)
+# MLflow's own rule for names of parameters, metrics and tags (utils/validation.py, 3.17).
+_NAME: Final = re.compile(r"[/\w.\- :]+")
+
+METRICS = "metrics.jsonl"
+"""The file in a store's directory that its metrics are moved to: whoever begins again finds it."""
+
+
+def prepare(
+    store: Path,
+    run_id: str,
+    experiment_id: str,
+    tell: Callable[[str], None],
+    told: Mapping[str, Lines] | None = None,
+) -> Iterator[Logged]:
+    """Make a store readable; all metrics of all its runs that are still to be told.
+
+    Those of models come first.
+
+    Args:
+        store: the store's directory here.
+        run_id: the job's own run, whose description is made anew if it is damaged.
+        experiment_id: its experiment in the store.
+        tell: called with what is dropped because it cannot be read.
+        told: beginnings of files of metrics that MLflow has been told, by their paths in the store.
+
+    Raises:
+        OSError: the files cannot be read or written.
+    """
+    mend(store, run_id, experiment_id, tell)
+    moved = store / METRICS
+    if not moved.is_file():
+        if moved.is_dir():  # of an experiment with that name
+            shutil.rmtree(moved)
+        new = store / f".{METRICS}"
+        with new.open("w", encoding="utf-8") as lines:
+            for value in _all_metrics(store, tell, told or {}):
+                lines.write(json.dumps(vars(value)) + "\n")
+        new.rename(moved)
+    for told_of in metric_files(store):
+        told_of.unlink()
+    return _moved(moved)
+
+
+def _moved(moved: Path) -> Iterator[Logged]:
+    with moved.open(encoding="utf-8") as found:
+        for line in found:
+            yield Logged(**json.loads(line))
+
+
+def mend(store: Path, run_id: str, experiment_id: str, tell: Callable[[str], None]) -> None:
+    """See to it that the descriptions of experiments and runs can be read; see `prepare`."""
+    for directory in store.glob("*"):
+        own = directory.name == experiment_id
+        _description(directory, _experiment(experiment_id) if own else "", tell)
+    for pattern in _DESCRIBED:
+        for meta in store.glob(f"{pattern}/meta.yaml"):
+            own = meta.parent.relative_to(store).parts == (experiment_id, run_id)
+            _description(meta.parent, _run(run_id, experiment_id) if own else "", tell)
+    left = MOST_VALUES
+    for directory in [path for pattern in _VALUES for path in store.glob(pattern)]:
+        for file in [path for path in directory.rglob("*") if not path.is_dir()]:
+            name = file.relative_to(directory).as_posix()
+            why = _unreadable(name, file) or ("there are too many" if left <= 0 else "")
+            if why:
+                tell(f"{directory.name[:-1]} {name[:250]} is left out: {why}")
+                file.unlink()
+            else:
+                left -= file.stat().st_size + 1000
+
+
+def leave_out(store: Path, run_id: str, experiment_id: str) -> Iterator[str]:
+    """Leave one kind of what a store holds out after the other, the job's own run last.
+
+    Yields:
+        what is left out now.
+    """
+    for what, patterns in (
+        ("the models and data sets", ("*/models", "*/datasets", "*/*/inputs", "*/*/outputs")),
+        ("all runs but the job's own", ("*/*/meta.yaml", "*/meta.yaml")),
+        ("the tags and parameters", ("*/*/tags/*", "*/*/params/*", "*/tags/*")),
+    ):
+        for path in [path for pattern in patterns for path in store.glob(pattern)]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        own = store / experiment_id
+        if own.is_dir() and not (own / "meta.yaml").exists():
+            (own / "meta.yaml").write_text(_experiment(experiment_id), encoding="utf-8")
+            if (own / run_id).is_dir():
+                text = _run(run_id, experiment_id)
+                (own / run_id / "meta.yaml").write_text(text, encoding="utf-8")
+        yield what
+
+
+def _unreadable(name: str, file: Path) -> str:
+    """Why MLflow does not read a parameter or tag at all, nor what lies beside it."""
+    if not _NAME.fullmatch(name) or os.path.normpath(name) != name:
+        return "MLflow does not allow its name"
+    if file.stat().st_size > LONGEST_VALUE:
+        return f"it is longer than {LONGEST_VALUE >> 10} KiB"
+    try:
+        file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return "it is no text"
+    return ""
+
+
+def _description(directory: Path, instead: str, tell: Callable[[str], None]) -> None:
+    path = directory / "meta.yaml"
+    if not os.path.lexists(path) or read_mapping(path) is not None:
+        return
+    tell(f"the description of {directory.name} is damaged")
+    if directory.parent.name in ("inputs", "outputs", "datasets"):
+        shutil.rmtree(directory)  # it holds nothing else, and MLflow stumbles over its lack
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    if instead:
+        path.write_text(instead, encoding="utf-8")
+
+
+def _experiment(experiment_id: str) -> str:
+    return (
+        f'experiment_id: "{experiment_id}"\nname: "{experiment_id}"\n'
+        'artifact_location: ""\nlifecycle_stage: active\n'
+    )
+
+
+def _run(run_id: str, experiment_id: str) -> str:
+    return (
+        f'run_id: "{run_id}"\nrun_uuid: "{run_id}"\nexperiment_id: "{experiment_id}"\n'
+        'artifact_uri: ""\nlifecycle_stage: active\nstatus: 1\nuser_id: ""\n'
+        "start_time: 0\nend_time: null\ntags: []\n"
+    )
+
+
+def _all_metrics(
+    store: Path, tell: Callable[[str], None], told: Mapping[str, Lines]
+) -> Iterator[Logged]:
+    for path in metric_files(store):
+        name = path.relative_to(store).as_posix()
+        dropped = 0
+        with path.open("rb") as file:
+            if name not in told or not told[name].begin(file):
+                file.seek(0)
+            for value in parse(name, lines_in(file)):
+                if value is not None:
+                    yield value
+                else:
+                    dropped += 1
+        if dropped:
+            key = name.partition("/metrics/")[2]
+            tell(f"{dropped} damaged values of the metric {key} are dropped")

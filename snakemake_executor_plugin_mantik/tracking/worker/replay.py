@@ -1,0 +1,394 @@
+"""Carries what a job logged into its own store over to its run. Part of the worker: needs mlflow.
+
+Everything keeps its time and its step. To be repeated after it was broken off: what is there
+already is not made twice. A piece that MLflow refuses (a name that it does not allow, a parameter
+that has another value already) is told and left out; the rest goes on.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mlflow.entities import (
+    DatasetInput,
+    LoggedModelInput,
+    LoggedModelOutput,
+    Metric,
+    Param,
+    Run,
+    RunTag,
+)
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking.run import without_users
+from snakemake_executor_plugin_mantik.tracking.worker.metrics import Logged, identity
+from snakemake_executor_plugin_mantik.tracking.worker.models import Models
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
+from snakemake_executor_plugin_mantik.tracking.worker.repair import leave_out, prepare
+from snakemake_executor_plugin_mantik.tracking.worker.source import PARENT, Source, read
+from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads
+
+BATCH = 100
+"""Parameters and tags per request: MLflow's limit."""
+METRICS_AT_ONCE = 20_000
+"""Values of metrics that are in memory, of a job that is over."""
+METRICS_BATCH = 1000
+"""Metrics per request: MLflow's limit."""
+SOURCE_RUN = "mantik.source_run"
+"""The tag that tells from what in a job's store a run was made."""
+
+_OURS = "mantik."
+_FROM = ("mlflow.source.", "mlflow.project.")
+_NAME, _USER = "mlflow.runName", "mlflow.user"
+
+T = TypeVar("T")
+
+
+class Replay:
+    """Carries one store over, as a whole or what is there so far."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        store: Path,
+        destination: Destination,
+        told: Told,
+        *,
+        live: bool = False,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            client: of the server that the run is at.
+            store: the store's directory here.
+            destination: where it goes.
+            told: what has been carried over already; kept up to date.
+            live: whether the job is still writing to it.
+            tell: called with what is left out, and why.
+        """
+        self._client = client
+        self._store = store
+        self._to = destination
+        self._told = told
+        self._again = told.doubt
+        self._tell = tell
+        self._uploads = Uploads(store, told, live=live)
+        self._carrier = Models(client, store, destination, told, live=live)
+        self._known: dict[str, Run] = {}
+        self._order: dict[str, int] = {}
+        self._for_models: dict[str, set[tuple[object, ...]]] = {}
+        self._runs, self._models = told.runs, told.models
+        self._experiments = told.experiments
+        self._runs[destination.source_id] = destination.run_id
+        self._experiments[destination.source_experiment_id] = destination.experiment_id
+
+    def whole(self, status: str) -> None:
+        """Carry all of it over.
+
+        Args:
+            status: how runs ended that the job did not end.
+
+        Raises:
+            Exception: the server does not answer, or not well; to be repeated later.
+        """
+        metrics = prepare(
+            self._store, self._to.source_id, self._to.source_experiment_id, self._tell,
+            self._told.lines,
+        )  # fmt: skip
+        source = self._read()
+        if self._to.source_id not in {run.info.run_id for run in source.runs}:
+            self._tell("the job has removed or damaged its run in its own store")
+        self.describe(source)
+        # Not all at once: there may be any number.
+        while some := list(islice(metrics, METRICS_AT_ONCE)):
+            of_runs: dict[str, list[Logged]] = {}
+            for value in some:
+                of_runs.setdefault(value.run_id, []).append(value)
+            for run_id, values in of_runs.items():
+                self.log(values, run_id)
+        for run in source.runs:
+            self.upload(run)
+        self.end(source, status)
+
+    def _read(self) -> Source:
+        """What the store holds that can be read, whatever the job wrote."""
+        leaving_out = leave_out(self._store, self._to.source_id, self._to.source_experiment_id)
+        while True:
+            try:
+                return read(self._store)
+            except Exception as error:  # noqa: BLE001 - the file store raises anything
+                if (left_out := next(leaving_out, None)) is None:
+                    self._tell(f"what the job logged cannot be read: {_line(error)}")
+                    return Source()
+                self._tell(f"{left_out} cannot be read and are left out: {_line(error)}")
+
+    def describe(self, source: Source, later: Collection[str] = ()) -> None:
+        """Make the runs and models that there are not, and tell what is said of them.
+
+        Args:
+            source: what the store holds.
+            later: paths in the store of files that are not there yet as they should be.
+        """
+        self._order = {run.info.run_id: number for number, run in enumerate(source.runs)}
+        for run in source.runs:
+            if run.info.run_id not in self._runs:
+                self._make_run(source, run)
+        for model in source.models:
+            self._piece(f"the model {model.name}", partial(self._carrier.carry, model, later))
+        for run in source.runs:
+            if (run_id := self._runs.get(run.info.run_id)) is not None:
+                self._params(run, run_id)
+                self._tags(run, run_id)
+                self._inputs(run, run_id)
+                self._outputs(run, run_id)
+
+    def upload(self, run: Run) -> None:
+        """Tell the artifacts of a run that there is."""
+        run_id = self._runs.get(run.info.run_id)
+        artifacts = self._store / run.info.experiment_id / run.info.run_id / "artifacts"
+        if run_id is not None and artifacts.is_dir():
+            self._piece(
+                "what is left of the artifacts",
+                lambda: self._uploads.send(
+                    artifacts, lambda directory: self._client.log_artifacts(run_id, str(directory))
+                ),
+            )
+
+    def end(self, source: Source, status: str = "") -> None:
+        """End the runs, but the job's own, that are over; with a status also those that are not."""
+        for run in source.runs:
+            run_id = self._runs.get(run.info.run_id)
+            if run.info.run_id == self._to.source_id or run_id is None or run_id in self._told.over:
+                continue
+            if run.info.end_time or status:
+                ended = run.info.status if run.info.end_time else status
+                self._client.set_terminated(run_id, ended, run.info.end_time or None)
+                self._told.over.add(run_id)
+
+    def _piece(self, what: str, act: Callable[[], T]) -> T | None:
+        """Do something that MLflow may refuse without harm to the rest."""
+        try:
+            return act()
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            self._tell(f"{what} is left out: {_line(error)}")
+            return None
+
+    # Runs
+
+    def _make_run(self, source: Source, run: Run) -> None:
+        """A run that the job made besides its own."""
+        info, name = run.info, f"{self._to.try_id}/{run.info.run_id}"
+        experiment = self._piece(
+            f"the run {info.run_name}", lambda: self._experiment(source, info.experiment_id)
+        )
+        if experiment is None:
+            return
+        if self._again and (known := self._find_run(experiment, name)):
+            self._runs[info.run_id] = known
+            return
+        tags = {tag: self._meant(run, tag) for tag in _others(run.data.tags)}
+        made = self._piece(
+            f"the run {info.run_name}",
+            lambda: self._client.create_run(
+                experiment,
+                start_time=info.start_time,
+                tags={**tags, SOURCE_RUN: name},
+                run_name=info.run_name,
+            ),
+        )
+        if made is not None:
+            self._runs[info.run_id] = made.info.run_id
+            self._told.tags |= {
+                (made.info.run_id, tag): value for tag, value in run.data.tags.items()
+            }
+
+    def _find_run(self, experiment: str, source: str) -> str | None:
+        found = self._client.search_runs([experiment], f"tags.`{SOURCE_RUN}` = '{source}'")
+        return found[0].info.run_id if found else None
+
+    def _experiment(self, source: Source, source_id: str) -> str:
+        if source_id not in self._experiments:
+            name = source.experiments[source_id].name
+            known = self._client.get_experiment_by_name(name)
+            self._experiments[source_id] = (
+                known.experiment_id if known else self._client.create_experiment(name)
+            )
+        return self._experiments[source_id]
+
+    def _there(self, run_id: str) -> Run:
+        """A run as MLflow knows it."""
+        if run_id not in self._known:
+            self._known[run_id] = self._client.get_run(run_id)
+        return self._known[run_id]
+
+    def _params(self, run: Run, run_id: str) -> None:
+        told = self._told.params
+        params = {n: v for n, v in run.data.params.items() if (run_id, n) not in told}
+        new = []
+        for name, value in params.items():
+            there = self._there(run_id).data.params.get(name)
+            if there is None:
+                new.append(Param(name, value))
+            elif there != value:
+                self._tell(f"the parameter {name} stays {there!r}; the job logged {value!r}")
+        self._batches("parameters", new, lambda some: {"params": some}, run_id)
+        told |= {(run_id, name) for name in params}
+
+    def _tags(self, run: Run, run_id: str) -> None:
+        own = run.info.run_id == self._to.source_id
+        told = self._told.tags
+        new = {
+            name: value
+            for name, value in _others(run.data.tags).items()
+            if not (own and self._is_ours(name, value))
+            if told.get((run_id, name)) != value
+        }
+        tags = [RunTag(name, self._meant(run, name)) for name in new]
+        self._batches("tags", tags, lambda some: {"tags": some}, run_id)
+        told |= {(run_id, name): value for name, value in new.items()}
+
+    def _is_ours(self, name: str, value: str) -> bool:
+        """Whether a tag of the job's own run says what we know better."""
+        return (
+            name.startswith(_FROM)
+            or name in (_USER, PARENT)
+            or (name, value) == (_NAME, self._to.name)
+        )
+
+    def _meant(self, run: Run, tag: str) -> str:
+        """A tag's value for MLflow, where the run above it is another one than in the store.
+
+        One that does not come before it, in a ring say, or is none of the job's, is the job's own.
+        """
+        value: str = run.data.tags[tag]
+        order = self._order
+        if tag != PARENT:
+            return value
+        above = order.get(value, len(order)) < order[run.info.run_id]
+        return self._runs.get(value, self._to.run_id) if above else self._to.run_id
+
+    def log(self, logged: Sequence[Logged], source_run: str) -> None:
+        """Tell values of metrics of a run, each for the model that it was logged for.
+
+        Args:
+            logged: of the run, its own and its models'.
+            source_run: the run's id in the store; nothing is told if it is not made.
+        """
+        run_id = self._runs.get(source_run)
+        if run_id is None or not logged:
+            return
+        # A run's own file does not tell of all its metrics for which model they are.
+        of_model = {identity(m): m.model_id for m in logged if m.model_id is not None}
+        told_for_models = self._for_models.setdefault(run_id, set())
+        logged = [m for m in logged if m.model_id or identity(m) not in told_for_models]
+        there: set[tuple[object, ...]] = set()
+        if self._again:
+            there = self._history(run_id, {m.key for m in logged})
+            # Its run may have it without the model: that was not there then.
+            models = {model for model in of_model.values() if model in self._models}
+            told = set().union(*map(self._of_model, models))
+            there -= {key for key, model in of_model.items() if model in models} - told
+        unique = {identity(m): m for m in sorted(logged, key=lambda m: (m.timestamp, m.step))}
+        metrics = [
+            self._moved(value, of_model.get(key), run_id)
+            for key, value in unique.items()
+            if key not in there
+        ]
+        self._batches(
+            "metrics", metrics, lambda some: {"metrics": some}, run_id, size=METRICS_BATCH
+        )
+        told_for_models |= of_model.keys()
+
+    def _history(self, run_id: str, names: Collection[str]) -> set[tuple[object, ...]]:
+        """All values of metrics that a run has at MLflow."""
+        history = self._client.get_metric_history
+        return {identity(metric) for name in names for metric in history(run_id, name)}
+
+    def _of_model(self, model: str) -> set[tuple[object, ...]]:
+        """The last values of metrics that a model of the store has at MLflow."""
+        known = self._client.get_logged_model(self._models[model]).metrics or []
+        return {identity(metric) for metric in known}
+
+    def _moved(self, logged: Logged, model: str | None, run_id: str) -> Metric:
+        model_id = self._models.get(model) if model is not None else None
+        if model_id is None:
+            return Metric(logged.key, logged.value, logged.timestamp, logged.step)
+        return Metric(
+            logged.key, logged.value, logged.timestamp, logged.step, model_id=model_id,
+            dataset_name=logged.dataset, dataset_digest=logged.digest, run_id=run_id,
+        )  # fmt: skip
+
+    def _batches(
+        self,
+        what: str,
+        items: Sequence[Any],
+        arguments: Callable[[Sequence[Any]], Mapping[str, Any]],
+        run_id: str,
+        *,
+        size: int = BATCH,
+    ) -> None:
+        """Log all; where a batch is refused, one by one."""
+        for start in range(0, len(items), size):
+            some = items[start : start + size]
+            try:
+                self._client.log_batch(run_id, **arguments(some))
+            except MlflowException as error:
+                if not is_refusal(error):
+                    raise
+                for item in some:
+                    self._piece(
+                        f"{item.key} (of the {what})",
+                        partial(self._client.log_batch, run_id, **arguments([item])),
+                    )
+
+    def _inputs(self, run: Run, run_id: str) -> None:
+        """The data sets that were used; a set is the same if name and digest are."""
+        sets = _inputs_of(run)
+        if sets:
+            there = {(d.dataset.name, d.dataset.digest) for d in _inputs_of(self._there(run_id))}
+            sets = [d for d in sets if (d.dataset.name, d.dataset.digest) not in there]
+        used = [
+            LoggedModelInput(self._models.get(m.model_id, m.model_id))
+            for m in getattr(run.inputs, "model_inputs", None) or []
+        ]
+        if sets or used:
+            self._piece(
+                "the data sets",
+                lambda: self._client.log_inputs(run_id, datasets=sets, models=used),
+            )
+
+    def _outputs(self, run: Run, run_id: str) -> None:
+        made = [
+            LoggedModelOutput(self._models[m.model_id], m.step)
+            for m in getattr(run.outputs, "model_outputs", None) or []
+            if m.model_id in self._models
+        ]
+        if made:
+            known = getattr(self._there(run_id).outputs, "model_outputs", None) or []
+            there = {m.model_id for m in known}
+            made = [m for m in made if m.model_id not in there]
+        if made:
+            self._piece(
+                "the models' place in the run",
+                lambda: self._client.log_outputs(run_id, made),
+            )
+
+
+def _others(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a run that a job may set: what ours say is relied on."""
+    return {name: value for name, value in tags.items() if not name.startswith(_OURS)}
+
+
+def _inputs_of(run: Run) -> list[DatasetInput]:
+    return list(run.inputs.dataset_inputs or []) if run.inputs is not None else []
+
+
+def _line(error: Exception) -> str:
+    return " ".join(without_users(str(error)).split())[:300]

@@ -1,0 +1,125 @@
+"""Submissions that are killed: what they have left in MLflow is ended, once they are no more."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.runs import aborted_submissions
+from snakemake_executor_plugin_mantik.runs.aborted_submissions import clear_up
+from snakemake_executor_plugin_mantik.runs.directories import NEW, home
+from snakemake_executor_plugin_mantik.runs.listing import Wanted, rows
+from snakemake_executor_plugin_mantik.runs.store import Store
+
+SUBMITS = """
+import sys, time
+from snakemake_executor_plugin_mantik.runs.request import Request, write
+from snakemake_executor_plugin_mantik.runs.store import SITE, Store
+from snakemake_executor_plugin_mantik.runs.submit import _staging
+from snakemake_executor_plugin_mantik.runs.aborted_submissions import submission
+
+uri, told = sys.argv[1:]
+with _staging() as stage:
+    if told:
+        write(stage, Request(
+            uri="/churn", version="", commit="", folder="project/churn", entry_point="main",
+            parameters={}, values={}, extra={}, site="alps", config="site/alps.yaml",
+            config_source="", account="", tracking_uri=uri, experiment_id="", experiment="churn",
+            name="", created=time.time(), tags=submission(stage),
+        ))
+        Store(uri).make("churn", "", "first", {SITE: "alps", **submission(stage)}, {})
+    print("made", flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "all runs"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri)
+    return store_uri
+
+
+def submitting(uri: str, told: str = "told") -> "Iterator[subprocess.Popen[str]]":
+    """A process that submits a run and does not come to an end; it is killed at last."""
+    words = [sys.executable, "-c", SUBMITS, uri, told]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "made\n"
+        yield process
+        process.kill()
+
+
+def states() -> list[tuple[str, str]]:
+    return [(row.state, row.note) for row in rows(Wanted(), pytest.fail)]
+
+
+def left() -> list[Path]:
+    return list(home().glob(f"{NEW}*"))
+
+
+def test_a_run_whose_submission_was_killed_is_ended(at_home: str) -> None:
+    for _ in submitting(at_home):
+        assert states() == [("SCHEDULED", "")], "it is at it"
+
+    assert states() == [("KILLED", aborted_submissions.NEVER)]
+    (run,) = MlflowClient(tracking_uri=at_home).search_runs(["1"])
+    assert run.info.end_time is not None
+    # A server may still have been at it: it is looked for once more.
+    (stage,) = left()
+    old = time.time() - aborted_submissions.ARRIVES_S - 1
+    os.utime(stage, (old, old))
+    assert clear_up() == []
+    assert left() == []
+
+
+def test_one_that_was_killed_before_a_run_was_asked_for(at_home: str) -> None:
+    for _ in submitting(at_home, told=""):
+        assert len(left()) == 1
+        assert clear_up() == []
+        assert len(left()) == 1
+    assert clear_up() == []
+    assert left() == []
+
+
+def test_mlflow_that_is_away_is_asked_another_time(
+    at_home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in submitting(at_home):
+        pass
+    file = Path(at_home.removeprefix("sqlite:///"))
+    content = file.read_bytes()
+    file.unlink()
+    assert clear_up() == []
+    assert not file.exists(), "none is made where it was"
+    file.write_text("something else")
+    (stage,) = left()
+    other = stage.with_name(f"{stage.name}-2")
+    shutil.copytree(stage, other)
+    asked: list[str] = []
+
+    def opened(uri: str) -> Store:
+        asked.append(uri)
+        return Store(uri)
+
+    with monkeypatch.context() as counted:
+        counted.setattr(aborted_submissions, "Store", opened)
+        (why,) = clear_up()
+    assert asked == [at_home], "a store that does not answer is asked once"
+    assert "MLflow" in str(why)
+    shutil.rmtree(other)
+    file.write_bytes(content)
+    assert states() == [("KILLED", aborted_submissions.NEVER)]
+
+    # Nobody waits for ever for one that is gone for good.
+    file.write_text("something else")
+    monkeypatch.setattr(aborted_submissions, "GIVE_UP_S", 0.0)
+    monkeypatch.setattr(aborted_submissions, "ARRIVES_S", 0.0)
+    clear_up()
+    assert not stage.exists()

@@ -7,7 +7,7 @@ from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 
-MEASURED = ".snakemake/mantik/benchmarks"
+_MEASURED = ".snakemake/mantik/benchmarks"
 """Where a job's measurements lie, here and at the site, until Snakemake has taken its outputs."""
 
 _MIB = 1024 * 1024
@@ -15,7 +15,7 @@ _MIB = 1024 * 1024
 
 def measured_path(identity: str) -> str:
     """Where the measurements of the job `identity` lie, relative to the working directory."""
-    return f"{MEASURED}/{identity[:32]}"
+    return f"{_MEASURED}/{identity[:32]}"
 
 
 def write(job: Any, measured: Path, *, extended: bool) -> None:

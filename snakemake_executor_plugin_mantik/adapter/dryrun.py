@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-NAME: Final = "mantik"
+_NAME: Final = "mantik"
 
 NO_LIMIT: Final = sys.maxsize
 """Stands for the numbers of jobs and of cores where the user gives none. A dry run would take one
@@ -41,13 +41,13 @@ class _Ended(BaseException):
     """Ends Snakemake before anything could run; no error, so nothing of Snakemake catches it."""
 
 
-class _Look(Generic[T]):
+class _Look(Generic[_T]):
     """What is looked up, and what was found."""
 
-    def __init__(self, look: Callable[[Any, Any, Any], T], options: Any) -> None:
+    def __init__(self, look: Callable[[Any, Any, Any], _T], options: Any) -> None:
         self._look = look
         self._options = options
-        self.found: list[T] = []
+        self.found: list[_T] = []
 
     def executor(self) -> type:
         """A class that Snakemake takes for an executor's."""
@@ -67,7 +67,7 @@ class _Look(Generic[T]):
         return Looking
 
 
-def looking(arguments: Sequence[str], look: Callable[[Any, Any, Any], T]) -> T | None:
+def looking(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T | None:
     """What `look` finds in a workflow as `snakemake` with `arguments` would run it.
 
     Args:
@@ -96,7 +96,7 @@ def looking(arguments: Sequence[str], look: Callable[[Any, Any, Any], T]) -> T |
     with redirect_stdout(sys.stderr):
         parser, args = _parsed(cli, arguments)
         verbose = args.verbose
-        search = _Look(look, registry.get_plugin(NAME).get_settings(args))
+        search = _Look(look, registry.get_plugin(_NAME).get_settings(args))
         common = replace(usual.common_settings, non_local_exec=True)
         registry.plugins["dryrun"] = replace(
             usual, executor=search.executor(), common_settings=common
@@ -127,12 +127,12 @@ def _parsed(cli: Any, arguments: Sequence[str]) -> tuple[Any, Any]:
             raise UserError(
                 f"with --{name.replace('_', '-')} Snakemake runs no jobs", do="Leave it out"
             )
-    if args.executor not in (None, NAME):
+    if args.executor not in (None, _NAME):
         raise UserError(
             f"--executor {args.executor} sends nothing to a site",
-            do=f"Leave it out, or name {NAME}",
+            do=f"Leave it out, or name {_NAME}",
         )
-    args.executor = NAME
+    args.executor = _NAME
     args.dryrun = True
     args.jobs = args.jobs or NO_LIMIT
     args.cores = args.cores or NO_LIMIT

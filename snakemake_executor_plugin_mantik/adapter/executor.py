@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
-Job = Any
+_Job = Any
 """A Snakemake job; Snakemake's own classes are not typed."""
 
-CHECK_S = 0.2
+_CHECK_S = 0.2
 """Seconds between two looks at what the engine has finished; a look costs no request."""
 
 
@@ -71,12 +71,12 @@ class Executor(RemoteExecutor):
             with self.lock:
                 self.wait = False
             # Else the waiting thread may meet an interpreter that shuts down, and complain of it.
-            self.wait_thread.join(5 * CHECK_S)
+            self.wait_thread.join(5 * _CHECK_S)
             # Of a WorkflowError Snakemake would show the lines of our code that it came from.
             raise ApiError(str(error)) from None
         return self._run
 
-    def run_job(self, job: Job) -> None:
+    def run_job(self, job: _Job) -> None:
         """Hand a job to the engine; its old outputs are removed first, as Snakemake does locally.
 
         A job that cannot be run is reported as failed, with the reason.
@@ -124,7 +124,7 @@ class Executor(RemoteExecutor):
             self._variables = {**variables(self.workflow, os.environ), **secrets(self.workflow)}
         return self._variables
 
-    async def _prepare(self, job: Job) -> None:
+    async def _prepare(self, job: _Job) -> None:
         """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
         from snakemake.io import is_flagged
 
@@ -142,7 +142,7 @@ class Executor(RemoteExecutor):
         for path in [*job.log, *([job.benchmark] if job.benchmark is not None else [])]:
             path.prepare()
 
-    def _refuse(self, job: Job, message: str) -> None:
+    def _refuse(self, job: _Job, message: str) -> None:
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
@@ -156,7 +156,7 @@ class Executor(RemoteExecutor):
         self, active_jobs: list[SubmittedJobInfo]
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Yield the jobs that are still active and report the others; every job is one of both."""
-        self.next_seconds_between_status_checks = CHECK_S
+        self.next_seconds_between_status_checks = _CHECK_S
         if self._run is not None:
             self._named |= self._run.states.news()
             self._register(active_jobs)
@@ -207,7 +207,7 @@ class Executor(RemoteExecutor):
             return f"the outputs cannot be put into the cache: {error}\n"
         return ""
 
-    def _benchmark(self, job: Job) -> str:
+    def _benchmark(self, job: _Job) -> str:
         """Write the job's benchmark files, if it is to have any; what went wrong, if anything."""
         if self._run is None or not (measured := self._run.measured.get(job.jobid)):
             return ""
@@ -233,7 +233,7 @@ class Executor(RemoteExecutor):
         else:
             self._tell_of_job(job_info.job, msg, **kwargs)
 
-    def _tell_of_job(self, job: Job, msg: str | None, **kwargs: Any) -> None:
+    def _tell_of_job(self, job: _Job, msg: str | None, **kwargs: Any) -> None:
         """What a job's `log_error` does; that one says of each command that it has failed."""
         self.logger.error(
             f"Error in rule {job.rule.name}, jobid: {job.jobid}",
@@ -241,7 +241,7 @@ class Executor(RemoteExecutor):
         )
 
     def _tell_of_group(
-        self, group: Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
+        self, group: _Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
     ) -> None:
         """What a group's `log_error` does; that one leaves out the message and tells all members.
 
@@ -268,18 +268,18 @@ class Executor(RemoteExecutor):
             },
         )
 
-    def handle_job_success(self, job: Job) -> None:
+    def handle_job_success(self, job: _Job) -> None:
         """Snakemake has taken the outputs: commit, so that nothing is done twice."""
         super().handle_job_success(job)
         self._commit(job)
 
-    def handle_job_error(self, job: Job) -> None:
+    def handle_job_error(self, job: _Job) -> None:
         """Snakemake knows of the failure: commit."""
         super().handle_job_error(job)
         self._veto(job)
         self._commit(job, failed=True)
 
-    def _veto(self, job: Job) -> None:
+    def _veto(self, job: _Job) -> None:
         """See to it that a job is not tried again for a reason that its rule does not name."""
         outcome = self._uncommitted.get(job.jobid)
         if outcome is None or job.attempt > job.restart_times:
@@ -302,7 +302,7 @@ class Executor(RemoteExecutor):
             # There is no other way to tell Snakemake that a job is not worth another try.
             job.attempt = job.restart_times + 1
 
-    def _commit(self, job: Job, *, failed: bool = False) -> None:
+    def _commit(self, job: _Job, *, failed: bool = False) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
             try:

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 
 CHOICES = ("ask", "cancel", "detach")
 
-DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
+_DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
 
 NO_SPACE = (
     "Nothing can be written here any more (is the disk full?); the jobs go on at their sites. Free"
@@ -82,7 +82,7 @@ class Interruption:
 
     def _detach(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.detached = True
-        self._tell(DETACHED)
+        self._tell(_DETACHED)
         raise SystemExit(128 + number)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

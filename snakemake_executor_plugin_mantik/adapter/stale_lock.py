@@ -41,14 +41,14 @@ def _say(begun_in: Path) -> None:
     named = [word for option, word in pairs if option in ("-d", "--directory")]
     try:
         for directory in dict.fromkeys([Path.cwd(), begun_in, *(begun_in / d for d in named)]):
-            if told := advice(directory, arguments):
+            if told := _advice(directory, arguments):
                 sys.stderr.write(f"{told}\n")
                 return
     except OSError:
         return  # this is a hint
 
 
-def advice(directory: Path, arguments: list[str]) -> str:
+def _advice(directory: Path, arguments: list[str]) -> str:
     """What to type where a run was killed and left jobs; empty where there is nothing to say.
 
     Args:

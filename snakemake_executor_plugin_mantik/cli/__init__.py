@@ -10,10 +10,10 @@ import typer
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
-FAILED = 2
+_FAILED = 2
 """Exit code after a mistake that was told."""
 
-INTERRUPTED = 130
+_INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
@@ -27,9 +27,9 @@ def main() -> None:
             _app()()
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)
-        sys.exit(FAILED)
+        sys.exit(_FAILED)
     except KeyboardInterrupt:  # before anything is begun: what is imported takes a second
-        sys.exit(INTERRUPTED)
+        sys.exit(_INTERRUPTED)
 
 
 @contextmanager

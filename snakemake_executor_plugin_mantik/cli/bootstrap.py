@@ -87,7 +87,7 @@ def bootstrap(
         there = job.run("ask", [], [])
         folder = STATE / "wheels" / f"{there['python'].rpartition('.')[0]}-{there['machine']}"
         typer.echo(f"Fetching wheels for Python {there['python']}, {there['machine']}.")
-        wheels = [str(path) for path in fetched(specs, there, folder)]
+        wheels = [str(path) for path in _fetched(specs, there, folder)]
         words += ["--wheels", str(folder)]
     told = job.run("make", [*words, *(package or [])], wheels)
     MissingSnakemake(STATE, {}).forget(name)
@@ -143,7 +143,7 @@ class _Job:
         return answer
 
 
-def fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]:
+def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]:
     """Fetch the wheels of packages, and of all that they need, for another machine.
 
     Args:

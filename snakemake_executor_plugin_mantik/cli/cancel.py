@@ -13,10 +13,10 @@ from snakemake_executor_plugin_mantik.connections.reconnect import Reconnected, 
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 
-UNCONFIRMED = 1
+_UNCONFIRMED = 1
 """Exit code where a job may still run."""
 
-SHORTEST_ID = 8
+_SHORTEST_ID = 8
 """Characters of a try's id that are enough to name it."""
 
 
@@ -54,7 +54,7 @@ def cancel(
         _say("No job is at a site.")
         return
     if asyncio.run(_cancel(journal, site or [], records, wait)):
-        raise typer.Exit(UNCONFIRMED)
+        raise typer.Exit(_UNCONFIRMED)
 
 
 def _may_run(journal: Journal) -> list[TryRecord]:
@@ -96,7 +96,7 @@ def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[Try
 
 def _is_meant(word: str, record: TryRecord) -> bool:
     ids = {part for job in record.site_jobs for part in (job, job.rstrip("/").rsplit("/", 1)[-1])}
-    short = len(word) >= SHORTEST_ID and record.id.startswith(word)
+    short = len(word) >= _SHORTEST_ID and record.id.startswith(word)
     return short or word in {record.name, record.rule, *ids}
 
 

@@ -49,7 +49,7 @@ class Report:
             "site": self.loaded.name if self.loaded else None,
             "api": config.api if config else None,
             "queue": config.resources.queue if config else None,
-            "summary": summary(config) if config else None,
+            "summary": _summary(config) if config else None,
             "mistakes": [{"key": m.key, "message": m.message} for m in self.mistakes],
             "warnings": self.warnings,
         }
@@ -110,7 +110,7 @@ def examine(spec: str, project: Path) -> Report:
     return report
 
 
-def summary(config: BackendConfig) -> str:
+def _summary(config: BackendConfig) -> str:
     """A config in one line: `UNICORE, queue booster, Apptainer env/train.sif`."""
     machine = f"firecREST, machine {config.firecrest.machine}" if config.firecrest else "UNICORE"
     parts = [machine, f"queue {config.resources.queue}"]
@@ -127,7 +127,7 @@ def _tell(report: Report) -> None:
     for mistake in report.mistakes:
         typer.echo(printable(str(mistake)), err=True)
     if report.loaded is not None and not report.mistakes:
-        typer.echo(f"{report.file}: {summary(report.loaded.config)}")
+        typer.echo(f"{report.file}: {_summary(report.loaded.config)}")
     for finding in report.findings:
         text = printable(finding.text)  # a server's words, among others
         if finding.verdict == "wrong":

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
 
-LEFT = 1
+_LEFT = 1
 """Exit code where something is left that was to go."""
 
 
@@ -57,7 +57,7 @@ def clean(
         typer.echo("There is no workspace.")
         return
     if asyncio.run(_clean(journal, names or [*sites], site or [], yes=yes, force=force)):
-        raise typer.Exit(LEFT)
+        raise typer.Exit(_LEFT)
 
 
 async def _clean(

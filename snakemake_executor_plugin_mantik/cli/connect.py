@@ -41,13 +41,13 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 ANSWER_WAIT_S: Final = 120.0
 """How long a site has for all its answers together."""
 
-LITTLE_BYTES: Final = 1 << 30
+_LITTLE_BYTES: Final = 1 << 30
 """Less free space than this is warned of."""
 
-CLOCK_SLACK_S: Final = 60.0
+_CLOCK_SLACK_S: Final = 60.0
 """Clocks that differ by more are told: tokens get a life that neither side means."""
 
-Verdict = Literal["ok", "note", "warning", "wrong"]
+_Verdict = Literal["ok", "note", "warning", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Finding:
     """
 
     topic: str
-    verdict: Verdict
+    verdict: _Verdict
     text: str
 
 
@@ -216,7 +216,7 @@ def _space(free_bytes: int | None) -> Iterator[Finding]:
     if free_bytes is None:
         yield Finding("free space", "note", "not told by the API; nor is a quota")
     else:
-        verdict: Verdict = "warning" if free_bytes < LITTLE_BYTES else "ok"
+        verdict: _Verdict = "warning" if free_bytes < _LITTLE_BYTES else "ok"
         text = f"{free_bytes / (1 << 30):.1f} GiB; a quota may allow less"
         yield Finding("free space", verdict, text)
 
@@ -289,7 +289,7 @@ async def _workspace(site: Site, workspace: str) -> list[Finding]:
     found = [Finding("workspace", "ok", f"{workspace} can be written to")]
     if entry is not None and entry.modified:
         ahead = entry.modified - middle
-        slow = abs(ahead) > CLOCK_SLACK_S
+        slow = abs(ahead) > _CLOCK_SLACK_S
         text = f"of the site's files {'ahead' if ahead > 0 else 'behind'} by {abs(ahead):.0f} s"
         found.append(Finding("clock", "warning" if slow else "ok", text))
     return found

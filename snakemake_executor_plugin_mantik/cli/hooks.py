@@ -8,7 +8,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.config.model import Environment
 
-READ_S: Final = 10.0
+_READ_S: Final = 10.0
 """How long bash may take to read one command, seconds."""
 
 _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "after_on_login")
@@ -30,7 +30,7 @@ def unreadable(environment: Environment) -> Iterator[str]:
 def _complaint(bash: str, command: str) -> str:
     try:
         done = subprocess.run(
-            [bash, "-n"], input=command.encode(), capture_output=True, timeout=READ_S, check=False
+            [bash, "-n"], input=command.encode(), capture_output=True, timeout=_READ_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

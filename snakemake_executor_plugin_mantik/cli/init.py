@@ -25,7 +25,7 @@ _EXAMPLE: Final = KnownSite(
     ("batch",), "", "", "",
 )  # fmt: skip
 
-Kind = Literal["apptainer", "python", "none"]
+_Kind = Literal["apptainer", "python", "none"]
 
 
 def init(  # noqa: PLR0917 - options of a command line
@@ -47,7 +47,7 @@ def init(  # noqa: PLR0917 - options of a command line
         str, typer.Option("--token-url", help="Issuer of tokens, for a site behind firecREST.")
     ] = "",
     environment: Annotated[
-        Kind, typer.Option("--environment", help="What the commands run in.")
+        _Kind, typer.Option("--environment", help="What the commands run in.")
     ] = "none",
     path: Annotated[
         str,
@@ -63,7 +63,7 @@ def init(  # noqa: PLR0917 - options of a command line
 ) -> None:
     """Write a commented backend config for a site, and a profile that makes Snakemake use it."""
     if show_list:
-        typer.echo(listed())
+        typer.echo(_listed())
         return
     if mistake := name_mistake(site):
         raise UserError(mistake, where="--site")
@@ -98,7 +98,7 @@ def init(  # noqa: PLR0917 - options of a command line
     typer.echo(next_steps(site, chosen.api))
 
 
-def listed() -> str:
+def _listed() -> str:
     """The known sites, one a line."""
     lines = []
     for site in KNOWN_SITES.values():
@@ -162,7 +162,7 @@ def _queue(site: KnownSite, queue: str) -> str:
     return f"{_quoted(chosen)}{told}"
 
 
-def _environment(kind: Kind, path: str) -> str:
+def _environment(kind: _Kind, path: str) -> str:
     """The lines below `Environment`: what was asked for, the rest commented out."""
     apptainer = _filled("apptainer.yaml", path=_quoted(path or _IMAGE)).rstrip("\n")
     python = (

@@ -46,12 +46,12 @@ def table(records: list[TryRecord]) -> Table:
     for record in records:
         times = [duration(t) if t is not None else "" for t in (record.waited, record.ran)]
         ids = ", ".join(record.site_jobs)
-        cells = [record.name, record.site, record.queue, ids, *times, outcome(record)]
+        cells = [record.name, record.site, record.queue, ids, *times, _outcome(record)]
         tables.add(shown, cells)
     return shown
 
 
-def outcome(record: TryRecord) -> str:
+def _outcome(record: TryRecord) -> str:
     """What became of a try, in a word or a line."""
     if record.reason:
         return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)

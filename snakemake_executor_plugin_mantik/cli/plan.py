@@ -78,7 +78,7 @@ def plan(
 def _tell(made: Plan, *, details: bool) -> None:
     console = tables.console()
     if made.jobs:
-        console.print(table(made.jobs))
+        console.print(_table(made.jobs))
     if details:
         for job in made.jobs:
             console.print()
@@ -89,7 +89,7 @@ def _tell(made: Plan, *, details: bool) -> None:
         console.print(Text(line))
 
 
-def table(jobs: list[Forecast]) -> Table:
+def _table(jobs: list[Forecast]) -> Table:
     """A table of jobs, a line each."""
     titles = (
         "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",

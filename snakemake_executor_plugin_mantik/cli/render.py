@@ -47,7 +47,7 @@ def render(
     if as_json:
         typer.echo(json.dumps(made.as_json(), indent=2))
     else:
-        typer.echo(for_people(made))
+        typer.echo(_for_people(made))
 
 
 def rendered(
@@ -107,7 +107,7 @@ def _sizes(loaded: LoadedConfig, chosen: sources.Sources, image: str | None) -> 
     return told
 
 
-def for_people(made: Preview) -> str:
+def _for_people(made: Preview) -> str:
     """A preview as text: facts first, the script last."""
     asked = {key: value for key, value in made.resources.items() if value is not None}
     environment = made.environment + (f" ({made.image_type} image)" if made.image_type else "")

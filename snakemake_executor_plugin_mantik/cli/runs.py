@@ -13,34 +13,34 @@ from snakemake_executor_plugin_mantik.common.errors import UserError, json_text,
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import Found
 
-FAILED = 1
+_FAILED = 1
 """Exit code where a run was waited for and did not finish, or something is left."""
 
 app = typer.Typer(help="Submit, follow and keep runs of MLproject entry points.",
                   no_args_is_help=True)  # fmt: skip
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, the beginning of it, or name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Parameters = Annotated[
+_Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, the beginning of it, or name.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Parameters = Annotated[
     list[str] | None,
     typer.Option(
         "--param-list", "-P", metavar="NAME=VALUE", help="A parameter of the entry point."
     ),
 ]
-SiteOption = Annotated[
+_SiteOption = Annotated[
     str, typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config.")
 ]
-Account = Annotated[str, typer.Option("--account", help="The compute budget account.")]
-Extra = Annotated[
+_Account = Annotated[str, typer.Option("--account", help="The compute budget account.")]
+_Extra = Annotated[
     list[str] | None,
     typer.Option("--extra", metavar="NAME=VALUE", help="A parameter that it does not declare."),
 ]
-Experiment = Annotated[
+_Experiment = Annotated[
     str, typer.Option("--experiment", help="The MLflow experiment; it is made if need be.")
 ]
-Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow finds one.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end; Ctrl-C cancels it.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow finds one.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end; Ctrl-C cancels it.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.callback()
@@ -67,14 +67,14 @@ def submit(
     entry_point: Annotated[
         str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
     ] = "main",
-    parameter: Parameters = None,
-    extra: Extra = None,
-    site: SiteOption = "",
-    account: Account = "",
-    experiment: Experiment = "",
-    name: Name = "",
-    wait: Wait = False,
-    as_json: AsJson = False,
+    parameter: _Parameters = None,
+    extra: _Extra = None,
+    site: _SiteOption = "",
+    account: _Account = "",
+    experiment: _Experiment = "",
+    name: _Name = "",
+    wait: _Wait = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Submit an entry point of an MLproject to a site. The run goes on when this command has ended.
 
@@ -96,16 +96,16 @@ def submit(
 
 @app.command()
 def rerun(
-    run: Run,
+    run: _Run,
     *,
-    parameter: Parameters = None,
-    extra: Extra = None,
-    site: SiteOption = "",
-    account: Account = "",
-    experiment: Experiment = "",
-    name: Name = "",
-    wait: Wait = False,
-    as_json: AsJson = False,
+    parameter: _Parameters = None,
+    extra: _Extra = None,
+    site: _SiteOption = "",
+    account: _Account = "",
+    experiment: _Experiment = "",
+    name: _Name = "",
+    wait: _Wait = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Submit a run again: the same project, parameters and site, but for what is given here.
 
@@ -143,7 +143,7 @@ def list_(
         str, typer.Option("--since", help="Submitted since a date, or 12h or 7d ago.")
     ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The latest so many.")] = 50,
-    as_json: AsJson = False,
+    as_json: _AsJson = False,
 ) -> None:
     """List the latest runs, those of workflows' jobs as well, with their times and metrics."""
     from snakemake_executor_plugin_mantik.cli import runtable, tables
@@ -168,7 +168,7 @@ def list_(
 
 
 @app.command()
-def show(run: Run, *, as_json: AsJson = False) -> None:
+def show(run: _Run, *, as_json: _AsJson = False) -> None:
     """Show a run: how it is, and all that was needed to submit it."""
     from snakemake_executor_plugin_mantik.cli import runtable
 
@@ -182,7 +182,7 @@ def show(run: Run, *, as_json: AsJson = False) -> None:
 
 @app.command()
 def logs(
-    run: Run,
+    run: _Run,
     *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the run is over.")
@@ -213,7 +213,7 @@ def _write(text: str) -> None:
 
 
 @app.command()
-def cancel(run: Run) -> None:
+def cancel(run: _Run) -> None:
     """Cancel a run, and wait until its site has confirmed it."""
     from snakemake_executor_plugin_mantik.runs import ending
 
@@ -264,9 +264,9 @@ def continue_(
 
 @app.command()
 def delete(
-    run: Run,
+    run: _Run,
     *,
-    yes: Yes = False,
+    yes: _Yes = False,
     keep_site: Annotated[
         bool, typer.Option("--keep-site", help="Leave what lies at the site, unreachable or gone.")
     ] = False,
@@ -289,7 +289,7 @@ def delete(
     for line in (*what_goes(found, site=not keep_site), *_repeated(found.run_id)):
         typer.echo(one_line(line))
     if not (yes or agreed()):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(_FAILED)
     if own and here is not None:
         if not keep_site:
             ending.clean(here, lambda text: typer.echo(printable(text)))
@@ -303,13 +303,13 @@ def delete(
 
 @app.command()
 def register(
-    run: Run,
+    run: _Run,
     name: Annotated[str, typer.Argument(help="The registered model's name; nobody else's.")],
     *,
     model: Annotated[
         str, typer.Option("--model", help="Which model, if the run has logged several.")
     ] = "",
-    as_json: AsJson = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Register the model that a finished run has logged."""
     from snakemake_executor_plugin_mantik.runs import registry
@@ -325,11 +325,11 @@ def register(
 
 @app.command()
 def unregister(
-    run: Run,
+    run: _Run,
     name: Annotated[str, typer.Argument(help="Only the model of this name.")] = "",
     *,
     force: Annotated[bool, typer.Option("--force", help="Also what an alias stands for.")] = False,
-    as_json: AsJson = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Take the models of a run out of the registry."""
     from snakemake_executor_plugin_mantik.runs import registry
@@ -418,7 +418,7 @@ def _wait(run_id: str, *, as_json: bool) -> None:
         note = f" ({details['note']})" if details["note"] else ""
         typer.echo(one_line(f"Run {run_id}: {details['state']}{note}."))
     if found.here is None or found.here.end is None or found.here.end["exit_code"] != 0:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(_FAILED)
 
 
 def _print(value: object) -> None:

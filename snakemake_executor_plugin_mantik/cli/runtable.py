@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import Found, Row
 
-SHORT: Final = 8
+_SHORT: Final = 8
 """Characters of a run's id in a table."""
 
 _METRICS: Final = 4
@@ -34,7 +34,7 @@ def table(rows: "Sequence[Row]") -> Table:
         tables.add(
             shown,
             [
-                row.run_id[:SHORT], row.name, row.state, row.site, row.entry_point, row.experiment,
+                row.run_id[:_SHORT], row.name, row.state, row.site, row.entry_point, row.experiment,
                 _moment(row.started), *times, _metrics(row.metrics), row.note,
             ],
         )  # fmt: skip

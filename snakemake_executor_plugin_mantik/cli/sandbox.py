@@ -29,9 +29,9 @@ from snakemake_executor_plugin_mantik.sandbox.settings import (
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 
-DIRECTORY = "MANTIK_SANDBOX_DIR"
+_DIRECTORY = "MANTIK_SANDBOX_DIR"
 """The variable that names the sandbox's directory; jobs' files stay there after the end."""
-TOKEN = "MANTIK_SANDBOX_TOKEN"  # noqa: S105 - the name of a variable
+_TOKEN = "MANTIK_SANDBOX_TOKEN"  # noqa: S105 - the name of a variable
 """The variable with the token of the sandbox's own control, for failures on demand."""
 
 app = typer.Typer(
@@ -39,30 +39,30 @@ app = typer.Typer(
     no_args_is_help=True,
 )  # fmt: skip
 
-Sites = Annotated[
+_Sites = Annotated[
     list[str],
     typer.Option(
         "--site", help="A site and its API, NAME=unicore or NAME=firecrest; may be repeated."
     ),
 ]
-Slots = Annotated[
+_Slots = Annotated[
     int | None, typer.Option(min=1, help="CPUs that jobs of a site share; default: all.")
 ]
-StatusInterval = Annotated[
+_StatusInterval = Annotated[
     float, typer.Option(min=0.01, help="Seconds between two looks of the server at its jobs.")
 ]
-DeathLag = Annotated[
+_DeathLag = Annotated[
     float, typer.Option(min=0, help="Seconds that a killed job keeps its old status; real: 134.")
 ]
-AccountingLag = Annotated[
+_AccountingLag = Annotated[
     float,
     typer.Option(min=0, help="Seconds that firecREST's accounting is behind; real: up to 4."),
 ]
-TokenLifetime = Annotated[
+_TokenLifetime = Annotated[
     float,
     typer.Option(min=1, help="Seconds that firecREST's access tokens are valid; it wants 30 left."),
 ]
-SchedulerName = Annotated[
+_SchedulerName = Annotated[
     str,
     typer.Option("--scheduler", help="What runs the jobs: local, or slurm for this machine's."),
 ]
@@ -73,13 +73,13 @@ _DEFAULT_SITES = ["hpc1=unicore"]
 def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     *,
-    site: Sites = _DEFAULT_SITES,
-    scheduler: SchedulerName = "local",
-    slots: Slots = None,
-    status_interval: StatusInterval = Timing.status_interval,
-    death_lag: DeathLag = Timing.death_lag,
-    accounting_lag: AccountingLag = FirecrestSettings.accounting_lag,
-    token_lifetime: TokenLifetime = FirecrestSettings.token_lifetime,
+    site: _Sites = _DEFAULT_SITES,
+    scheduler: _SchedulerName = "local",
+    slots: _Slots = None,
+    status_interval: _StatusInterval = Timing.status_interval,
+    death_lag: _DeathLag = Timing.death_lag,
+    accounting_lag: _AccountingLag = FirecrestSettings.accounting_lag,
+    token_lifetime: _TokenLifetime = FirecrestSettings.token_lifetime,
 ) -> None:
     """Start a sandbox, run COMMAND with its credentials, stop it, return COMMAND's exit code.
 
@@ -99,20 +99,20 @@ def run(
         firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
     )
     with _sandbox(site, settings) as box:
-        code = _run(command, {**os.environ, **box.environment(), TOKEN: box.token})
+        code = _run(command, {**os.environ, **box.environment(), _TOKEN: box.token})
     raise typer.Exit(code)
 
 
 @app.command()
 def up(
     *,
-    site: Sites = _DEFAULT_SITES,
-    scheduler: SchedulerName = "local",
-    slots: Slots = None,
-    status_interval: StatusInterval = Timing.status_interval,
-    death_lag: DeathLag = Timing.death_lag,
-    accounting_lag: AccountingLag = FirecrestSettings.accounting_lag,
-    token_lifetime: TokenLifetime = FirecrestSettings.token_lifetime,
+    site: _Sites = _DEFAULT_SITES,
+    scheduler: _SchedulerName = "local",
+    slots: _Slots = None,
+    status_interval: _StatusInterval = Timing.status_interval,
+    death_lag: _DeathLag = Timing.death_lag,
+    accounting_lag: _AccountingLag = FirecrestSettings.accounting_lag,
+    token_lifetime: _TokenLifetime = FirecrestSettings.token_lifetime,
 ) -> None:
     """Start a sandbox and keep it until Ctrl-C; prints the variables for another terminal."""
     over = threading.Event()
@@ -132,7 +132,7 @@ def up(
             signal.signal(number, end)
         for name, value in box.environment().items():
             typer.echo(f"export {name}={shlex.quote(value)}")
-        typer.echo(f"export {TOKEN}={shlex.quote(box.token)}")
+        typer.echo(f"export {_TOKEN}={shlex.quote(box.token)}")
         configs = ", ".join(str(box.config_path(option.name)) for option in box.options)
         typer.echo(f"# Backend configs: {configs}. Ctrl-C ends the sandbox and all its jobs.")
         sys.stdout.flush()
@@ -158,7 +158,7 @@ def _sandbox(sites: Sequence[str], settings: Settings) -> Iterator["Sandbox"]:
             "two sites have the same name", where="--site", do="Give each site a name of its own"
         )
     sandbox = _sandbox_class()
-    given = os.environ.get(DIRECTORY)
+    given = os.environ.get(_DIRECTORY)
     if given:
         with sandbox(Path(given), options, settings) as box:
             yield box

@@ -35,24 +35,24 @@ app = typer.Typer(
     name="schedule", help="Submit runs again whenever their time has come.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(help="The schedule's name.")]
-OfRun = typer.Option(help="The run that is submitted again: id or name.")
-Line = typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab.")
-Zone = Annotated[
+_Name = Annotated[str, typer.Argument(help="The schedule's name.")]
+_OfRun = typer.Option(help="The run that is submitted again: id or name.")
+_Line = typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab.")
+_Zone = Annotated[
     str | None, typer.Option(help="The time zone of that, as Europe/Berlin; default: this one.")
 ]
-Until = Annotated[
+_Until = Annotated[
     str | None,
     typer.Option(metavar="DAY", help=f"The last day, as 2027-03-31, or {FOR_EVER} (the default)."),
 ]
-Account = Annotated[
+_Account = Annotated[
     str | None, typer.Option(help="The compute budget account; default: the run's.")
 ]
-OfMissed = Annotated[
+_OfMissed = Annotated[
     Missed | None,
     typer.Option(help="What was due while no scheduler ran: skip it, or catch up once."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
@@ -92,15 +92,15 @@ def _run_id(word: str) -> str:
 
 @app.command()
 def add(
-    name: Name,
+    name: _Name,
     *,
-    run: Annotated[str, OfRun],
-    cron: Annotated[str, Line],
-    tz: Zone = None,
-    until: Until = None,
-    account: Account = None,
-    missed: OfMissed = None,
-    as_json: AsJson = False,
+    run: Annotated[str, _OfRun],
+    cron: Annotated[str, _Line],
+    tz: _Zone = None,
+    until: _Until = None,
+    account: _Account = None,
+    missed: _OfMissed = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Make a schedule: a run is submitted again whenever a crontab line says so."""
     with _store() as store:
@@ -122,15 +122,15 @@ def _taken(name: str) -> UserError:
 
 @app.command()
 def edit(
-    name: Name,
+    name: _Name,
     *,
-    run: Annotated[str | None, OfRun] = None,
-    cron: Annotated[str | None, Line] = None,
-    tz: Zone = None,
-    until: Until = None,
-    account: Account = None,
-    missed: OfMissed = None,
-    as_json: AsJson = False,
+    run: Annotated[str | None, _OfRun] = None,
+    cron: Annotated[str | None, _Line] = None,
+    tz: _Zone = None,
+    until: _Until = None,
+    account: _Account = None,
+    missed: _OfMissed = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Change a schedule; a scheduler that runs takes it over."""
     wish = ScheduleRequest(run, cron, tz, until, account, missed)
@@ -143,7 +143,7 @@ def edit(
 
 
 @app.command()
-def remove(name: Name) -> None:
+def remove(name: _Name) -> None:
     """Remove a schedule; its runs stay."""
     with _store() as store:
         schedule = _the(store, name)
@@ -182,7 +182,7 @@ def _next(schedule: Schedule) -> str:
 
 
 @app.command("list")
-def list_schedules(as_json: AsJson = False) -> None:
+def list_schedules(as_json: _AsJson = False) -> None:
     """Show all schedules: when they are due, and what became of it last."""
     with _store() as store:
         schedules = store.all()
@@ -205,7 +205,7 @@ def list_schedules(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def show(name: Name, as_json: AsJson = False) -> None:
+def show(name: _Name, as_json: _AsJson = False) -> None:
     """Show a schedule, and what became of its due times."""
     with _store() as store:
         schedule = _the(store, name)
@@ -237,7 +237,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 def next_times(
     name: Annotated[str, typer.Argument(help="The schedule's name; default: all.")] = "",
     number: Annotated[int, typer.Option("-n", min=1, max=1000, help="How many.")] = 5,
-    as_json: AsJson = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Show when schedules are due next."""
     with _store() as store:

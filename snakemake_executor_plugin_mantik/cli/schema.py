@@ -7,13 +7,13 @@ import typer
 
 from snakemake_executor_plugin_mantik.config.model import LOGIN_HOOKS, BackendConfig
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """What pydantic writes its schemas in."""
 
 
 def schema() -> None:
     """Print the JSON Schema of the Compute Backend Config, for editors that check while typing."""
-    described = {"$schema": DIALECT, **BackendConfig.model_json_schema()}
+    described = {"$schema": _DIALECT, **BackendConfig.model_json_schema()}
     described["title"] = "Compute Backend Config"
     asked = described["$defs"]["Resources"]["properties"]
     asked["Memory"] = {**asked["MemoryPerNode"], "title": "Memory", "deprecated": True}

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, LOCK, OUTBOX
 
-IMPORT_S = 60.0
+_IMPORT_S = 60.0
 """Seconds that the import of MLflow may take, besides those that the telling itself may."""
 
 
@@ -67,7 +67,7 @@ def _work(directory: Path, kept: Path) -> str:
             typer.echo(printable(answer["tell"]), err=True)
 
     worker = Messenger(directory, kept / "worker.log", hear)
-    return why if worker.close(IMPORT_S + DRAIN_S) else "that goes on in the background."
+    return why if worker.close(_IMPORT_S + DRAIN_S) else "that goes on in the background."
 
 
 def _settle(directory: Path, outbox: Outbox) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Final
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-MAX_BYTES: Final = 256 << 10
+_MAX_BYTES: Final = 256 << 10
 """A larger file is no backend config; reading it would take long."""
 
-MAX_DEPTH: Final = 50
+_MAX_DEPTH: Final = 50
 """Deeper nesting is refused before it exhausts the stack."""
 
 _NULL: Final = frozenset(("", "~", "null", "Null", "NULL"))
@@ -77,8 +77,8 @@ def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
     Raises:
         DocumentError: it is too large, no UTF-8, or not well-formed; or odd, without `odd`.
     """
-    if len(text) > MAX_BYTES:
-        raise DocumentError(f"is larger than {MAX_BYTES >> 10} KiB, so no backend config")
+    if len(text) > _MAX_BYTES:
+        raise DocumentError(f"is larger than {_MAX_BYTES >> 10} KiB, so no backend config")
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -132,7 +132,7 @@ def _read_json(text: str) -> Any:
         place = f"line {error.lineno}, column {error.colno}"
         raise DocumentError(f"is not well-formed JSON: {error.msg} ({place})") from None
     except RecursionError:
-        raise DocumentError(f"is nested deeper than {MAX_DEPTH} levels") from None
+        raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels") from None
 
 
 def _table(pairs: list[tuple[str, Any]]) -> Table:
@@ -218,8 +218,8 @@ class _Builder:
 
     def _start(self, event: Any, value: Table | list[Any]) -> None:
         self._check_tag(event)
-        if len(self.open) >= MAX_DEPTH:
-            raise DocumentError(f"is nested deeper than {MAX_DEPTH} levels {_place(event)}")
+        if len(self.open) >= _MAX_DEPTH:
+            raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels {_place(event)}")
         self._place_value(event, value)
         # An anchor counts from its end on, so that nothing can hold itself.
         self.anchors.pop(event.anchor, None)

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
     ScriptLimits,
 )
 
-SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
+_SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later takes the CPUs of a task from here, not from the job."""
 
 
@@ -35,7 +35,7 @@ def environment_of(
     """
     environment = config.environment
     cpus = cpus_per_task if cpus_per_task is not None else config.resources.cpus_per_node
-    variables = {SRUN_CPUS: str(cpus)} if cpus is not None else {}
+    variables = {_SRUN_CPUS: str(cpus)} if cpus is not None else {}
     apptainer = None
     if environment.apptainer:
         apptainer = Apptainer(

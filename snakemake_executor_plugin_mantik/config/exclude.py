@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     written,
 )
 
-NEVER_SENT: Final = (".git/", ".snakemake/", ".mantik/")
+_NEVER_SENT: Final = (".git/", ".snakemake/", ".mantik/")
 """Excluded before all other patterns: no job needs them. `!.git/` takes one back."""
 
 _NOTHING: Final = "(?!)"
@@ -120,7 +120,7 @@ def _compiled(pattern: str) -> tuple[bool, str]:
 class Exclude:
     """Says which paths are excluded; paths are relative to the project folder, with `/`."""
 
-    def __init__(self, patterns: Sequence[str], *, before: Sequence[str] = NEVER_SENT) -> None:
+    def __init__(self, patterns: Sequence[str], *, before: Sequence[str] = _NEVER_SENT) -> None:
         """Take `patterns` that `read_patterns` let through, `before` put in front of them."""
         self.patterns = tuple(patterns)
         # The last one that speaks of an entry decides.

@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.config.values import (
 )
 from snakemake_executor_plugin_mantik.jobs.pbs import features
 
-IMAGE_TYPES: Final = ("local", "remote")
+_IMAGE_TYPES: Final = ("local", "remote")
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
 
 _SSH: Final = "SSH is not supported: the site is reached through UnicoreApiUrl or Firecrest"
@@ -49,7 +49,7 @@ def _whole(data: Mapping[str, Any], key: str) -> int | None:
 
 def _image_type(value: object) -> str:
     name = any_text(value).lower()
-    if name not in IMAGE_TYPES:
+    if name not in _IMAGE_TYPES:
         raise ValueError(f"{describe(value)} is not supported; it has to be local or remote")
     return name
 
@@ -66,7 +66,9 @@ def _path(value: object) -> str:
     return path
 
 
-ProjectPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": ["string", "number"]})]
+_ProjectPath = Annotated[
+    str, BeforeValidator(_path), WithJsonSchema({"type": ["string", "number"]})
+]
 
 
 class Firecrest(Part):
@@ -82,13 +84,13 @@ class Firecrest(Part):
 class Apptainer(Part):
     """An Apptainer image that the command runs in."""
 
-    path: ProjectPath = Field(
+    path: _ProjectPath = Field(
         alias="Path",
         description="The image: on this machine, relative to the project folder or absolute "
         "(local); absolute at the site (remote).",
     )
     type: Annotated[
-        Literal["local", "remote"], BeforeValidator(_image_type), words_schema(*IMAGE_TYPES)
+        Literal["local", "remote"], BeforeValidator(_image_type), words_schema(*_IMAGE_TYPES)
     ] = Field(
         default="local",
         alias="Type",
@@ -114,7 +116,7 @@ class Apptainer(Part):
 
 
 class _PythonEnvironment(Part):
-    path: ProjectPath = Field(alias="Path")
+    path: _ProjectPath = Field(alias="Path")
 
 
 def _python(value: object) -> str:

@@ -8,7 +8,7 @@ that says what is allowed; it reads well after "`Resources.Runtime` …".
 import re
 from typing import Final
 
-MIB: Final = 1 << 20
+_MIB: Final = 1 << 20
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -60,7 +60,7 @@ def parse_memory(text: str) -> int:
             "has to be a whole number with one of the units K, M, G, T (also KiB or KB and so on, "
             f"all of them 1024-based), for example 64G{without if _PLAIN.fullmatch(text) else ''}"
         )
-    mib = -(-int(match[1]) * _BYTES[match[2].lower()] // MIB)
+    mib = -(-int(match[1]) * _BYTES[match[2].lower()] // _MIB)
     if not mib:
         raise ValueError("has to be more than zero, for example 64G")
     return mib
@@ -95,7 +95,7 @@ def unicore_memory(mib: int) -> str:
 
     (UNICORE's `UnitParser`: "No conversion for unit".)
     """
-    return format_size(mib * MIB)
+    return format_size(mib * _MIB)
 
 
 def unicore_duration(seconds: int) -> str:

@@ -24,7 +24,7 @@ _OPERATORS: Final = set(";&|<>()`")
 _SHOWN: Final = 60
 _DECIMAL: Final = r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*"
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def describe(value: object) -> str:
@@ -223,13 +223,13 @@ def refuse(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
         raise ValidationError.from_exception_data("config", details)
 
 
-def read_list(items: Sequence[object], read: Callable[[object], T]) -> list[T]:
+def read_list(items: Sequence[object], read: Callable[[object], _T]) -> list[_T]:
     """What `read` makes of each item.
 
     Raises:
         ValidationError: with the mistakes of all items, each with its number.
     """
-    values: list[T] = []
+    values: list[_T] = []
     found: list[tuple[tuple[str, ...], str]] = []
     for number, item in enumerate(items, 1):
         try:
@@ -302,7 +302,7 @@ _WHOLE: Final = {
 _SCALAR: Final = WithJsonSchema({"type": ["string", "number"]})
 
 
-def text_or_list_schema(*kinds: str) -> WithJsonSchema:
+def _text_or_list_schema(*kinds: str) -> WithJsonSchema:
     """The JSON Schema of a text, or of a list of texts and of values of the types `kinds`."""
     items = {"type": ["string", *kinds]}
     return WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
@@ -402,14 +402,14 @@ Size = Annotated[
 ]
 """Bytes, written as a number with or without a unit."""
 
-Options = Annotated[tuple[str, ...], BeforeValidator(_options), text_or_list_schema("number")]
+Options = Annotated[tuple[str, ...], BeforeValidator(_options), _text_or_list_schema("number")]
 """Words for a command line, a text or a list of texts."""
 
 Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]
 """Names of environment modules."""
 
 Commands = Annotated[
-    tuple[str, ...], BeforeValidator(_commands), text_or_list_schema("number", "boolean")
+    tuple[str, ...], BeforeValidator(_commands), _text_or_list_schema("number", "boolean")
 ]
 """Bash commands, a text or a list of texts."""
 

@@ -9,7 +9,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
 from snakemake_executor_plugin_mantik.journal import TryRecord
 
-CLOCKS_DIFFER_S = 60.0
+_CLOCKS_DIFFER_S = 60.0
 """Seconds by which the clocks of a site's server and of its nodes may differ."""
 
 
@@ -63,7 +63,7 @@ class Attempt:
             return None, ran(marker)
         waited = marker.started - self.sent_at
         longest = time.time() - self.submitted_at - ran(marker)
-        plausible = -CLOCKS_DIFFER_S <= waited <= longest + CLOCKS_DIFFER_S
+        plausible = -_CLOCKS_DIFFER_S <= waited <= longest + _CLOCKS_DIFFER_S
         return (max(0.0, waited) if plausible else None), ran(marker)
 
 

@@ -30,21 +30,21 @@ CANCEL_WAIT_S = 180.0
 leaves no marker takes longest: it must have missed some heartbeats before a site is believed that
 it has ended. A UNICORE server that runs jobs itself says so of each that it is asked to abort, and
 lets it run."""
-CANCELLED_IN_WAIT = 500
+_CANCELLED_IN_WAIT = 500
 """Jobs that a site can be told to end in that time, at least: two requests for each."""
 ENDED_AT_ONCE = 16
 """Jobs that a site is told to end at the same time: with all of them at once, none of them would be
 over before nearly all are."""
-CANCEL_AGAIN_S = 5.0
+_CANCEL_AGAIN_S = 5.0
 """Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
-MISSED_BEATS = 2.5
-SILENT_S = 90.0
+_MISSED_BEATS = 2.5
+_SILENT_S = 90.0
 """A site is believed that it has ended a job after so many missed heartbeats, and so many seconds
 of silence: file systems show a file's size up to a minute late."""
-CONFIRM_EVERY_S = 1.0
-CONFIRM_LONGEST_S = 15.0
+_CONFIRM_EVERY_S = 1.0
+_CONFIRM_LONGEST_S = 15.0
 """Seconds between two looks at a job that was told to end, at first and in the end."""
-SETTLE_WAIT_S = 20.0
+_SETTLE_WAIT_S = 20.0
 """Seconds that a site has at the end of a run to forget the jobs that are over."""
 
 
@@ -70,7 +70,7 @@ class _Signs:
 
     def see(self, now: float, size: int | None) -> None:
         """Note how large the claim is now. That it is there no more is no silence of the job's."""
-        self.silent += min(now - self.looked, 2 * CONFIRM_LONGEST_S)
+        self.silent += min(now - self.looked, 2 * _CONFIRM_LONGEST_S)
         self.looked = now
         if size != self.bytes:
             self.after_all = self.denied and size is not None and self.bytes is not None
@@ -105,8 +105,8 @@ class Canceller:
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
         self._marker_grace_s = settings.marker_grace_s
         # One that goes on after its grace has not heard of it.
-        self._again_s = settings.term_grace_s + CANCEL_AGAIN_S
-        self._silent_s = max(MISSED_BEATS * settings.heartbeat_s, SILENT_S)
+        self._again_s = settings.term_grace_s + _CANCEL_AGAIN_S
+        self._silent_s = max(_MISSED_BEATS * settings.heartbeat_s, _SILENT_S)
         self._journal = journal
         self._watcher = watcher
         self._tell = tell
@@ -180,7 +180,7 @@ class Canceller:
             while let_end:
                 states = await self._site.states(ids)
                 let_end = any(s.phase in (Phase.WAITING, Phase.RUNNING) for s in states.values())
-                await asyncio.sleep(CONFIRM_EVERY_S if let_end else 0)
+                await asyncio.sleep(_CONFIRM_EVERY_S if let_end else 0)
             await self._site.forget(ids, succeeded=succeeded)
 
     async def give_up(self, records: Iterable[TryRecord]) -> None:
@@ -235,7 +235,7 @@ class Canceller:
         sent = [record for record in records if record.state is not TryState.PLANNED]
         unsent = [record for record in records if record.state is TryState.PLANNED]
         now = asyncio.get_running_loop().time()
-        deadline = now + wait_s * (1 + len(sent) / CANCELLED_IN_WAIT)
+        deadline = now + wait_s * (1 + len(sent) / _CANCELLED_IN_WAIT)
         results = await asyncio.gather(*(one(record, deadline) for record in unsent))
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout_at(deadline):
@@ -274,7 +274,7 @@ class Canceller:
             if over:
                 return code
             passed = clock() - begun
-            await asyncio.sleep(min(max(CONFIRM_EVERY_S, passed / 20), CONFIRM_LONGEST_S))
+            await asyncio.sleep(min(max(_CONFIRM_EVERY_S, passed / 20), _CONFIRM_LONGEST_S))
             if clock() - told > CANCEL_WAIT_S:
                 told = clock()
                 self._tell(
@@ -345,7 +345,7 @@ class Canceller:
     async def settle(self) -> None:
         """At the end of a run: see to it that the site has forgotten what it may forget."""
         with suppress(TimeoutError, SiteError):
-            async with asyncio.timeout(SETTLE_WAIT_S):
+            async with asyncio.timeout(_SETTLE_WAIT_S):
                 await asyncio.gather(*self._tidying, return_exceptions=True)
                 for record in self._journal.forgotten_secrets(self._site.name):
                     await self.remove_secrets(record)

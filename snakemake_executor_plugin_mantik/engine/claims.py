@@ -11,10 +11,10 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read
 
-CLAIM_BYTES = 64 << 10
+_CLAIM_BYTES = 64 << 10
 """A claim says who holds it in its first lines; the heartbeats that follow need not be read."""
 
-FRESH_S = 1.0
+_FRESH_S = 1.0
 """Seconds for which a listing of a directory of claims serves others who look."""
 
 
@@ -90,8 +90,8 @@ class Looks:
             SiteError: it is not known.
         """
         now = asyncio.get_running_loop().time()
-        at, task = self._last.get(directory, (-FRESH_S, None))
-        if task is None or now - at >= FRESH_S or _failed(task):
+        at, task = self._last.get(directory, (-_FRESH_S, None))
+        if task is None or now - at >= _FRESH_S or _failed(task):
             task = asyncio.create_task(self._list(directory, now))
             task.add_done_callback(_failed)  # nobody may be left who hears of it
             self._last[directory] = now, task
@@ -110,7 +110,7 @@ def _failed(task: asyncio.Task[Seen]) -> bool:
 async def owner(site: Site, record: TryRecord) -> Owner | None:
     """Who holds the claim of a try; None if there is no claim, or nobody's name in it."""
     try:
-        content = await read(site, record.paths.claim, CLAIM_BYTES)
+        content = await read(site, record.paths.claim, _CLAIM_BYTES)
     except SiteNotFound:
         return None
     *lines, _ = content.decode(errors="replace").split("\n")

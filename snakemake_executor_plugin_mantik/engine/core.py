@@ -26,18 +26,18 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryStat
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 OPEN_WAIT_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
 AT_ONCE_S = 5.0
 """Seconds to tell the sites that all jobs are to end, for a user who does not want to wait."""
-MOST_TOLD = 5
+_MOST_TOLD = 5
 """Jobs that a line names at most."""
 CLOSE_WAIT_S = 45.0
 """Seconds that tidying up at the end of a run may take before the run ends without it."""
 
-LET_GO_S = 1.0
+_LET_GO_S = 1.0
 """Seconds that what is still under way then has to let go."""
 
 
@@ -101,11 +101,11 @@ class Engine:
         if left := asyncio.all_tasks(self._loop):
             for task in left:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.wait(left, timeout=LET_GO_S))
+            self._loop.run_until_complete(asyncio.wait(left, timeout=_LET_GO_S))
         self._loop.close()
 
-    def _call(self, runner: Coroutine[Any, Any, T]) -> "Future[T]":
-        return asyncio.run_coroutine_threadsafe(runner, self._loop)
+    def _call(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     # Called by the executor, from Snakemake's threads
 
@@ -345,8 +345,8 @@ class Engine:
         left = [r for r in self._journal.all_open_tries() if r.may_run and r.job not in self._asked]
         if not left:
             return
-        names = ", ".join(record.name for record in left[:MOST_TOLD])
-        more = f" and {len(left) - MOST_TOLD} more" if len(left) > MOST_TOLD else ""
+        names = ", ".join(record.name for record in left[:_MOST_TOLD])
+        more = f" and {len(left) - _MOST_TOLD} more" if len(left) > _MOST_TOLD else ""
         self._tell(
             f"Earlier runs sent jobs that this one did not ask for and that may still run: {names}"
             f"{more}. See smk-mantik jobs; smk-mantik cancel ends them."

@@ -15,15 +15,15 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
-KILLED: Final = 128 + 9
+_KILLED: Final = 128 + 9
 """The exit code that a shell gives for a command that KILL ended; the kernel's, for want of memory,
 among others."""
 
-ASKED: Final = frozenset({128 + 1, 128 + 2, 128 + 15})
+_ASKED: Final = frozenset({128 + 1, 128 + 2, 128 + 15})
 """The exit codes of a script, or of a command, that HUP, INT or TERM asked to end."""
 
-LONGEST_START_S: Final = 60.0
-START_SHARE: Final = 0.02
+_LONGEST_START_S: Final = 60.0
+_START_SHARE: Final = 0.02
 """How long a script may take to start, in seconds, or as a share of the walltime."""
 
 _TELLING: Final = (
@@ -42,7 +42,7 @@ def _slack(limit: float) -> float:
     A scheduler counts from when it allocates the nodes, the script from its own start. Of a short
     walltime that can be no minute, or each end would be that of its time.
     """
-    return min(max(LONGEST_START_S, START_SHARE * limit), limit / 10)
+    return min(max(_LONGEST_START_S, _START_SHARE * limit), limit / 10)
 
 
 class FailureClassifier:
@@ -65,7 +65,7 @@ class FailureClassifier:
         """
         over = limit is not None and ran(marker) >= limit - _slack(limit)
         # A marker without room for more than its name cannot tell the signal.
-        nameless = marker.bare and marker.started is None and marker.exit_code in ASKED
+        nameless = marker.bare and marker.started is None and marker.exit_code in _ASKED
         if marker.signal or nameless:
             otherwise = Reason.TIME_LIMIT if over else Reason.CANCELLED
             return await self._said(record, ids) or otherwise
@@ -73,7 +73,7 @@ class FailureClassifier:
             return Reason.SET_UP
         # A scheduler ends one process after the other: the command may have gone, with any code,
         # before the script was told.
-        if over or marker.exit_code == KILLED or marker.exit_code in ASKED:
+        if over or marker.exit_code == _KILLED or marker.exit_code in _ASKED:
             return await self._said(record, ids) or Reason.EXIT_CODE
         return Reason.EXIT_CODE
 

@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import Landing, Repeat, download, read
 
-LOG_ALONE_BYTES = 64 << 20
+_LOG_ALONE_BYTES = 64 << 20
 """A log up to this size is fetched whole after a failure, a larger one's end only."""
 
 
@@ -218,7 +218,7 @@ class Fetcher:
         it is not to be had (a job that never started) the result is empty and no file is made.
         """
         tail = marker.log if marker is not None else b""
-        if marker is None or marker.bare or LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
+        if marker is None or marker.bare or _LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
             tail = await self._whole_log(record) or tail
         elif marker.log_bytes > len(tail):
             note = f"[the first {marker.log_bytes - len(tail)} bytes are left out here]\n"

@@ -28,12 +28,12 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
 
-MOST_TOLD = 5
+_MOST_TOLD = 5
 """Files that a line names at most."""
-BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
+_BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
 """Steps of a script in which what it carried may not have been unpacked."""
 
-LOG_END_BYTES = 16 << 10
+_LOG_END_BYTES = 16 << 10
 """How much of a log file is looked at for its last lines."""
 
 
@@ -105,7 +105,7 @@ class Finalizer:
                 request, attempt, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
         if self._purged(attempt, marker):
-            others = ", ".join(map(shown, marker.missing_inputs[:MOST_TOLD]))
+            others = ", ".join(map(shown, marker.missing_inputs[:_MOST_TOLD]))
             if others:
                 self._tell(
                     f"{record.name}: its inputs changed while it waited or ran ({others}), or the"
@@ -117,7 +117,7 @@ class Finalizer:
         self._journal.files.landed(record.id)
         self._journal.secrets_gone(record.id)  # its script removes them however it ends
         # Of several submissions it is not known which one ran, and so what it unpacked.
-        if marker.failed_step not in BEFORE_INPUTS and attempt.sent == len(attempt.staged) == 1:
+        if marker.failed_step not in _BEFORE_INPUTS and attempt.sent == len(attempt.staged) == 1:
             self._stager.confirm(attempt.staged[0])
         if marker.exit_code != 0:
             self._stager.lost([output.path for output in request.outputs])
@@ -363,7 +363,7 @@ class Finalizer:
                 continue
             if output.kind == "log" and not output.directory and path.is_file():
                 with suppress(OSError), path.open("rb") as file:
-                    file.seek(max(0, path.stat().st_size - LOG_END_BYTES))
+                    file.seek(max(0, path.stat().st_size - _LOG_END_BYTES))
                     if end := file.read():
                         yield shown(output.path), end
 

@@ -32,13 +32,13 @@ from snakemake_executor_plugin_mantik.staging.transfers import read
 
 ASK, HERE = "ask.", "here."
 """How the names of a question to the leader, and of its answer, begin; who asks follows."""
-FIRST_LOOK_S = 60.0
+_FIRST_LOOK_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
-LOOK_S = 3.0
+_LOOK_S = 3.0
 """Seconds between two looks for an answer."""
-LOOKS = 5
+_LOOKS = 5
 """Looks that a controller takes for another one to step back, if both came at the same moment."""
-TEXT_BYTES = 4096
+_TEXT_BYTES = 4096
 
 _LEASE = re.compile(
     r"([0-9]{1,9})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9]{1,9})"
@@ -120,7 +120,7 @@ class Leases:
             TimeoutError: the site does not answer.
         """
         journal = self._journal
-        async with asyncio.timeout(FIRST_LOOK_S):
+        async with asyncio.timeout(_FIRST_LOOK_S):
             leases, _ = await self.look()
         ours = [lease for lease in leases if lease.workflow == journal.workflow]
         foreign = [lease for lease in leases if lease.workflow != journal.workflow]
@@ -186,7 +186,7 @@ class Leases:
             PlaceTaken: somebody else has.
         """
         await self._write(mine)
-        for look in range(LOOKS):
+        for look in range(_LOOKS):
             leases, _ = await self.look()
             others = [o for o in leases if o.instance != mine.instance and o.term >= mine.term]
             if not others and mine in leases:
@@ -195,8 +195,8 @@ class Leases:
                 break
             if mine not in leases:  # the site said that it was there, and lost it
                 await self._write(mine)
-            if look < LOOKS - 1:
-                await asyncio.sleep(LOOK_S)
+            if look < _LOOKS - 1:
+                await asyncio.sleep(_LOOK_S)
         if not others:
             return mine
         await self._remove(mine.path)
@@ -234,7 +234,7 @@ class Leases:
                 if f"{HERE}{me}" in entries or any(o.term > last.term for o in leases):
                     raise await self._led(last)
                 if clock() < deadline:
-                    await asyncio.sleep(min(LOOK_S, deadline - clock()))
+                    await asyncio.sleep(min(_LOOK_S, deadline - clock()))
                 elif not growing:
                     return
                 else:
@@ -291,7 +291,7 @@ class Leases:
     async def _told(self, lease: Lease) -> str:
         """Who has a lease, in its own words."""
         try:
-            content = await read(self._site, lease.path, TEXT_BYTES)
+            content = await read(self._site, lease.path, _TEXT_BYTES)
         except SiteError:
             return "it does not tell which"
         return " ".join(printable(content.decode(errors="replace")).split())[:300] or "?"

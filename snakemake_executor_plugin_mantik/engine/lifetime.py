@@ -9,14 +9,14 @@ from snakemake_executor_plugin_mantik.engine.watched import Watched
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 EXTEND_AFTER_S = 60.0
-EXTEND_BY_S = 30 * 86400.0
-EXTEND_AGAIN_S = 7 * 86400.0
+_EXTEND_BY_S = 30 * 86400.0
+_EXTEND_AGAIN_S = 7 * 86400.0
 """Jobs that last get a longer life at the site: its default may be a day, then it cancels them.
 
 Those whose ids are not known yet are looked for each time."""
-EXTEND_AT_ONCE = 500
+_EXTEND_AT_ONCE = 500
 """Tries that one cycle extends at most: the next look at all of them waits for it."""
-EXTEND_REFUSED_S = 3600.0
+_EXTEND_REFUSED_S = 3600.0
 """Seconds after which a site that refused that, or did not tell all ids, is asked again."""
 
 
@@ -35,7 +35,7 @@ class Extender:
     async def extend(self, tries: Iterable[Watched]) -> None:
         """Extend the life of those of `tries` for which it is time."""
         now = self._clock()
-        due = [w for w in tries if now >= w.next_extension][:EXTEND_AT_ONCE]
+        due = [w for w in tries if now >= w.next_extension][:_EXTEND_AT_ONCE]
         if not due:
             return
         for watched in due:
@@ -45,14 +45,14 @@ class Extender:
         known = [w for w in [*sure, *await self._poller.identify(unsure)] if w.ids]
         if not known:
             return
-        wait = EXTEND_AGAIN_S
+        wait = _EXTEND_AGAIN_S
         try:
-            await self._site.extend([i for w in known for i in w.ids], EXTEND_BY_S)
+            await self._site.extend([i for w in known for i in w.ids], _EXTEND_BY_S)
         except TRANSIENT:
             return
         except SiteError as error:
-            wait = EXTEND_REFUSED_S
+            wait = _EXTEND_REFUSED_S
             self._retry.note(f"Jobs may end when the site's own time for them is over. {error}")
         for watched in known:
             all_known = len(watched.ids) >= watched.sent
-            watched.next_extension = now + (wait if all_known else EXTEND_REFUSED_S)
+            watched.next_extension = now + (wait if all_known else _EXTEND_REFUSED_S)

@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState
 
-TAIL_LINES = 20
+_TAIL_LINES = 20
 
 _ADVICE = {
     Reason.TIME_LIMIT: "Ask for more time: resources: runtime=MINUTES, or Resources: Runtime",
@@ -125,7 +125,7 @@ def trouble(error: OSError) -> str:
 
 
 def _tail(log: bytes) -> str:
-    lines = printable(log.decode(errors="replace")).strip().splitlines()[-TAIL_LINES:]
+    lines = printable(log.decode(errors="replace")).strip().splitlines()[-_TAIL_LINES:]
     return "\n".join(f"    {line}" for line in lines) if lines else "    (no output)"
 
 

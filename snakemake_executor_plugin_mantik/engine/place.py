@@ -34,15 +34,15 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
 
-SHORTEST_WAIT_S = 60
+_SHORTEST_WAIT_S = 60
 """Seconds that a controller has to answer another one's question, at least."""
-TIDY_WAIT_S = 30.0
+_TIDY_WAIT_S = 30.0
 """Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
 
 
 def wait_s(settings: SiteSettings) -> int:
     """Seconds within which a controller that looks as often as is set answers a question."""
-    return max(SHORTEST_WAIT_S, 2 * settings.poll_max_s + SHORTEST_WAIT_S // 2)
+    return max(_SHORTEST_WAIT_S, 2 * settings.poll_max_s + _SHORTEST_WAIT_S // 2)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Place:
         if self.deposed is not None:
             return
         with suppress(TimeoutError, SiteError):
-            async with asyncio.timeout(TIDY_WAIT_S):
+            async with asyncio.timeout(_TIDY_WAIT_S):
                 await self.cleanup.finish()
                 unused = not any(r.place == self.id for r in self._journal.all_open_tries())
                 left = self.leftovers

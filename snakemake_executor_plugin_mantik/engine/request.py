@@ -165,14 +165,14 @@ class JobRequest:
             parts[UPDATED] = sorted(before.items())
         files = [(f"{kind} {path}", found) for kind, of in (("input", inputs), ("code", code))
                  for path, found in sorted(of.items())]  # fmt: skip
-        if len(files) <= MOST_NAMED:
+        if len(files) <= _MOST_NAMED:
             parts |= dict(files)
         else:
             parts |= {"inputs": sorted(inputs.items()), "code": sorted(code.items())}
         return {name: _digest(part) for name, part in parts.items()}
 
 
-MOST_NAMED = 100
+_MOST_NAMED = 100
 """A journal entry names the files that a job is made of one by one, up to that many."""
 
 

@@ -17,7 +17,7 @@ SALVAGE_WAIT_S = 60.0
 """Seconds that it may take: an end waits for it."""
 MOST_BYTES = 4 << 30
 """Bytes that are taken at most: a file at a site may have no end (a link to /dev/zero)."""
-SUFFIX = ".mantik-salvage"
+_SUFFIX = ".mantik-salvage"
 
 
 async def salvage(site: Site, directory: str, workdir: Path) -> None:
@@ -31,7 +31,7 @@ async def salvage(site: Site, directory: str, workdir: Path) -> None:
         workdir: the workflow's directory.
     """
     target = workdir / directory
-    part = target.with_name(target.name + SUFFIX)
+    part = target.with_name(target.name + _SUFFIX)
     try:
         async with asyncio.timeout(SALVAGE_WAIT_S):
             await _fetch(site, directory, part)

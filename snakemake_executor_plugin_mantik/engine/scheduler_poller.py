@@ -29,35 +29,35 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
-CHECK_GROWTH = 3.0
-CHECK_S = 20.0
+_CHECK_GROWTH = 3.0
+_CHECK_S = 20.0
 """Seconds between two questions about a try, once it has been asked about a few times."""
 SPACING_S = 0.5
 """Seconds between two questions, if a site is asked about each try with a request of its own: the
 load that we are for a site does not grow with the number of jobs."""
-WAITED_SHARE = 20.0
+_WAITED_SHARE = 20.0
 """A try that has been waiting for a long time is asked about after a twentieth of it, ..."""
-LONGEST_CHECK_S = 300.0
+_LONGEST_CHECK_S = 300.0
 """... but after so many seconds at the latest."""
-TOGETHER_S = 5.0
+_TOGETHER_S = 5.0
 """Tries that are due within so many seconds are asked about together: a site may need one request
 for all of them."""
-LATE_BEATS = 1.25
+_LATE_BEATS = 1.25
 """Heartbeats after which one is missing."""
-DETAILS_AT_ONCE = 5
+_DETAILS_AT_ONCE = 5
 """Jobs whose details are asked for together, at a site whose states lag behind its scheduler's."""
-ABNORMAL_GRACE_S = 10.0
+_ABNORMAL_GRACE_S = 10.0
 """How long to wait at most for the marker of a job of which the scheduler says that something ended
 it. What the file system of the site's server may not show yet, it shows after a write of its own:
 an NFS client reads a directory again once it has changed it."""
-USUAL_ENDS = frozenset({None, Reason.SUCCESS, Reason.EXIT_CODE})
+_USUAL_ENDS = frozenset({None, Reason.SUCCESS, Reason.EXIT_CODE})
 """Ends of jobs that write a marker; it is waited for as long as the user has set."""
 LOST_S = 1800.0
 """Seconds without a heartbeat, and with the site denying the job, after which a try is lost.
 
 Only seconds in which the site let us look count: after an outage everything seems silent.
 """
-LOST_LOOKS = 5
+_LOST_LOOKS = 5
 """Looks that must have found no heartbeat by then: a site may well deny a directory once."""
 
 
@@ -108,7 +108,7 @@ class SchedulerPoller:
         # With many buckets the look at one may be older than the try.
         if now < watched.next_check or not watched.looked:
             return False
-        return not watched.claimed or watched.silent > LATE_BEATS * self._settings.heartbeat_s
+        return not watched.claimed or watched.silent > _LATE_BEATS * self._settings.heartbeat_s
 
     async def examine(self, tries: Iterable[Watched]) -> None:
         """Ask the scheduler about those of `tries` that are overdue.
@@ -120,14 +120,14 @@ class SchedulerPoller:
         tries = list(tries)
         if not any(self._overdue(watched, now) for watched in tries):
             return
-        overdue = [watched for watched in tries if self._overdue(watched, now + TOGETHER_S)]
+        overdue = [watched for watched in tries if self._overdue(watched, now + _TOGETHER_S)]
         for watched in overdue:
             watched.next_check = now + watched.check_delay
         asked = await self.identify(overdue)
         states = await self._states(asked)
         over = []
         for watched in asked:
-            delay = min(watched.check_delay * CHECK_GROWTH, _longest_delay(watched, len(asked)))
+            delay = min(watched.check_delay * _CHECK_GROWTH, _longest_delay(watched, len(asked)))
             watched.check_delay = max(watched.check_delay, delay)
             watched.next_check = now + watched.check_delay
             if self._judge(watched, {i: states.get(i, UNKNOWN) for i in watched.ids}, now):
@@ -210,7 +210,7 @@ class SchedulerPoller:
             known = ((i, s) for i, s in told if s.phase is not Phase.UNKNOWN or s.scheduler_id)
             return [i for i, s in known if s.phase is not Phase.ENDED]
 
-        doubtful = [w for w in tries if (w.claimed or w.waited >= CHECK_S) and open_ids(w)]
+        doubtful = [w for w in tries if (w.claimed or w.waited >= _CHECK_S) and open_ids(w)]
         doubtful.sort(key=lambda w: (not w.claimed, w.detailed))
         current: dict[str, JobState] = {}
 
@@ -223,7 +223,7 @@ class SchedulerPoller:
                         current[job_id] = state
             return True
 
-        await self.each(doubtful[:DETAILS_AT_ONCE], explain)
+        await self.each(doubtful[:_DETAILS_AT_ONCE], explain)
         return current
 
     def _judge(self, watched: Watched, states: dict[str, JobState], now: float) -> bool:
@@ -242,7 +242,7 @@ class SchedulerPoller:
             watched.denied_since = now
         limit, passed = watched.wait_s, watched.waited
         if watched.claimed:
-            limit = max(LOST_S, LOST_LOOKS * self._settings.poll_max_s)
+            limit = max(LOST_S, _LOST_LOOKS * self._settings.poll_max_s)
             passed = watched.silent
         left = limit - min(passed, now - watched.denied_since)
         patient = left > 0
@@ -291,9 +291,9 @@ class SchedulerPoller:
 
     def _grace_s(self, watched: Watched) -> float:
         """How long the marker of a try may still come whose end the scheduler has told."""
-        usual = watched.word[1].reason in USUAL_ENDS
+        usual = watched.word[1].reason in _USUAL_ENDS
         limit = self._settings.marker_grace_s
-        return limit if usual else min(limit, ABNORMAL_GRACE_S)
+        return limit if usual else min(limit, _ABNORMAL_GRACE_S)
 
     async def _certain(self, watched: Watched) -> bool:
         """Whether nothing can come of the try any more; one that has not started is revoked."""
@@ -329,4 +329,4 @@ def _is_silent(error: SiteError) -> bool:
 def _longest_delay(watched: Watched, number: int) -> float:
     """Seconds until a try is asked about again, at most; `number` tries are asked about now."""
     passed = watched.silent if watched.claimed else watched.waited
-    return min(LONGEST_CHECK_S, max(CHECK_S, SPACING_S * number, passed / WAITED_SHARE))
+    return min(_LONGEST_CHECK_S, max(_CHECK_S, SPACING_S * number, passed / _WAITED_SHARE))

@@ -17,24 +17,24 @@ from snakemake_executor_plugin_mantik.common.errors import (
     TransferError,
 )
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 TRANSIENT = (SiteUnreachable, SiteBusy, SiteUnauthorized)
 """Errors of a site that pass, or that the user can mend while the run waits."""
 
 FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 60.0
+_LONGEST_WAIT_S = 60.0
 LONGEST_BUSY_S = 900.0
 """Seconds to stay away at most when a site asks for it (Retry-After)."""
 LONGEST_MISSING_WAIT_S = 16.0
 """What is not found is asked for again after 1, 2, 4, 8 and 16 seconds, and so on."""
-MISSING_S = 31.0
+_MISSING_S = 31.0
 """Seconds for which it is, at least."""
 INSIST_S = 300.0
 """Seconds for which what a job made is asked for though the site refuses it."""
-FIRST_TOLD_S = 5.0
+_FIRST_TOLD_S = 5.0
 """Seconds of silence before the log mentions it; told again each time that has doubled."""
-REFUSED_TOLD_S = 60.0
+_REFUSED_TOLD_S = 60.0
 """Seconds that one request has to fail, while the site answers others, before the log says so."""
 
 
@@ -51,7 +51,7 @@ class SiteRetry:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        missing_s: float = MISSING_S,
+        missing_s: float = _MISSING_S,
         insist_s: float = INSIST_S,
         proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
@@ -66,22 +66,22 @@ class SiteRetry:
             proof: asks the site for what it cannot deny unless it denies everything.
         """
         self._site = site
-        self.missing_s = max(missing_s, MISSING_S)
+        self.missing_s = max(missing_s, _MISSING_S)
         self.insist_s = insist_s
         self._proof = proof
         self._tell = tell
         self._clock = clock
         self._since: float | None = None
-        self._next_told = FIRST_TOLD_S
-        self._refused_told = REFUSED_TOLD_S
+        self._next_told = _FIRST_TOLD_S
+        self._refused_told = _REFUSED_TOLD_S
         self._refused_at: float | None = None
         self._noted: set[str] = set()
 
     async def __call__(
         self,
-        act: Callable[[], Awaitable[T]],
+        act: Callable[[], Awaitable[_T]],
         repeat: tuple[type[SiteError], ...] = TRANSIENT,
-    ) -> T:
+    ) -> _T:
         """The result of `act`, which must be harmless when repeated after the errors `repeat`."""
         wait = FIRST_WAIT_S
         started = self._clock()
@@ -94,12 +94,12 @@ class SiteRetry:
                 asked = getattr(error, "retry_after", None)
                 pause = min(asked, LONGEST_BUSY_S) if asked else wait
                 await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
-                wait = min(wait * 2, LONGEST_WAIT_S)
+                wait = min(wait * 2, _LONGEST_WAIT_S)
             else:
                 self.answered()
                 return result
 
-    async def found(self, act: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
+    async def found(self, act: Callable[[], Awaitable[_T]], *, at_once: bool = False) -> _T:
         """Like a call, but that there is no such thing is believed only after half a minute.
 
         Slow file systems say so of what is new, and servers of everything while they start: those
@@ -123,7 +123,7 @@ class SiteRetry:
                 await asyncio.sleep(wait)
                 waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
 
-    async def insist(self, act: Callable[[], Awaitable[T]]) -> T:
+    async def insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
         """Like `found`, but a refusal is believed only after `insist_s`.
 
         For what a job made that has succeeded. A file system that is mounted anew denies permission
@@ -145,7 +145,7 @@ class SiteRetry:
                     raise
                 self._refused(error, waited)
             await asyncio.sleep(wait)
-            waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
+            waited, wait = waited + wait, min(2 * wait, _LONGEST_WAIT_S)
 
     async def believed(self, error: SiteNotFound) -> bool:
         """Whether a site that denies something does not just deny everything."""
@@ -183,8 +183,8 @@ class SiteRetry:
         """One request fails again and again while the site answers others: say so as well."""
         now = self._clock()
         if self._refused_at is not None and now - self._refused_at > 4 * self._refused_told:
-            self._refused_told = REFUSED_TOLD_S
-        if silent < self._refused_told or self._next_told > FIRST_TOLD_S:
+            self._refused_told = _REFUSED_TOLD_S
+        if silent < self._refused_told or self._next_told > _FIRST_TOLD_S:
             return
         self._refused_told, self._refused_at = silent * 2, now
         self._tell(
@@ -194,11 +194,11 @@ class SiteRetry:
 
     def answered(self) -> None:
         """Note that the site answers, and say so if its silence was told."""
-        if self._since is not None and self._next_told > FIRST_TOLD_S:
+        if self._since is not None and self._next_told > _FIRST_TOLD_S:
             silent = self._clock() - self._since
             self._tell(f"Site {self._site} answers again after {silent:.0f} s.")
         self._since = None
-        self._next_told = FIRST_TOLD_S
+        self._next_told = _FIRST_TOLD_S
 
     def note(self, text: str) -> None:
         """Say something once."""

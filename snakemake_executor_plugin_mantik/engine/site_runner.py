@@ -46,12 +46,12 @@ from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import Landing
 
-FULL_FIRST_S = 30.0
+_FULL_FIRST_S = 30.0
 """Seconds until a job is submitted again that was one too many; doubled up to `LONGEST_BUSY_S`."""
-AWAY_FIRST_S = 5.0
+_AWAY_FIRST_S = 5.0
 """Seconds until a job is submitted again that a site lost because a part of it was away; doubled,
 too. The site answers by then, or its loss of the job would not be certain."""
-RESENT = 2
+_RESENT = 2
 """How often a job is sent again because files at the site were not those that it was sent for,
 while those here stay the same."""
 
@@ -130,7 +130,7 @@ class SiteRunner:
         """
         async with self._slots:
             resent, pause, before = 0, 0.0, frozenset[FileRecord]()
-            while resent <= RESENT:
+            while resent <= _RESENT:
                 files = await self._files(request)
                 contents = frozenset(file.record for file in files)
                 # What the user has edited meanwhile is no sign of trouble at the site.
@@ -141,7 +141,7 @@ class SiteRunner:
                 if later is None:
                     resent += 1
                     continue
-                first = FULL_FIRST_S if later[1].reason is Reason.REJECTED else AWAY_FIRST_S
+                first = _FULL_FIRST_S if later[1].reason is Reason.REJECTED else _AWAY_FIRST_S
                 pause = min(max(2 * pause, first), LONGEST_BUSY_S)
                 await self._wait_to_submit(*later, pause)
         raise MantikError(

@@ -16,9 +16,9 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-NUMBERS = 10**9
+_NUMBERS = 10**9
 """How many numbers of contents there are for each term."""
-COMPRESSION = 4
+_COMPRESSION = 4
 """How much smaller files may get by packing; larger ones are not even tried for the script."""
 
 
@@ -71,7 +71,7 @@ class Stager:
             scratch: a local directory for bundles on their way.
             term: of the lease; what earlier ones have numbered is not known.
         """
-        self._floor = NUMBERS * (term - 1)
+        self._floor = _NUMBERS * (term - 1)
         self._site = site
         self._place = place
         self._journal = journal
@@ -165,7 +165,7 @@ class Stager:
         missing = [f for f in files if not self._there(f) or self.conflicts(f.path, f.sha256)]
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
-        if fresh and sum(file.size for file in fresh) <= COMPRESSION * inline_limit:
+        if fresh and sum(file.size for file in fresh) <= _COMPRESSION * inline_limit:
             packed = await asyncio.to_thread(pack, [*fresh, *own])
             if len(packed) <= inline_limit:
                 inline, carried = packed, tuple(file.record for file in fresh)

@@ -62,7 +62,7 @@ class Submitter:
         await self._directory(paths.tries)  # the job makes its claim in it
         if secrets:
             await self._directory(SECRETS, private=True)
-            content = secret_assignments(secrets)
+            content = _secret_assignments(secrets)
             self._journal.secrets_sent(record.id)
             await self._retry.found(lambda: self._site.put(paths.secrets, content, private=True))
 
@@ -97,7 +97,7 @@ class Submitter:
             raise
 
 
-def secret_assignments(secrets: Mapping[str, str]) -> bytes:
+def _secret_assignments(secrets: Mapping[str, str]) -> bytes:
     """The file that sets the secrets in a job's bash, for any value."""
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items()]
     return "".join(lines).encode()

@@ -23,14 +23,14 @@ from snakemake_executor_plugin_mantik.jobs.paths import LIVE, marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
-LONGEST_WAIT_S = 86400.0
+_LONGEST_WAIT_S = 86400.0
 """A try without a trace is sent again after the wait that is set, each time after twice as long up
 to this: behind a server that forgot it, it may be waiting in the scheduler's queue."""
 INTERRUPTED_WAIT_S = 15.0
 """How long to wait for a trace of a try whose submission this process did not live to see: unlike a
 request that is still being answered, that one has arrived by now or never will. If it comes late
 after all, the claim lets the try run once."""
-MISTAKES = 5
+_MISTAKES = 5
 """Cycles in a row that may break on a mistake of ours before the jobs are told of it."""
 
 
@@ -103,7 +103,7 @@ class Watcher:
         """
         now = self._clock()
         future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), LONGEST_WAIT_S)
+        wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), _LONGEST_WAIT_S)
         if interrupted:
             wait = min(wait, INTERRUPTED_WAIT_S)
         watched = Watched(
@@ -168,7 +168,7 @@ class Watcher:
     def _mistaken(self, error: Exception) -> None:
         """A cycle broke on a mistake of ours: if that goes on, the jobs must not wait for ever."""
         self._mistakes += 1
-        if self._mistakes >= MISTAKES:
+        if self._mistakes >= _MISTAKES:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:

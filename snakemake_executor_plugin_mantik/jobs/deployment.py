@@ -21,15 +21,15 @@ MACHINES = {
 }
 """Conda's platforms, and what `uname -m` says on them."""
 
-NO_TOOL = (
+_NO_TOOL = (
     "what to do: load a module that brings one (Environment: Modules in the backend config), or",
     "name one in the variable MANTIK_CONDA (Environment: Variables in the backend config)",
 )
-NO_ENVIRONMENT = (
+_NO_ENVIRONMENT = (
     "what to do: name one that is at the site, by its path if its tool is not found by itself, or",
     "an environment file (conda: envs/NAME.yaml), of which one is made there",
 )
-NOT_MADE = {
+_NOT_MADE = {
     "environment": (
         "what to do: where compute nodes reach no package server, name an environment that is at",
         "the site (conda: NAME or PATH); a failure that passes is tried again with the next job",
@@ -127,12 +127,12 @@ def with_conda(
     if isinstance(environment, str):
         values = {
             "created": False,
-            "no_environment": _lines(NO_ENVIRONMENT),
+            "no_environment": _lines(_NO_ENVIRONMENT),
         }
     else:
         values = {
             "created": True,
-            "no_tool": _lines(NO_TOOL),
+            "no_tool": _lines(_NO_TOOL),
             "turn": shlex.quote(f"{CONDA}/turn"),
             "place": shlex.quote(f"{CONDA}/{environment.place}"),
             "file": shlex.quote(environment.file),
@@ -147,7 +147,7 @@ def with_conda(
         who=_who(rule),
         label=shlex.quote(label),
         what=shlex.quote(f"conda environment {label}"),
-        advice=_lines(NOT_MADE["environment"]),
+        advice=_lines(_NOT_MADE["environment"]),
         times=times or Times(),
         blocked=shlex.join(blocked),
         **values,
@@ -170,7 +170,7 @@ def with_container(image: Image, start: str, *, rule: str, times: Times | None =
     return template("container.sh.j2").render(
         who=_who(rule),
         what=shlex.quote(f"image {image.source}"),
-        advice=_lines(NOT_MADE["image"]),
+        advice=_lines(_NOT_MADE["image"]),
         times=times or Times(),
         fetched=bool(image.place),
         url=shlex.quote(image.source),

@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.jobs.tar_reader import MOST_ENTRIES, TarDa
 MARKER_LIMIT: Final = 256 << 20
 """Bytes of an unpacked marker that are read at most; scripts make far smaller ones."""
 
-LATEST_S: Final = 1e12
+_LATEST_S: Final = 1e12
 """No clock shows such a time, in seconds since the epoch."""
 
 _CLAIM = b"owner="
@@ -284,7 +284,7 @@ def _seconds(meta: Mapping[str, str], key: str) -> float:
         seconds = float(meta.get(key, ""))
     except ValueError as error:
         raise _invalid(f"its {key} is no time") from error
-    if not abs(seconds) < LATEST_S:
+    if not abs(seconds) < _LATEST_S:
         raise _invalid(f"its {key} is no time")
     return seconds
 

@@ -9,7 +9,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
-NAME_LENGTH: Final = 15
+_NAME_LENGTH: Final = 15
 """Older servers refuse longer names of jobs; those behind firecREST take 236 characters."""
 
 _FEATURE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(=[A-Za-z0-9_.+-]+)?")
@@ -20,7 +20,7 @@ def pbs_directives(
     name: str,
     *,
     account: str | None = None,
-    longest_name: int = NAME_LENGTH,
+    longest_name: int = _NAME_LENGTH,
 ) -> tuple[str, ...]:
     """The options of qsub for a job, without `#PBS `.
 

@@ -74,7 +74,7 @@ _FOREIGN: Final[Mapping[str, str]] = {
 
 JOB_NAME_LENGTH: Final = 64
 
-LEAST_MEMORY_MIB: Final = 64
+_LEAST_MEMORY_MIB: Final = 64
 """What is asked of a node at least, where a rule asks for memory: the job script runs in it, too.
 
 Locally `mem_mb=5` limits nothing; a scheduler would end the job before its command starts.
@@ -260,7 +260,7 @@ def _with_memory(base: Resources, rule: Mapping[str, object]) -> Resources:
             f"the resources mem_mb={per_node} and mem_mb_per_cpu={per_cpu} contradict each other",
             do="Ask for one of them",
         )
-    per_node = per_node and max(per_node, LEAST_MEMORY_MIB)
+    per_node = per_node and max(per_node, _LEAST_MEMORY_MIB)
     return replace(base, memory_mib_per_node=per_node or None, memory_mib_per_cpu=per_cpu or None)
 
 

@@ -38,7 +38,7 @@ STEPS: Final = (
 COMMAND_BYTES: Final = 100_000
 """A longer command goes through a file: Linux takes no word of 128 KiB or more."""
 
-SUM_DIGITS: Final = 32
+_SUM_DIGITS: Final = 32
 """Digits of an input's checksum that a script holds: 128 bits, for many inputs in one script."""
 
 SMALL_BYTES: Final = 1 << 20
@@ -100,7 +100,7 @@ def render(spec: JobSpec) -> str:
         inline=_base64(spec.inline),
         numbers=[(quoted(place(p), "an input"), n) for p, n in sorted(spec.numbers.items())],
         term=spec.term,
-        sum_digits=SUM_DIGITS,
+        sum_digits=_SUM_DIGITS,
         small_bytes=SMALL_BYTES,
         secrets=" ".join(_name(name) for name in spec.secrets),
         secrets_path=shlex.quote(f"./{paths.secrets}"),
@@ -173,7 +173,7 @@ def _readable(path: str) -> str:
 def _inputs(spec: JobSpec) -> str:
     return _lines(
         f"{'/' if file.directory else '-' if file.size is None else file.size} "
-        f"{file.sha256[:SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
+        f"{file.sha256[:_SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
         f"{quoted(place(file.path), 'an input')}"
         for file in spec.inputs
     )

@@ -11,7 +11,7 @@ from typing import IO, Final, cast
 
 MOST_ENTRIES: Final = 1_000_000
 """Entries that a tar may have; each takes about a thousand bytes of memory."""
-LONGEST_HEADER: Final = 16 << 20
+_LONGEST_HEADER: Final = 16 << 20
 """Bytes that are read in one go; headers with the longest names have some thousand."""
 _CHUNK: Final = 1 << 20
 _DAMAGED: Final = (tarfile.TarError, ValueError, OverflowError, RecursionError)
@@ -29,7 +29,7 @@ class _Sparing:
         self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int) -> bytes:
-        if size > LONGEST_HEADER:
+        if size > _LONGEST_HEADER:
             raise tarfile.ReadError(f"a header of {size} bytes")
         return self._file.read(size)
 

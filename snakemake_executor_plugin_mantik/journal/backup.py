@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FILE = "journal.spare"
+_FILE = "journal.spare"
 
 Fact = Mapping[str, Any]
 
@@ -43,8 +43,8 @@ class JournalBackup:
         Raises:
             OSError: it cannot be written.
         """
-        path = directory / FILE
-        new = directory / f"{FILE}.new"
+        path = directory / _FILE
+        new = directory / f"{_FILE}.new"
         with new.open("wb") as file:
             file.writelines(map(_line, facts))
             file.flush()
@@ -92,7 +92,7 @@ def read(directory: Path) -> Known:
     """What the spare in `directory` tells; nothing if there is none."""
     known = Known()
     over: set[str] = set()
-    for fact in _facts(directory / FILE):
+    for fact in _facts(directory / _FILE):
         try:
             if "workflow" in fact:
                 known.workflow = str(fact["workflow"])

@@ -408,10 +408,10 @@ class Journal:
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
 
     def _tries(self, where: str, values: Sequence[object]) -> list[TryRecord]:
-        return read_tries(self._db, where, values)
+        return _read_tries(self._db, where, values)
 
 
-def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
+def _read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
     """The tries that fit the SQL condition `where`, the oldest first."""
     rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
@@ -455,9 +455,9 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
             if not db.execute("PRAGMA user_version").fetchone()[0]:
                 return []  # its first controller is about to fill it
             if not name:
-                return read_tries(db, "", ())
+                return _read_tries(db, "", ())
             named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
-            return read_tries(db, named, (name, name))
+            return _read_tries(db, named, (name, name))
     except sqlite3.DatabaseError as error:
         raise JournalError(
             f"the journal cannot be read ({error})",

@@ -7,7 +7,7 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import Function
 from snakemake_executor_plugin_mantik.mlproject.values import path_in
 
-TICK_S: Final = 1
+_TICK_S: Final = 1
 """Seconds between the mark and the start: parallel file systems keep whole seconds of a change."""
 
 _SCRIPT: Final = """\
@@ -48,7 +48,7 @@ def collecting(params: Mapping[str, Any], out: str) -> dict[str, Any]:
         own = f"-path {shlex.quote(f'./{from_folder}')} -prune -o" if inside else ""
         return _SCRIPT.format(
             out=shlex.quote(out),
-            tick=TICK_S,
+            tick=_TICK_S,
             command=before(wildcards, **things),
             folder=shlex.quote(f"./{project.relative_folder()}"),
             own=own,

@@ -47,7 +47,7 @@ class Parameter:
             return f"has to be a whole number, found {text!r}"
         if self.type == "uri" and not _scheme(text):
             return f"has to be a URI such as s3://bucket/key, found {text!r}"
-        if self.type == "path" and is_remote(text):
+        if self.type == "path" and _is_remote(text):
             return (
                 f"names something that is not on this machine, {text!r}, and is of type path:"
                 " make it an input of the rule (with a storage plugin), or give the parameter the"
@@ -174,7 +174,7 @@ def unsendable(text: str) -> str:
     return ""
 
 
-def is_remote(text: str) -> bool:
+def _is_remote(text: str) -> bool:
     """Whether a value of type path is no path on this machine."""
     return _scheme(text) not in ("", "file")
 

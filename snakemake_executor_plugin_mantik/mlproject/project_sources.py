@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, NOTHING
 from snakemake_executor_plugin_mantik.staging.sources import candidates
 
-FILE_LIMIT: Final = 16 << 20
+_FILE_LIMIT: Final = 16 << 20
 """Bytes above which a file is data and no source: name it as an input of the rules that read it."""
 
 TOTAL_LIMIT: Final = 512 << 20
@@ -47,7 +47,7 @@ def digest(
     made = _Made(folder, workflow)
     for path, size in candidates(folder, _excluded(exclude), made, include=EVERYTHING):
         name = os.path.basename(path)
-        if size > FILE_LIMIT or path == ours or any(fnmatch.fnmatch(name, p) for p in _NO_SOURCES):
+        if size > _FILE_LIMIT or path == ours or any(fnmatch.fnmatch(name, p) for p in _NO_SOURCES):
             continue
         total += size
         if total > TOTAL_LIMIT:

@@ -23,14 +23,14 @@ from snakemake_executor_plugin_mantik.mlproject.entry import (
     command_mistakes,
 )
 
-FILE_NAME: Final = "MLproject"
-ENVIRONMENTS: Final = ("python_env", "conda_env", "docker_env")
+_FILE_NAME: Final = "MLproject"
+_ENVIRONMENTS: Final = ("python_env", "conda_env", "docker_env")
 MAX_BYTES: Final = 256 << 10
 """A larger file is no MLproject."""
-MAX_VALUES: Final = 100_000
+_MAX_VALUES: Final = 100_000
 """A file with more values, each alias counted as what it stands for, is refused."""
 
-_KEYS: Final = ("name", "entry_points", *ENVIRONMENTS, "databricks_spark_job")
+_KEYS: Final = ("name", "entry_points", *_ENVIRONMENTS, "databricks_spark_job")
 _KNOWN_TYPES: Final = (*TYPES, "str", "integer", "long", "double", "bool", "boolean")
 _READ_ERRORS: Final = (ValueError, OverflowError, LookupError, TypeError, AttributeError)
 """What PyYAML's own code raises over a date like 2026-99-99 or an escape beyond Unicode."""
@@ -71,8 +71,8 @@ def read_project(
     called = shown if shown is not None else str(folder)
     try:
         names = sorted(
-            (name for name in os.listdir(folder) if name.lower() == FILE_NAME.lower()),
-            key=lambda name: (name != FILE_NAME, name),
+            (name for name in os.listdir(folder) if name.lower() == _FILE_NAME.lower()),
+            key=lambda name: (name != _FILE_NAME, name),
         )
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is None:
@@ -186,7 +186,7 @@ class _Reader:
         return found
 
     def _environment(self, entries: Mapping[str, Any]) -> str:
-        given = [name for name in ENVIRONMENTS if name in entries]
+        given = [name for name in _ENVIRONMENTS if name in entries]
         if len(given) > 1:
             told = f"is one of {len(given)} environments ({', '.join(given)}): keep one"
             self._tell(entries[given[1]], given[1], told)
@@ -277,8 +277,8 @@ def _document(content: bytes) -> yaml.Node:
         raise _UnreadableError(f"is not well-formed YAML: {problem}") from None
     if root is None:
         raise _UnreadableError("is empty; it has to hold a mapping with entry_points")
-    if _size(root) > MAX_VALUES:
-        raise _UnreadableError(f"holds more than {MAX_VALUES} values")
+    if _size(root) > _MAX_VALUES:
+        raise _UnreadableError(f"holds more than {_MAX_VALUES} values")
     return root
 
 
@@ -315,7 +315,7 @@ def _size(root: Any) -> int:
 
     def size(node: Any) -> int:
         if id(node) not in known:
-            known[id(node)] = MAX_VALUES + 1  # what holds itself is without end
+            known[id(node)] = _MAX_VALUES + 1  # what holds itself is without end
             known[id(node)] = 1 + sum(size(child) for child in _children(node))
         return known[id(node)]
 

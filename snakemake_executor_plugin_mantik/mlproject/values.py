@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.mlproject.entry import close, unsendable
 
-ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
+_ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
 """What placeholders can name: what Snakemake hands to a function in `params:`."""
 
 _FILES: Final = ("input", "output")
@@ -43,7 +43,7 @@ class Value:
     """A value as it was given.
 
     Attributes:
-        needs: which of `ROOTS` it depends on.
+        needs: which of `_ROOTS` it depends on.
     """
 
     needs: frozenset[str]
@@ -52,7 +52,7 @@ class Value:
         """The value for a job.
 
         Args:
-            things: the job's own things by the names of `ROOTS`, those of `needs` at least.
+            things: the job's own things by the names of `_ROOTS`, those of `needs` at least.
             relative: what a file's path is in the project's folder.
 
         Raises:
@@ -113,9 +113,9 @@ class _Function(Value):
             names = list(inspect.signature(function).parameters)
         except (TypeError, ValueError):
             raise ValueError("is a function whose parameters cannot be told") from None
-        unknown = [name for name in names[1:] if name not in ROOTS[1:]]
+        unknown = [name for name in names[1:] if name not in _ROOTS[1:]]
         if not names or unknown:
-            allowed = ", ".join(ROOTS[1:])
+            allowed = ", ".join(_ROOTS[1:])
             raise ValueError(
                 f"is a function: it has to take wildcards first, then any of {allowed}"
             )
@@ -196,7 +196,7 @@ def _parts(text: str) -> Iterator[str | _Field]:
         part = _Field(name, spec or "")
         if conversion or "{" in part.spec:
             raise ValueError(f"{{{name}}} cannot be converted here")
-        if part.root not in ROOTS:
+        if part.root not in _ROOTS:
             raise ValueError(_unknown(part.root))
         if part.text == part.root and part.root in ("wildcards", "resources"):
             raise ValueError(f"{{{part.root}}} has to name one, as in {{{part.root}.NAME}}")
@@ -207,8 +207,8 @@ def _parts(text: str) -> Iterator[str | _Field]:
 
 def _unknown(root: str) -> str:
     if root in ("params", "log", "config"):
-        return f"{{{root}…}} is not known here; only {', '.join(ROOTS)} are"
-    likely = close(root, ROOTS) if root else ""
+        return f"{{{root}…}} is not known here; only {', '.join(_ROOTS)} are"
+    likely = close(root, _ROOTS) if root else ""
     return f"{{{root}}} is not known here; perhaps {{wildcards.{root or 'NAME'}}}{likely}"
 
 

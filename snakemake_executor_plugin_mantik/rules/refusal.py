@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.rules.units import members_of
 from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
 
 
-def obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
+def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
     """Why a job cannot run at a site yet, in words that follow "rule NAME"; None if it can.
 
     A job, not a group: the members of one are asked for each by itself.
@@ -108,7 +108,7 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
     for job in jobs:
         for member in members_of(job):
             reason = (
-                obstacle(member, deployment)
+                _obstacle(member, deployment)
                 or group_obstacle(job, member)
                 or _credential(member, credentials)
             )

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.runs.request import read
 from snakemake_executor_plugin_mantik.runs.store import SUBMISSION, Store, is_there, quoted
 
 NEVER: Final = "it was never submitted"
-STALE_S: Final = 86400.0
+_STALE_S: Final = 86400.0
 """Seconds after which what is left is removed where no run was asked for yet."""
 ARRIVES_S: Final = 300.0
 """Seconds after which a server has made the run that it was asked for, or never will."""
@@ -78,7 +78,7 @@ def _clear(path: Path, failed: dict[str, MantikError]) -> None:
     """Clear up one directory; a store that does not answer joins the `failed`, asked no more."""
     stage, age = RunDirectory(path), time.time() - path.stat().st_mtime
     if not stage.making.exists():
-        if age > STALE_S:
+        if age > _STALE_S:
             shutil.rmtree(path, ignore_errors=True)
         return
     with stage.making.open("rb") as lock:

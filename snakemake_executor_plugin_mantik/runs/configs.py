@@ -16,10 +16,10 @@ from snakemake_executor_plugin_mantik.config.reading import (
     split_spec,
 )
 
-FROM_ENVIRONMENT: Final = "SNAKEMAKE_MANTIK_BACKEND_CONFIG"
+_FROM_ENVIRONMENT: Final = "SNAKEMAKE_MANTIK_BACKEND_CONFIG"
 """The variable that Snakemake's option --mantik-backend-config has, too."""
 
-UNNAMED: Final = "site"
+_UNNAMED: Final = "site"
 """The name of a site whose backend config is given as values, without one."""
 
 _MLFLOW: Final = frozenset(
@@ -63,9 +63,9 @@ def of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
         UserError: none is named, or several, or it has mistakes.
     """
     if not spec:
-        named = environ.get(FROM_ENVIRONMENT, "").split()
+        named = environ.get(_FROM_ENVIRONMENT, "").split()
         if len(named) != 1:
-            found = "none" if not named else f"{len(named)} in {FROM_ENVIRONMENT}"
+            found = "none" if not named else f"{len(named)} in {_FROM_ENVIRONMENT}"
             raise UserError(
                 f"a run needs one backend config, found {found}",
                 do="Name it with --site [NAME=]FILE",
@@ -112,7 +112,7 @@ def of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> Chosen:
         raise ConfigError(wrong)
     name = ours.get("site", "")
     if given:
-        chosen = _of_keys(given, name or UNNAMED)
+        chosen = _of_keys(given, name or _UNNAMED)
     else:
         file = ours.get("config", "")
         chosen = of_file(f"{name}={file}" if name and file else file, environ)

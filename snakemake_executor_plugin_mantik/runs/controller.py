@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.journal import TryRecord
 
 MODULE: Final = "snakemake_executor_plugin_mantik.runs.controller"
-RUN_ID: Final = "MANTIK_RUN_ID"
+_RUN_ID: Final = "MANTIK_RUN_ID"
 """The variable that names the MLflow run which was made for the workflow's only job."""
 
-_FOREIGN: Final = ("SNAKEMAKE_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", RUN_ID)
+_FOREIGN: Final = ("SNAKEMAKE_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", _RUN_ID)
 """How variables begin that were set for something else, and would change the run."""
 
 _INTERRUPTED: Final = 130
@@ -90,7 +90,7 @@ def environment(
         made["MLFLOW_TRACKING_URI"] = request.tracking_uri
     made["MLFLOW_EXPERIMENT_ID"] = request.experiment_id
     made["MLFLOW_EXPERIMENT_NAME"] = request.experiment
-    made[RUN_ID] = request.run_id
+    made[_RUN_ID] = request.run_id
     if request.account:
         made[f"{variable(request.site)}_COMPUTE_BUDGET_ACCOUNT"] = request.account
     # The snapshot is in no repository, whatever lies above it.

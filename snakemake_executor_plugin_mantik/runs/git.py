@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.tracking.run import without_user
 
-FETCH_S: Final = 1800.0
+_FETCH_S: Final = 1800.0
 """Seconds that one command of git may take."""
 
 _REMOTE: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|[^/@\s]+@[^/:\s]+:)")
@@ -202,7 +202,7 @@ def _run(
     try:
         return subprocess.run(
             ["git", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=FETCH_S, check=False,
+            text=True, errors="replace", timeout=_FETCH_S, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise UserError(
@@ -210,6 +210,6 @@ def _run(
         ) from None
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"git has not come to an end within {FETCH_S / 60:.0f} min", where=words[0],
+            f"git has not come to an end within {_FETCH_S / 60:.0f} min", where=words[0],
             do="Clone the repository yourself and give the folder",
         ) from None  # fmt: skip

@@ -25,12 +25,12 @@ from snakemake_executor_plugin_mantik.runs.store import (
 )
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
-OURS: Final = "mantik/"
+_OURS: Final = "mantik/"
 """How the names of metrics begin that tracking adds."""
 DIRECTORY_OF: Final = "mantik.run"
 """The tag of a later try: the run in whose directory it is."""
 _ID: Final = re.compile(r"[0-9a-f]{4,32}")
-WAITS: Final = "SCHEDULED"
+_WAITS: Final = "SCHEDULED"
 """MLflow's status of a run whose job has not started."""
 GONE: Final = "its controller is gone: smk-mantik runs continue"
 
@@ -168,9 +168,9 @@ def row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> Row:
     """
     info, tags = run.info, run.data.tags
     state, note = info.status, str(tags.get("mantik.reason", "")).partition("\n")[0]
-    why = str(tags.get(WAITING_REASON, "")) if state == WAITS else ""
-    waited = run.data.metrics.get(f"{OURS}queued_seconds")
-    ran = run.data.metrics.get(f"{OURS}running_seconds")
+    why = str(tags.get(WAITING_REASON, "")) if state == _WAITS else ""
+    waited = run.data.metrics.get(f"{_OURS}queued_seconds")
+    ran = run.data.metrics.get(f"{_OURS}running_seconds")
     if here is not None and (tries := here.tries):
         of_run = [t for t in tries if t.id == tags.get("mantik.try")] or tries[:1]
         waited, ran = of_run[0].waited or waited, of_run[0].ran or ran
@@ -185,7 +185,7 @@ def row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> Row:
         started=info.start_time / 1000,
         ended=info.end_time / 1000 if info.end_time else None,
         waited=waited, ran=ran,
-        metrics=finite({k: v for k, v in run.data.metrics.items() if not k.startswith(OURS)}),
+        metrics=finite({k: v for k, v in run.data.metrics.items() if not k.startswith(_OURS)}),
         note=note, here=here is not None, uri=store.uri,
     )  # fmt: skip
 

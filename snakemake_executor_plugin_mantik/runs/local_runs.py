@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.directories import NEW, RunDirectory, home
 from snakemake_executor_plugin_mantik.runs.request import Request, read
 
-SHORTEST: Final = 4
+_SHORTEST: Final = 4
 """Characters of a run's id that are enough to name it."""
 
 
@@ -80,7 +80,7 @@ def find_here(word: str) -> LocalRun | None:
         return None
     if (home() / word / "request.json").is_file():
         return here(RunDirectory(home() / word))
-    close = [p for p in _directories() if len(word) >= SHORTEST and p.name.startswith(word)]
+    close = [p for p in _directories() if len(word) >= _SHORTEST and p.name.startswith(word)]
     found = [here(RunDirectory(path)) for path in close]
     found = found or [each for each in all_here() if each.request.name == word]
     if len(found) > 1:

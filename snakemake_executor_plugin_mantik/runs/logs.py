@@ -23,18 +23,18 @@ from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
 from snakemake_executor_plugin_mantik.sites.base import Site
 
-LOOK_S: Final = 0.5
+_LOOK_S: Final = 0.5
 """Seconds between two looks at a log here that grows."""
 
-LOOK_THERE_S: Final = 5.0
+_LOOK_THERE_S: Final = 5.0
 """Seconds between two looks at a log at a site; each takes one or two requests."""
 
 _PIECE: Final = 1 << 16
 
-Write = Callable[[str], None]
+_Write = Callable[[str], None]
 
 
-def of_controller(run: LocalRun, write: Write, *, follow: bool) -> None:
+def of_controller(run: LocalRun, write: _Write, *, follow: bool) -> None:
     """Write what a run's controller and Snakemake have said.
 
     Args:
@@ -50,10 +50,10 @@ def of_controller(run: LocalRun, write: Write, *, follow: bool) -> None:
                 write(text)
             if not alive:
                 return
-            time.sleep(LOOK_S)
+            time.sleep(_LOOK_S)
 
 
-def of_job(run: LocalRun, write: Write, *, follow: bool) -> bool:
+def of_job(run: LocalRun, write: _Write, *, follow: bool) -> bool:
     """Write the output of a run's job, from the site as long as it is not here.
 
     Args:
@@ -70,7 +70,7 @@ def of_job(run: LocalRun, write: Write, *, follow: bool) -> bool:
     return asyncio.run(_of_job(run, write, follow=follow))
 
 
-async def _of_job(run: LocalRun, write: Write, *, follow: bool) -> bool:
+async def _of_job(run: LocalRun, write: _Write, *, follow: bool) -> bool:
     last, shown, told = "", 0, codecs.getincrementaldecoder("utf-8")("replace")
     async with AsyncExitStack() as stack:
         site: Site | None = None
@@ -89,7 +89,7 @@ async def _of_job(run: LocalRun, write: Write, *, follow: bool) -> bool:
                     write(told.decode(piece))
             if not (follow and alive):
                 return bool(last)
-            await asyncio.sleep(LOOK_THERE_S if site is not None else LOOK_S)
+            await asyncio.sleep(_LOOK_THERE_S if site is not None else _LOOK_S)
 
 
 def _here(run: LocalRun, record: TryRecord) -> Path | None:
@@ -98,7 +98,7 @@ def _here(run: LocalRun, record: TryRecord) -> Path | None:
     return path if record.log and path.is_file() else None
 
 
-def _rest(log: Path, shown: int, write: Write, told: codecs.IncrementalDecoder) -> int:
+def _rest(log: Path, shown: int, write: _Write, told: codecs.IncrementalDecoder) -> int:
     size = 0
     with log.open("rb") as file:
         file.seek(shown)

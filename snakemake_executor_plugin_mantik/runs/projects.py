@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
 from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 
-INPUTS: Final = "mantik-inputs"
+_INPUTS: Final = "mantik-inputs"
 """In a snapshot: copies of files that parameters name and that lie outside of the project."""
 
 _MLPROJECT: Final = "mlproject"
@@ -130,7 +130,7 @@ def _value(taken: Taken, name: str, value: str) -> str:
     real, origin = here.resolve(), taken.origin and taken.origin.resolve()
     if real.is_relative_to(taken.folder.resolve()):
         return str(real.relative_to(taken.folder.resolve()))
-    path = os.path.join(INPUTS, name, here.name)
+    path = os.path.join(_INPUTS, name, here.name)
     if origin is not None and real != origin and real.is_relative_to(origin):
         inside = real.relative_to(origin)
         path = path if any(part.startswith(".") for part in inside.parts) else str(inside)

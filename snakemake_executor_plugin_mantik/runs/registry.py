@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.runs.store import Store, quoted
 _VERSIONS = "mlflow.modelVersions"
 """The tag of a logged model that MLflow's pages find its registered versions by."""
 
-LONGEST: Final = 256
+_LONGEST: Final = 256
 """Characters that MLflow's databases keep of a model's name."""
 
 
@@ -85,7 +85,7 @@ def _unfit(name: str) -> str:
         return "it may hold no / and no :"
     if {"'", '"'} <= set(name):
         return "it may hold one kind of quotes, and not both"
-    return f"it may have {LONGEST} characters" if len(name) > LONGEST else ""
+    return f"it may have {_LONGEST} characters" if len(name) > _LONGEST else ""
 
 
 def of_run(store: Store, run: Any) -> tuple[list[str], list[Version]]:

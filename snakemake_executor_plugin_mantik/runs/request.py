@@ -8,7 +8,7 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 
-VERSION: Final = 1
+_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Request:
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
-        return {"format": VERSION, **asdict(self)}
+        return {"format": _VERSION, **asdict(self)}
 
 
 def write(directory: RunDirectory, request: Request) -> None:
@@ -83,7 +83,7 @@ def read(directory: RunDirectory) -> Request:
     where = str(directory.request)
     try:
         values = json.loads(directory.request.read_text(encoding="utf-8"))
-        newer = values.pop("format") > VERSION
+        newer = values.pop("format") > _VERSION
         known = {f.name for f in fields(Request)}
         if not newer:
             return Request(**{name: value for name, value in values.items() if name in known})

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, UserErro
 from snakemake_executor_plugin_mantik.tracking.run import target, without_user, without_users
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make
 
-BATCH: Final = 100
+_BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")
 STATES: Final = ("SCHEDULED", "RUNNING", *ENDED)
 _ERRORS: tuple[type[Exception], ...] = (MlflowException,)
@@ -108,8 +108,8 @@ class Store:
             )  # fmt: skip
             run_id = made.info.run_id
             told = [Param(key, value[:_VALUE]) for key, value in params.items()]
-            for at in range(0, len(told), BATCH):
-                self.client.log_batch(run_id, params=told[at : at + BATCH])
+            for at in range(0, len(told), _BATCH):
+                self.client.log_batch(run_id, params=told[at : at + _BATCH])
             self.client.update_run(run_id, status="SCHEDULED")
         return Made(run_id, made.info.run_name, found.experiment_id, found.name)
 

@@ -281,7 +281,7 @@ def _submitted(
         _check(stage, replace(request, values=there))
     except UserError as error:
         if wrong:
-            raise ToldError(f"{ConfigError(wrong)}\n{error}") from None
+            raise _ToldError(f"{ConfigError(wrong)}\n{error}") from None
         raise
     if wrong:
         raise ConfigError(wrong)
@@ -357,14 +357,14 @@ def _check(stage: RunDirectory, request: Request) -> None:
         config = str(stage.path / request.config)
         told = ended.stderr.replace(config, request.config_source or "backend config")
         told = told.replace(str(workdir), request.uri)
-        raise ToldError(told.removeprefix("smk-mantik: ").strip())
+        raise _ToldError(told.removeprefix("smk-mantik: ").strip())
     configs = read_all([site], workdir)
     if not configs:
         raise ConfigError([Mistake(site, "", "is no backend config")])
     credentials_of(configs, workdir)
 
 
-class ToldError(UserError):
+class _ToldError(UserError):
     """Mistakes that another process has put into words."""
 
     def __str__(self) -> str:

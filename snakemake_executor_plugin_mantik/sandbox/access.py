@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 ANONYMOUS = "CN=ANONYMOUS,O=UNKNOWN,OU=UNKNOWN"
 SESSION_HEADER = "x-unicore-securitysession"
-SESSIONS_PER_USER = 5
+_SESSIONS_PER_USER = 5
 """Sessions of one user at a time; one more drops the one that was used least recently."""
 
 
@@ -85,7 +85,7 @@ class Access:
 
     def _new_session(self, dn: str) -> Session:
         mine = [session.id for session in self.sessions.values() if session.dn == dn]
-        for old in mine[: max(0, len(mine) - SESSIONS_PER_USER + 1)]:
+        for old in mine[: max(0, len(mine) - _SESSIONS_PER_USER + 1)]:
             del self.sessions[old]
         session = Session(str(uuid.uuid4()), dn, time.time() + self.session_lifetime)
         self.sessions[session.id] = session

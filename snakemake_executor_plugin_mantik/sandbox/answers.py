@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-PAGE = 200
+_PAGE = 200
 """Entries of a list when the request does not say."""
 
 
@@ -71,7 +71,7 @@ def paged(request: Request, kind: str, base: str, ids: Iterable[str]) -> Respons
     """The page of a list that the request asks for with `?offset=&num=`."""
     try:
         offset = int(request.query_params.get("offset", "0"))
-        number = int(request.query_params.get("num", PAGE))
+        number = int(request.query_params.get("num", _PAGE))
     except ValueError:
         return empty(404)
     return JSONResponse(_page(kind, base, ids, offset, number))

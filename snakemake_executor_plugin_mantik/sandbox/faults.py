@@ -142,7 +142,7 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
 
 
-async def break_connection(scope: Scope, *, flush: bool = False) -> None:
+async def _break_connection(scope: Scope, *, flush: bool = False) -> None:
     """Close the connection of a request; with `flush`, what was sent so far still arrives."""
     transport = Protocol.transports.get((scope["client"], scope["server"]))
     if transport is not None:
@@ -171,7 +171,7 @@ async def reset_if_doomed(scope: Scope) -> bool:
         return False
     connection = Protocol.transports[key].get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    await break_connection(scope)
+    await _break_connection(scope)
     return True
 
 
@@ -213,10 +213,10 @@ class FaultMiddleware:
                 await asyncio.sleep(fault.seconds)
                 await self._app(scope, receive, send)
             case "drop_before":
-                await break_connection(scope)
+                await _break_connection(scope)
             case "drop_after":
                 await self._app(scope, receive, _nowhere)
-                await break_connection(scope)
+                await _break_connection(scope)
             case "cut":
                 await self._cut(fault, scope, receive, send)
             case "fail_command":
@@ -246,7 +246,7 @@ class FaultMiddleware:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
         await self._app(scope, receive, sparing)
-        await break_connection(scope, flush=True)
+        await _break_connection(scope, flush=True)
 
     async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
         # Read what the client sends: closing early would break the connection instead.

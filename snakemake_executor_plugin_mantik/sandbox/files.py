@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from snakemake_executor_plugin_mantik.sandbox.answers import date, empty, failure
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi, TsiError, TsiUnavailableError
 
-MAX_ENTRIES = 10_000
+_MAX_ENTRIES = 10_000
 """Most entries of one listing."""
 
 _CHUNK = 1 << 18
@@ -37,7 +37,7 @@ _XML_FAULT = (
 _FORBIDDEN = ("%25", "%5c", "%2f", "//", "%7f", *(f"%{code:02x}" for code in range(32)))
 
 
-class BadPath(Exception):  # noqa: N818
+class _BadPath(Exception):  # noqa: N818
     """The server refuses the path before it looks for the file: 400 and an empty body."""
 
 
@@ -50,21 +50,21 @@ def decode_path(raw: str) -> str:
     """
     lowered = raw.lower()
     if any(text in lowered for text in _FORBIDDEN):
-        raise BadPath(raw)
+        raise _BadPath(raw)
     # A bare `;` starts a matrix parameter, which is dropped.
     segments: list[str] = []
     for segment in raw.split("/"):
         name = segment.partition(";")[0]
         if name == "..":
             if not segments:
-                raise BadPath(raw)
+                raise _BadPath(raw)
             segments.pop()
         elif name not in ("", "."):
             segments.append(name)
     try:
         return "/" + unquote_to_bytes("/".join(segments)).decode()
     except UnicodeDecodeError as error:
-        raise BadPath(raw) from error
+        raise _BadPath(raw) from error
 
 
 @cache
@@ -109,7 +109,7 @@ class Files:
         """Answer a request for `raw_path`, the still encoded path below `files`."""
         try:
             path = decode_path(raw_path)
-        except BadPath:
+        except _BadPath:
             return empty(400)
         local = self._root / path.lstrip("/")
         match request.method:
@@ -148,8 +148,8 @@ class Files:
         await self._tsi.exchange()
         # The root of a storage is always listed from the start.
         offset = 0 if path == "/" else int(request.query_params.get("offset", "0"))
-        number = MAX_ENTRIES if path == "/" else int(request.query_params.get("num", MAX_ENTRIES))
-        number = min(number, MAX_ENTRIES)
+        number = _MAX_ENTRIES if path == "/" else int(request.query_params.get("num", _MAX_ENTRIES))
+        number = min(number, _MAX_ENTRIES)
         content = await asyncio.to_thread(self._list, path, local, offset, number)
         number = len(content)
         base = f"{self._url}/files"

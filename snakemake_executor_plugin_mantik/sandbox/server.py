@@ -54,8 +54,8 @@ Site:
   UnknownWait: 20s
 """
 
-T = TypeVar("T")
-SandboxSite = UnicoreSite | FirecrestSite
+_T = TypeVar("_T")
+_SandboxSite = UnicoreSite | FirecrestSite
 """A site of any API: both have the same few methods for the sandbox."""
 
 
@@ -83,7 +83,7 @@ class Sandbox:
         self.settings = settings or Settings()
         self.faults = Faults()
         self.token = secrets.token_urlsafe(24)
-        self._sites: dict[str, SandboxSite] = {}
+        self._sites: dict[str, _SandboxSite] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -91,7 +91,7 @@ class Sandbox:
 
     # --- what a user of it needs ---------------------------------------------------------------
 
-    def site(self, name: str) -> SandboxSite:
+    def site(self, name: str) -> _SandboxSite:
         """The site of that name; use it inside the loop only, by `call`."""
         return self._sites[name]
 
@@ -122,10 +122,10 @@ class Sandbox:
         """What the site was asked and what it ran: `requests`, `jobs`, `runs`."""
         return self.call(self._sites[name].recorded)
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[[], _T]) -> _T:
         """Call a function in the sandbox's loop, from another thread, and return its result."""
 
-        async def run() -> T:
+        async def run() -> _T:
             return function()
 
         return self._wait(run())
@@ -164,7 +164,7 @@ class Sandbox:
         finally:
             tsi.up = True
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_TIMEOUT)
 
@@ -276,7 +276,7 @@ class Sandbox:
 
         return application
 
-    def _site_of(self, path: str) -> SandboxSite | None:
+    def _site_of(self, path: str) -> _SandboxSite | None:
         return self._sites.get(path.lstrip("/").partition("/")[0])
 
     async def _site_request(self, request: Request) -> Response:

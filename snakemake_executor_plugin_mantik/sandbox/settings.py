@@ -8,7 +8,7 @@ from typing import Literal
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.reading import name_mistake
 
-APIS = ("unicore", "firecrest")
+_APIS = ("unicore", "firecrest")
 """The APIs that a site of the sandbox can speak."""
 
 SCHEDULERS = ("local", "slurm")
@@ -193,9 +193,9 @@ class SiteOption:
                 where=where,
                 do="Give it another name, as in --site hpc1=unicore",
             )
-        if api not in APIS:
+        if api not in _APIS:
             raise UserError(
-                f"there is no API {api!r}", where=where, do=f"Use one of: {', '.join(APIS)}"
+                f"there is no API {api!r}", where=where, do=f"Use one of: {', '.join(_APIS)}"
             )
         return cls(name, api)
 

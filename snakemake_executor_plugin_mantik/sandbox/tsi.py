@@ -16,9 +16,9 @@ from typing import IO
 from snakemake_executor_plugin_mantik.common.state_directory import change_mode
 from snakemake_executor_plugin_mantik.sandbox.faults import spoil
 
-FILE_MODE = 0o640
+_FILE_MODE = 0o640
 """Of each file after an upload, whatever it was before: the TSI sets it with each piece."""
-DIRECTORY_MODE = 0o750
+_DIRECTORY_MODE = 0o750
 
 _AT_OPENING = (errno.EACCES, errno.EPERM, errno.EROFS)
 """What goes wrong before a file is written to."""
@@ -86,8 +86,8 @@ class Tsi:
             lambda e: f"/bin/mkdir: cannot create directory ‘{culprit(path, e)}’: {e.strerror}",
         ):
             if not path.is_dir():
-                path.mkdir(DIRECTORY_MODE, parents=True)
-                change_mode(path, DIRECTORY_MODE)
+                path.mkdir(_DIRECTORY_MODE, parents=True)
+                change_mode(path, _DIRECTORY_MODE)
 
     def remove(self, path: Path) -> None:
         """Remove a file or a directory with all that is in it; a missing one is no error."""
@@ -131,7 +131,7 @@ class Tsi:
         expanded = str(path).replace("$HOME", self._home)
         try:
             spoil(_AT_OPENING)
-            opened = os.open(expanded, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            opened = os.open(expanded, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE)
         except OSError as error:
             reply = f"[Errno {error.errno}] {error.strerror}: '{expanded}'\n"
             raise TsiError(
@@ -143,7 +143,7 @@ class Tsi:
                 yield file
                 spoil()
             with suppress(OSError):
-                change_mode(path, FILE_MODE)
+                change_mode(path, _FILE_MODE)
         except OSError as error:
             text = f"[Errno {error.errno}] {error.strerror}"
             raise TsiError(f"java.io.IOException: TSI_FAILED: {text}") from error

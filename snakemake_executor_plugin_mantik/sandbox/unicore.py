@@ -35,7 +35,7 @@ from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
 
-VERSION = "11.0.0"
+_VERSION = "11.0.0"
 """The server version that the site claims: the one that it was compared with."""
 
 _FACTORY = "default_target_system_factory"
@@ -235,7 +235,7 @@ class UnicoreSite:
                 "UID": user, "availableUIDs": [user], "group": user, "availableGroups": [user]
             }  # fmt: skip
         server = {
-            "version": VERSION,
+            "version": _VERSION,
             "siteName": self.name,
             "currentTime": date(time.time()),
             "upSince": date(self._since),

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
-DO: Final = (
+_DO: Final = (
     "Write five fields: minute, hour, day of the month, month, day of the week; as in"
     " '0 6 * * 1', Mondays at six"
 )
@@ -158,7 +158,7 @@ def _numbers(text: str) -> str:
     where = f"the crontab line {text!r}"
     words = _NICKNAMES.get(text.strip().lower(), text).split()
     if len(words) != len(_FIELDS):
-        raise UserError(f"it has {len(words)} fields", where=where, do=DO)
+        raise UserError(f"it has {len(words)} fields", where=where, do=_DO)
     numbers, wrong = [], []
     for field, word in zip(_FIELDS, words, strict=True):
         try:
@@ -169,7 +169,7 @@ def _numbers(text: str) -> str:
             star = f"{word.partition(',')[0]}," if word.startswith("*") else ""
             numbers.append(star + values)
     if wrong:
-        raise UserError("; ".join(wrong), where=where, do=DO)
+        raise UserError("; ".join(wrong), where=where, do=_DO)
     return " ".join(numbers)
 
 

@@ -23,13 +23,13 @@ def became(store: Store, schedule: Schedule, firing: Firing) -> str:
     if firing.state is State.FIRING:
         return _pending(store, schedule, firing)
     return {
-        State.FIRED: f"run {firing.run} ({run_state(firing.run)})",
+        State.FIRED: f"run {firing.run} ({_run_state(firing.run)})",
         State.MISSED: f"missed: {firing.told}",
         State.FAILED: f"not submitted, given up: {firing.told}",
     }[firing.state]
 
 
-def run_state(run_id: str) -> str:
+def _run_state(run_id: str) -> str:
     """How far a run is, as its directory tells without asking MLflow."""
     try:
         run = here(RunDirectory(home() / run_id))
@@ -76,7 +76,7 @@ def firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
         "due": datetime.fromtimestamp(firing.due, zone).isoformat(),
         "state": firing.state,
         "run": firing.run or None,
-        "run_state": run_state(firing.run) if firing.run else None,
+        "run_state": _run_state(firing.run) if firing.run else None,
         "attempts": firing.attempts,
         "reason": firing.told or None,
         "retry": datetime.fromtimestamp(firing.retry, zone).isoformat() if waits else None,

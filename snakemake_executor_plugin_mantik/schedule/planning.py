@@ -52,7 +52,7 @@ def new(name: str, wish: ScheduleRequest, now: datetime, find: Callable[[str], s
         UserError: with all that is wrong.
     """
     bare = Schedule(
-        id=0, name=name, run="", cron="", tz=local_zone(), until=None, account="",
+        id=0, name=name, run="", cron="", tz=_local_zone(), until=None, account="",
         missed=Missed.SKIP, since=now.timestamp(), revision=0,
     )  # fmt: skip
     mistakes = []
@@ -93,7 +93,7 @@ def _changed(
                 mistakes.append(error)
 
     check("run", wish.run, find)
-    check("tz", schedule.tz if wish.tz is None else wish.tz, lambda name: find_zone(name).key)
+    check("tz", schedule.tz if wish.tz is None else wish.tz, lambda name: _find_zone(name).key)
     zone = ZoneInfo(changes.get("tz", "UTC"))
     line = schedule.cron if wish.cron is None else wish.cron
     check("cron", line, lambda text: Cron(text, zone).text)
@@ -127,7 +127,7 @@ def _check_due(schedule: Schedule, now: datetime) -> None:
     )
 
 
-def find_zone(name: str) -> ZoneInfo:
+def _find_zone(name: str) -> ZoneInfo:
     """A time zone of the IANA data base.
 
     Raises:
@@ -154,7 +154,7 @@ def find_zone(name: str) -> ZoneInfo:
     ) from None
 
 
-def local_zone() -> str:
+def _local_zone() -> str:
     """The time zone that this machine is set to; UTC where that cannot be found out."""
     try:
         from tzlocal import get_localzone_name

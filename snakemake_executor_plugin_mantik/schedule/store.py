@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import make_private
 from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, Schedule, State
 
 FILE: Final = "schedules.sqlite"
-VERSION: Final = 1
+_VERSION: Final = 1
 KEPT: Final = 500
 """Due times that are over and still shown, of each schedule."""
 
@@ -76,15 +76,15 @@ class Store:
     def _prepare(self) -> None:
         with self._asked():
             self._db.execute("PRAGMA foreign_keys = ON")
-        if self._version() < VERSION:
+        if self._version() < _VERSION:
             with self._write() as db:
                 if self._version() == 0:  # nobody else has made them meanwhile
                     for statement in _SCHEMA.split(";"):
                         db.execute(statement)
-                    db.execute(f"PRAGMA user_version = {VERSION}")
-        if (version := self._version()) > VERSION:
+                    db.execute(f"PRAGMA user_version = {_VERSION}")
+        if (version := self._version()) > _VERSION:
             raise UserError(
-                f"it is of version {version}, this command knows up to {VERSION}",
+                f"it is of version {version}, this command knows up to {_VERSION}",
                 where=str(self.path),
                 do="Update snakemake-executor-plugin-mantik",
             )

@@ -13,12 +13,12 @@ from snakemake_executor_plugin_mantik.common.state_directory import open_private
 from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
 
-RETRY_FIRST_S: Final = 60.0
+_RETRY_FIRST_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0
 """Seconds until what failed is submitted again: at first; doubled each time, and never more."""
 FIRING_S: Final = 3600
 """Seconds that a submission may take; its process is killed then, and another one goes on."""
-GIVE_UP_S: Final = 7 * 86400.0
+_GIVE_UP_S: Final = 7 * 86400.0
 """Seconds after which it is given up if no later one is due before."""
 
 INTERRUPTED: Final = (
@@ -81,7 +81,7 @@ def _submit(
     except (MantikError, OSError) as error:
         now = clock()
         why = f"{error} {INTERRUPTED}" if firing.begun else str(error)
-        store.put_off(firing, why, now, give_up=now - firing.due > GIVE_UP_S)
+        store.put_off(firing, why, now, give_up=now - firing.due > _GIVE_UP_S)
         after = store.firing(firing.id)
         over = after is None or after.state is State.FAILED
         return f"{what}: not submitted{', given up' if over else ''}: {error}"
@@ -91,7 +91,7 @@ def _submit(
 
 def pause(attempts: int) -> float:
     """Seconds until what was begun so often before is begun once more."""
-    return min(RETRY_MOST_S, RETRY_FIRST_S * 2.0 ** min(attempts, 20))
+    return min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0 ** min(attempts, 20))
 
 
 def shown(moment: datetime) -> str:

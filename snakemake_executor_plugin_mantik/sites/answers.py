@@ -117,7 +117,7 @@ def _date(text: str) -> float | None:
         return None
 
 
-DEFINITE: Final = frozenset({413, 414, 431})
+_DEFINITE: Final = frozenset({413, 414, 431})
 """Statuses that say of the request itself that it is too large, whoever answers."""
 
 
@@ -128,7 +128,7 @@ def is_gateways(response: httpx.Response) -> bool:
     """
     own = "json" in response.headers.get("Content-Type", "")
     status = response.status_code
-    return 400 <= status < 500 and status not in DEFINITE and bool(response.content) and not own
+    return 400 <= status < 500 and status not in _DEFINITE and bool(response.content) and not own
 
 
 def is_web_page(response: httpx.Response) -> bool:

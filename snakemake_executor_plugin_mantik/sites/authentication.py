@@ -18,13 +18,13 @@ from snakemake_executor_plugin_mantik.common.errors import (
 
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""
-SIGNED_FOR_S: Final = 300
+_SIGNED_FOR_S: Final = 300
 """How long a token signed with an SSH key is valid, seconds."""
-CLOCK_SLACK_S: Final = 30.0
+_CLOCK_SLACK_S: Final = 30.0
 """Differences between clocks that need no care, seconds."""
-FARTHEST_CLOCK_S: Final = 86_400.0
+_FARTHEST_CLOCK_S: Final = 86_400.0
 """How far a server's clock may differ from ours if it is to be believed, seconds."""
-LOOK_AGAIN_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 5.0
 """How often new credentials are looked for in the place of refused ones at most, seconds."""
 
 CHECK_CREDENTIALS: Final = (
@@ -95,7 +95,7 @@ class Credential:
         """Called before each request: make sure that the header will be valid."""
         now = time.monotonic()
         if self._is_refused and self.look is not None and now >= self._next_look:
-            self._next_look = now + LOOK_AGAIN_S
+            self._next_look = now + _LOOK_AGAIN_S
             newer = await asyncio.to_thread(self.look)
             if newer is not None:
                 kept = {"origin": self.origin, "look": self.look}
@@ -184,10 +184,10 @@ class SshKey(Credential):
         if self._renew_at.over():
             started = Moment.now()
             signed = int(started[0] + self._ahead)
-            times = {"iat": signed, "exp": signed + SIGNED_FOR_S}
+            times = {"iat": signed, "exp": signed + _SIGNED_FOR_S}
             key, algorithm = self._signed_with
             self._token = jwt.encode({**self._claims, **times}, key, algorithm=algorithm)
-            self._renew_at.set(started, SIGNED_FOR_S - RENEW_BEFORE_S)
+            self._renew_at.set(started, _SIGNED_FOR_S - RENEW_BEFORE_S)
         return f"Bearer {self._token}"
 
     def set_clock(self, server: float) -> bool:
@@ -196,7 +196,7 @@ class SshKey(Credential):
         Whoever says that it is next year already must not get a token for it.
         """
         ahead = server - time.time()
-        if abs(ahead) > FARTHEST_CLOCK_S or abs(ahead - self._ahead) < CLOCK_SLACK_S:
+        if abs(ahead) > _FARTHEST_CLOCK_S or abs(ahead - self._ahead) < _CLOCK_SLACK_S:
             return False
         self._ahead, self._renew_at = ahead, Moment()
         return True

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.sites.issuers import TOKEN_TIMEOUT_S, Refr
 
 INTERVAL_S: Final = 5.0
 """Seconds between two questions where the issuer names none, and what `slow_down` adds."""
-LONGEST_S: Final = 900.0
+_LONGEST_S: Final = 900.0
 """Seconds that a person has, where the issuer names none."""
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 
@@ -108,7 +108,7 @@ class DeviceLogin(Refreshed):
             raise SiteUnreachable(
                 f"the answer has no {error}", where=self._device_url, do="Check DEVICE_URL"
             ) from None
-        lasts = span(begun.get("expires_in"), LONGEST_S)
+        lasts = span(begun.get("expires_in"), _LONGEST_S)
         words = (
             f"To log in, open {page} and confirm the code {shown} (within {lasts / 60:.0f} min)."
         )

@@ -24,15 +24,15 @@ from snakemake_executor_plugin_mantik.sites.authentication import (
 )
 from snakemake_executor_plugin_mantik.sites.http import post_form
 
-LEAST_LEFT_S: Final = 40.0
+_LEAST_LEFT_S: Final = 40.0
 """How long a token is valid at least when it is used, if its whole life is not shorter, seconds.
 
 firecREST refuses tokens with less than 30 s left (its `min_token_ttl`)."""
 TOKEN_TIMEOUT_S: Final = 30.0
 """How long the issuer of tokens may take to answer, seconds."""
-LONGEST_SPAN_S: Final = 366 * 86_400.0
+_LONGEST_SPAN_S: Final = 366 * 86_400.0
 """Longer than anything that an issuer means, seconds."""
-ASSUMED_LIFETIME_S: Final = 300.0
+_ASSUMED_LIFETIME_S: Final = 300.0
 """Lifetime of an access token whose issuer does not tell it, seconds."""
 
 _BAD_GRANT: Final = frozenset((400, 401, 403))
@@ -75,7 +75,7 @@ class Issuer:
         )
 
 
-class Issued(Credential):
+class _Issued(Credential):
     """Access tokens that are got from an OpenID Connect issuer, and renewed in time."""
 
     refusal = "the credentials were refused"
@@ -146,7 +146,7 @@ class Issued(Credential):
             raise SiteUnreachable("the answer has no access token", where=self._url)
         self._token = header_safe(token)
         self._keep(answer)
-        seconds = span(lifetime, ASSUMED_LIFETIME_S)
+        seconds = span(lifetime, _ASSUMED_LIFETIME_S)
         self._renew_at.set(asked or Moment.now(), seconds - _left(seconds))
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
@@ -179,7 +179,7 @@ class Issued(Credential):
         return answer
 
 
-class Refreshed(Issued):
+class Refreshed(_Issued):
     """An OpenID Connect refresh token: access tokens are got with it and renewed in time.
 
     Issuers may give a new refresh token each time; the newest is used from then on, in this process
@@ -212,7 +212,7 @@ class Refreshed(Issued):
             self._form["refresh_token"] = str(newer)
 
 
-class ClientCredentials(Issued):
+class ClientCredentials(_Issued):
     """A client with a secret of its own (a robot account), as OAuth 2.0 has it."""
 
     refusal = "the client and its secret were refused"
@@ -236,7 +236,7 @@ class ClientCredentials(Issued):
 
 def span(told: object, otherwise: float) -> float:
     """Seconds that an issuer tells, or `otherwise` where that is none or no such span."""
-    if isinstance(told, int | float) and 0 < told <= LONGEST_SPAN_S:
+    if isinstance(told, int | float) and 0 < told <= _LONGEST_SPAN_S:
         return float(told)
     return otherwise
 
@@ -244,8 +244,8 @@ def span(told: object, otherwise: float) -> float:
 def _left(lifetime: float) -> float:
     """How long before its end a token of `lifetime` seconds is renewed, seconds.
 
-    One that cannot be valid for `LEAST_LEFT_S` at all is used for half of its life.
+    One that cannot be valid for `_LEAST_LEFT_S` at all is used for half of its life.
     """
-    if lifetime <= LEAST_LEFT_S:
+    if lifetime <= _LEAST_LEFT_S:
         return lifetime / 2
-    return min(RENEW_BEFORE_S, max(LEAST_LEFT_S, lifetime / 2))
+    return min(RENEW_BEFORE_S, max(_LEAST_LEFT_S, lifetime / 2))

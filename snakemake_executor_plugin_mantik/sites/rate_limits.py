@@ -13,13 +13,13 @@ from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteError, 
 
 REPEAT_ATTEMPTS: Final = 4
 """How often an idempotent request is made at most before its error is told."""
-REPEAT_S: Final = 30.0
+_REPEAT_S: Final = 30.0
 """How long the attempts of an idempotent request may take together, seconds."""
 REPEAT_FIRST_S: Final = 0.2
 """Wait before the first repetition, seconds; doubled for each further one."""
 REPEAT_LONGEST_S: Final = 5.0
 """Longest wait between two attempts, seconds."""
-SLOW_BYTES: Final = 1 << 20
+_SLOW_BYTES: Final = 1 << 20
 """Bytes of a file for which a request may take as long again as one without a file. What comes more
 slowly is broken off, or an answer that drips for ever would hold up all that waits for it."""
 
@@ -43,7 +43,7 @@ async def repeat(act: Callable[[], Awaitable[_T]], *, answered: bool = True) -> 
     async for attempt in stamina.retry_context(
         on=worth,
         attempts=REPEAT_ATTEMPTS,
-        timeout=REPEAT_S,
+        timeout=_REPEAT_S,
         wait_initial=REPEAT_FIRST_S,
         wait_max=REPEAT_LONGEST_S,
         wait_jitter=REPEAT_FIRST_S,
@@ -57,13 +57,13 @@ def _worth_repeating(error: Exception) -> bool | float:
     if isinstance(error, SiteBusy):
         if error.retry_after is None:
             return True
-        return error.retry_after if error.retry_after < REPEAT_S else False
+        return error.retry_after if error.retry_after < _REPEAT_S else False
     return isinstance(error, SiteUnreachable)
 
 
 def longest(timeout_s: float, size: int = 0) -> float:
     """Seconds that a request may take in all that carries `size` bytes of a file."""
-    return timeout_s * (1 + size / SLOW_BYTES)
+    return timeout_s * (1 + size / _SLOW_BYTES)
 
 
 async def steady(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterator[bytes]:
@@ -123,7 +123,7 @@ class RateLimiter:
 
     def __init__(self, interval: float, places: int) -> None:
         """Let one out every `interval` seconds, where there are `places` for requests at all."""
-        self._pace = RateLimit(interval)
+        self._pace = _RateLimit(interval)
         self._free = asyncio.Semaphore(max(1, places - 1))
 
     @asynccontextmanager
@@ -134,7 +134,7 @@ class RateLimiter:
             yield
 
 
-class RateLimit:
+class _RateLimit:
     """Lets one pass every `interval` seconds."""
 
     def __init__(self, interval: float) -> None:

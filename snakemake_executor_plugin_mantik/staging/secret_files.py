@@ -20,10 +20,10 @@ from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
 from snakemake_executor_plugin_mantik.common.state_directory import umask
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 
-MOST_NAMED: Final = 20
+_MOST_NAMED: Final = 20
 """Files that a message names."""
 
-LOOKED_AT: Final = 1 << 20
+_LOOKED_AT: Final = 1 << 20
 """Bytes of a file that are searched for a private key."""
 
 _PLAIN: Final = r"(\.(txt|json|ya?ml|toml|ini|cfg|conf|csv|xml|properties|env|dat|bak|old|orig))*"
@@ -57,7 +57,7 @@ _KEYS: Final = re.compile(
 )
 """How private keys look, also as a text in JSON or YAML."""
 
-Identity = tuple[int, int]
+_Identity = tuple[int, int]
 """A file, whatever links lead to it: device and inode."""
 
 
@@ -71,14 +71,14 @@ class CredentialFiles:
         sizes: of each, bytes.
     """
 
-    variables: Mapping[Identity, str] = field(default_factory=dict)
+    variables: Mapping[_Identity, str] = field(default_factory=dict)
     paths: Mapping[Path, str] = field(default_factory=dict)
     sizes: Mapping[Path, int] = field(default_factory=dict)
 
     @classmethod
     def named_by(cls, environ: Mapping[str, str]) -> "CredentialFiles":
         """Those that an environment's variables name and that are there now."""
-        variables: dict[Identity, str] = {}
+        variables: dict[_Identity, str] = {}
         paths: dict[Path, str] = {}
         sizes: dict[Path, int] = {}
         for variable, path in credential_files(environ).items():
@@ -114,7 +114,7 @@ class CredentialFiles:
             UserError: it is one.
         """
         if variable := self.variable_of(status):
-            raise refusal(path, variable)
+            raise _refusal(path, variable)
 
     def below(self, path: str) -> dict[Path, str]:
         """The files, with their variables, that are `path` or lie below this directory."""
@@ -129,7 +129,7 @@ class CredentialFiles:
         return {at: variable for at, variable in self.paths.items() if root in at.parents}
 
 
-def refusal(path: object, variable: str) -> UserError:
+def _refusal(path: object, variable: str) -> UserError:
     """The error for a credential's file that is to be uploaded."""
     return UserError(
         f"the file holds the credential that {variable} names, which is never sent to a site",
@@ -208,8 +208,8 @@ class Withheld:
 
 def _named(files: Mapping[str, str]) -> str:
     named = [one_line(f"{path} ({why})") for path, why in files.items()]
-    more = len(named) - MOST_NAMED
-    return ", ".join(named[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(named) - _MOST_NAMED
+    return ", ".join(named[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _suspicion(path: str, local: str, status: os.stat_result, root: str) -> str:
@@ -230,7 +230,7 @@ def _suspicion(path: str, local: str, status: os.stat_result, root: str) -> str:
 def _holds_key(local: str) -> bool:
     try:
         with open(local, "rb") as file:
-            content = file.read(LOOKED_AT)
+            content = file.read(_LOOKED_AT)
     except OSError:
         return False  # told where it is to be sent
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, as some editors write
@@ -238,5 +238,5 @@ def _holds_key(local: str) -> bool:
     return _KEYS.search(content) is not None
 
 
-def _identity(status: os.stat_result) -> Identity:
+def _identity(status: os.stat_result) -> _Identity:
     return status.st_dev, status.st_ino

@@ -7,7 +7,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.engine.observer import Ended
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
 
-FOLDER: Final = "mantik/"
+_FOLDER: Final = "mantik/"
 """How the names of our metrics begin: MLflow shows them as a section of their own."""
 _STATES: Final[Mapping[str, str]] = {
     "SCHEDULED": "jobs_queued",
@@ -28,7 +28,7 @@ def of_job(end: Ended, job: JobRow | None) -> dict[str, float]:
         "core_hours": asked * end.ran / 3600 if asked and end.ran is not None else None,
         "exit_code": end.exit_code,
     }
-    return {f"{FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
+    return {f"{_FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
 
 
 def of_workflow(jobs: Iterable[JobRow]) -> dict[str, float]:
@@ -42,4 +42,4 @@ def of_workflow(jobs: Iterable[JobRow]) -> dict[str, float]:
     count = Counter(last.values())
     found = {name: float(count[state]) for state, name in _STATES.items()}
     found |= {"core_hours": core_hours, "cpu_seconds": cpu}
-    return {f"{FOLDER}{name}": value for name, value in found.items()}
+    return {f"{_FOLDER}{name}": value for name, value in found.items()}

@@ -11,7 +11,7 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 """Names of variables that by their names hold secrets."""
-SHORTEST: Final = 4
+_SHORTEST: Final = 4
 """Characters that a secret has at least; shorter ones would be found everywhere."""
 
 
@@ -42,7 +42,7 @@ def held_by(credentials: Iterable[object]) -> Iterator[str]:
 
 def masker(secrets: Iterable[str]) -> Callable[[str], str]:
     """What replaces each of `secrets` in a text."""
-    known = sorted({s for s in secrets if len(s) >= SHORTEST}, key=len, reverse=True)
+    known = sorted({s for s in secrets if len(s) >= _SHORTEST}, key=len, reverse=True)
     if not known:
         return lambda text: text
     pattern = re.compile("|".join(map(re.escape, known)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 3
-LOCK_WAIT_S = 5.0
+_LOCK_WAIT_S = 5.0
 """Seconds to wait while another process writes; each write takes about a millisecond."""
 
 _SCHEMA = (
@@ -74,7 +74,7 @@ class Kind(StrEnum):
     END = "end"
 
 
-REPEATED = (Kind.SUBMITTED, Kind.WAITING, Kind.LIVE, Kind.UPDATE)
+_REPEATED = (Kind.SUBMITTED, Kind.WAITING, Kind.LIVE, Kind.UPDATE)
 """What may happen again; what was not told yet of the last time need not be told any more."""
 LATE = (Kind.UPDATE, Kind.END)
 """What may take long to be told: it has a lane of its own."""
@@ -138,7 +138,7 @@ class Outbox:
     def __init__(self, path: Path) -> None:
         """Open the file, and make it if it is not there."""
         self._db = sqlite3.connect(
-            path, isolation_level=None, timeout=LOCK_WAIT_S, check_same_thread=False
+            path, isolation_level=None, timeout=_LOCK_WAIT_S, check_same_thread=False
         )
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -187,7 +187,7 @@ class Outbox:
     def add(self, try_id: str, kind: Kind, data: Mapping[str, Any]) -> bool:
         """Something happened to a try that is tracked; whether it is new.
 
-        Each kind happens to a try once, and nothing after its end; but for what is `REPEATED`.
+        Each kind happens to a try once, and nothing after its end; but for what is `_REPEATED`.
         """
         with self.write() as db:
             known = {
@@ -197,7 +197,7 @@ class Outbox:
             if Kind.CREATE not in known or Kind.END in known:
                 return False
             if kind in known:
-                if kind not in REPEATED:
+                if kind not in _REPEATED:
                     return False
                 db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, kind))
             self._insert(db, try_id, kind, data, attempts=known.get(kind, 0))

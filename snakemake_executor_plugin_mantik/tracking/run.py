@@ -19,7 +19,7 @@ TAG_LENGTH = 5000
 """Characters of a tag's value that all of MLflow's versions take."""
 WAITING_REASON = "mantik.waiting_reason"
 """The tag that tells why a job cannot start, while it cannot."""
-GIT_WAIT_S = 10.0
+_GIT_WAIT_S = 10.0
 """Seconds that git may take to tell the commit of a project."""
 
 
@@ -176,7 +176,7 @@ def _git(project: Path, *arguments: str) -> str | None:
         ended = subprocess.run(
             ["git", "-C", str(project), *arguments],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=GIT_WAIT_S, check=False,
+            timeout=_GIT_WAIT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

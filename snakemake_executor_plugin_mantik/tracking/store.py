@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 DIRECTORY = ".snakemake/mantik/tracking"
 """Where the stores of all tries lie, relative to the working directory and the workspace alike."""
-STORE = "mlruns"
+_STORE = "mlruns"
 GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
 """Matches the paths of metrics in a store: a line is added with each value. For bash, too."""
 _RUNNING = 1
@@ -26,7 +26,7 @@ def try_directory(try_id: str) -> str:
 
 def store_directory(try_id: str) -> str:
     """The store of a try, in its directory."""
-    return f"{try_directory(try_id)}/{STORE}"
+    return f"{try_directory(try_id)}/{_STORE}"
 
 
 def copy_directory(try_id: str) -> str:

@@ -23,11 +23,11 @@ WORKFLOW: Final = "mantik.workflow"
 PARENT: Final = "mlflow.parentRunId"
 FILES: Final = "mantik"
 """Folder of a run's artifacts that holds what the executor adds: script, log, backend config."""
-VALUE_LENGTH: Final = 6000
+_VALUE_LENGTH: Final = 6000
 """Characters of a parameter's value that MLflow (3.17) takes."""
-NAME_LENGTH: Final = 250
+_NAME_LENGTH: Final = 250
 """Characters of a parameter's name."""
-MOST_PARAMS: Final = 500
+_MOST_PARAMS: Final = 500
 """Parameters that a run gets at most: a workflow's configuration may be a whole sample sheet."""
 _STRANGE: Final = re.compile(r"[^\w./ :-]")
 """What MLflow does not allow in a parameter's name."""
@@ -101,10 +101,10 @@ def flat(values: Mapping[str, object], mask: Callable[[str], str]) -> dict[str, 
     """
     found: dict[str, str] = {}
     for name, value in _flat(values, ""):
-        if len(found) == MOST_PARAMS:
+        if len(found) == _MOST_PARAMS:
             break
         text = MASK if is_secret(name) and value not in ("", None) else mask(_text(value))
-        found[_STRANGE.sub("_", name)[:NAME_LENGTH]] = text[:VALUE_LENGTH]
+        found[_STRANGE.sub("_", name)[:_NAME_LENGTH]] = text[:_VALUE_LENGTH]
     return found
 
 

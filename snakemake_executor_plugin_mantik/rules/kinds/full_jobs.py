@@ -41,12 +41,12 @@ from snakemake_executor_plugin_mantik.rules.paths.workflow_code import (
 )
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import files_of, nested_options
 
-PACKAGE: Final = "snakemake_executor_plugin_mantik"
+_PACKAGE: Final = "snakemake_executor_plugin_mantik"
 
 BOOTSTRAPPED: Final = f"{OURS}/snakemake-{__version__}"
 """The virtual environment in a workspace that `smk-mantik bootstrap` makes."""
 
-COPIES: Final = f"{OURS}/storage"
+_COPIES: Final = f"{OURS}/storage"
 """Where jobs have what they fetch from a storage themselves."""
 
 _KINDS: Final = (
@@ -77,7 +77,7 @@ def directive(job: Job) -> str | None:
     return next((name for kind, name in _KINDS if getattr(job.rule, kind)), None)
 
 
-def way_out(site: str) -> str:
+def _way_out(site: str) -> str:
     """What to do where a site has no fitting Snakemake."""
     return (
         f"Put snakemake=={__version__} into the environment or image that the backend config names,"
@@ -116,8 +116,8 @@ def command(
     order = {
         "snakemake": __version__,
         "pythons": ["python3", "python", f"{BOOTSTRAPPED}/bin/python"],
-        "packages": [*([PACKAGE] if _imports_us(workflow) else []), *_storage_plugins(workflow)],
-        "do": f"{way_out(site)}.",
+        "packages": [*([_PACKAGE] if _imports_us(workflow) else []), *_storage_plugins(workflow)],
+        "do": f"{_way_out(site)}.",
         "rules": [rule.name],
         "input": [None if is_source_file(path) else str(path) for path in job.input],
         "output": [str(path) for path in job.output],
@@ -137,7 +137,7 @@ def command(
     place = file_path(program, "full_job.py")
     text = _COMMAND.format(
         venv=BOOTSTRAPPED,
-        lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {way_out(site)}."),
+        lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {_way_out(site)}."),
         unfit=full_job.UNFIT,
         program=place,
         end=_END,
@@ -191,7 +191,7 @@ def _imports_us(workflow: Any) -> bool:
     """Whether a Snakefile names this package, as one with entry points of MLprojects does."""
     for source in workflow.included:
         with workflow.sourcecache.open(source) as file:
-            if PACKAGE in file.read():
+            if _PACKAGE in file.read():
                 return True
     return False
 
@@ -269,7 +269,7 @@ def _copies(job: Job) -> dict[str, str] | None:
     if not by_jobs(job.rule.workflow):
         return None
     here, remote = settings.local_storage_prefix, settings.remote_job_local_storage_prefix
-    where = COPIES if remote == here else str(remote)
+    where = _COPIES if remote == here else str(remote)
     return {"here": str(here), "there": f"{where}/{identity(job)[:16]}"}
 
 

@@ -46,7 +46,7 @@ from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
 from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit, title_of
 
-REPORTS = ".snakemake/mantik/groups"
+_REPORTS = ".snakemake/mantik/groups"
 """Where it is told which members of a group failed, here and at the site, while it is read."""
 
 
@@ -107,7 +107,7 @@ def request(
         for member, run in zip(members, runs, strict=True)
     )
     known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
-    report = f"{REPORTS}/{known[:32]}"
+    report = f"{_REPORTS}/{known[:32]}"
     config = context.sites[of_group.site].config
     program = render(
         _program(

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.rules import Job, resources
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import LACK
 from snakemake_executor_plugin_mantik.rules.payload import full
 
-NAME = "lacks.json"
+_NAME = "lacks.json"
 """The file's name in our own directory."""
 
 
@@ -31,7 +31,7 @@ class MissingSnakemake:
             state: our own local directory.
             environments: the environment of each site, as text.
         """
-        self._path = state / NAME
+        self._path = state / _NAME
         self._environments = {
             name: hashlib.sha256(f"{__version__}\0{text}".encode()).hexdigest()[:16]
             for name, text in environments.items()

@@ -40,7 +40,7 @@ from snakemake_executor_plugin_mantik.rules.wrapping.start import start_of
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.rules.payload import Context, Payload
 
-OPTION = "--mantik-software-deployment"
+_OPTION = "--mantik-software-deployment"
 
 _BLOCKED = ("R_LIBS", "PYTHONPATH", "PERLLIB", "PERL5LIB")
 """What Snakemake removes around a command in a conda environment (snakemake/shell.py)."""
@@ -59,7 +59,7 @@ def methods_of(words: Iterable[str]) -> frozenset[DeploymentMethod]:
     if unknown := [word for word in words if word not in known]:
         raise UserError(
             f"there is no software deployment {', '.join(map(repr, unknown))}",
-            where=OPTION,
+            where=_OPTION,
             do=f"Choose among {', '.join(known)}; end the list with '--' if targets follow",
         )
     return frozenset(known[word] for word in words)
@@ -322,7 +322,7 @@ def remarks(
             if getattr(everything, name) and not getattr(own, name):
                 yield (
                     f"rule {rule.name} has {_shown(everything, name)}, which is not used:"
-                    f" {OPTION} {method} would."
+                    f" {_OPTION} {method} would."
                 )
         if own and not full(job):
             yield from _winner(job, own, context)

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
-CLUSTER = "sandbox"
+_CLUSTER = "sandbox"
 USER_ID = 1000
 """The number that the pretended user has at the pretended cluster."""
 
@@ -176,7 +176,7 @@ class LocalAccounting(Accounting):
             },
             "account": self._account(job),
             "allocationNodes": 0,
-            "cluster": CLUSTER,
+            "cluster": _CLUSTER,
             "group": self._user,
             "nodes": "",
             "partition": job.request.partition,

@@ -50,7 +50,7 @@ _QUOTA = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min)\w*Limit\b", re.IGNORECASE)
 """What of sbatch's words the server takes for a limit of the account."""
 
 
-def slurm_failure(stderr: str, status: int = 1) -> Failure:
+def _slurm_failure(stderr: str, status: int = 1) -> Failure:
     """What firecREST answers when a Slurm command fails: a 500, also for lasting reasons."""
     return Failure(
         500, f"Unexpected Slurm command response. exit_status:{status} std_err:{stderr}\n"
@@ -157,7 +157,7 @@ class Compute:
         except SbatchError as error:
             if _QUOTA.search(str(error)):
                 raise Failure(403, f"{_OVER_QUOTA} {error}") from error
-            raise slurm_failure(str(error)) from error
+            raise _slurm_failure(str(error)) from error
         return number
 
     @staticmethod
@@ -166,7 +166,7 @@ class Compute:
             try:
                 return Path(path).read_text()
             except OSError as error:
-                raise slurm_failure(f"sbatch: error: Unable to open file {path}") from error
+                raise _slurm_failure(f"sbatch: error: Unable to open file {path}") from error
         return text(job, "script", needed=False) or None
 
     # --- what is known ------------------------------------------------------------------------
@@ -244,11 +244,11 @@ class Compute:
         _check_id(number)
         await self._shell.occupy()
         if not self._is_there(number):
-            raise slurm_failure(f"{cancel_error(number)}Invalid job id specified", 0)
+            raise _slurm_failure(f"{cancel_error(number)}Invalid job id specified", 0)
         try:
             await self._scheduler.cancel(int(number))
         except CancelError as error:
-            raise slurm_failure(str(error), 0) from error
+            raise _slurm_failure(str(error), 0) from error
         return Response(status_code=204)
 
     async def _attach(self, request: Request, number: str) -> Response:
@@ -257,14 +257,16 @@ class Compute:
         command = text(await json_body(request), "command")
         await self._shell.occupy()
         if not self._is_there(number):
-            raise slurm_failure("srun: error: Unable to confirm allocation for job: Invalid job id")
+            raise _slurm_failure(
+                "srun: error: Unable to confirm allocation for job: Invalid job id"
+            )
         try:
             async with asyncio.timeout(self._settings.command_timeout):
                 code, errors = await self._scheduler.attach(int(number), command)
         except TimeoutError as error:
             raise too_slow() from error
         if code:
-            raise slurm_failure(errors, code)
+            raise _slurm_failure(errors, code)
         return Response(status_code=204)
 
 

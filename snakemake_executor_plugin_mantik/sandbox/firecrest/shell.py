@@ -12,9 +12,9 @@ from typing import TypeVar
 from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import Failure
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-NO_CHANNEL = "Unable to open a new SSH channel."
+_NO_CHANNEL = "Unable to open a new SSH channel."
 TIMED_OUT = 124
 """Exit status of a command that `timeout` has ended."""
 _STATUSES = (
@@ -52,7 +52,7 @@ class Shell:
         self._settings = settings
         self._busy = 0
 
-    async def run(self, command: Callable[[], T]) -> T:
+    async def run(self, command: Callable[[], _T]) -> _T:
         """The result of a command on files, which is called in a thread.
 
         Raises:
@@ -74,7 +74,7 @@ class Shell:
             Failure: 424 if there are not so many left, 408 if it takes longer than firecREST waits.
         """
         if self._busy + sessions > self._settings.max_sessions:
-            raise Failure(424, NO_CHANNEL)
+            raise Failure(424, _NO_CHANNEL)
         self._busy += sessions
         time = self._settings.command_time + more
         try:

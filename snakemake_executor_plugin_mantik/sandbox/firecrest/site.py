@@ -30,7 +30,7 @@ from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules
 from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
 from snakemake_executor_plugin_mantik.sandbox.settings import Settings
 
-VERSION = "2.x.x"
+_VERSION = "2.x.x"
 """The version that the site claims, as the server does that it was compared with."""
 
 _API = "/firecrest/v2"
@@ -248,7 +248,7 @@ def _timeout_failure(method: str, parts: list[str]) -> Failure:
 def _with_headers(request: Request, response: Response, user: str | None) -> Response:
     """Add the headers of all of firecREST's answers."""
     response.headers["f7t-timestamp"] = str(time.time())
-    response.headers["f7t-appversion"] = VERSION
+    response.headers["f7t-appversion"] = _VERSION
     if user is not None:
         response.headers["f7t-authusername"] = user
     for name in ("x-request-id", "x-correlation-id"):

@@ -31,7 +31,7 @@ _SQUEUE = {
     "Priority": "%Q",
 }  # fmt: skip
 
-Row = dict[str, str]
+_Row = dict[str, str]
 
 
 def accounting_of(
@@ -39,12 +39,12 @@ def accounting_of(
 ) -> Accounting:
     """The accounting that belongs to a scheduler; `account` is the user's default."""
     if isinstance(scheduler, SlurmScheduler):
-        return SlurmAccounting(scheduler)
+        return _SlurmAccounting(scheduler)
     assert isinstance(scheduler, LocalScheduler)
     return LocalAccounting(scheduler, settings, user, account)
 
 
-class SlurmAccounting(Accounting):
+class _SlurmAccounting(Accounting):
     """The accounting of a real Slurm, with its own delays and gaps."""
 
     def __init__(self, scheduler: SlurmScheduler) -> None:
@@ -78,13 +78,13 @@ def _id(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-def _rows(output: str, columns: tuple[str, ...]) -> Iterator[Row]:
+def _rows(output: str, columns: tuple[str, ...]) -> Iterator[_Row]:
     for line in output.split("\n"):
         if line:
             yield dict(zip(columns, line.split(_BETWEEN), strict=True))
 
 
-def _records(rows: Iterable[Row]) -> list[Record]:
+def _records(rows: Iterable[_Row]) -> list[Record]:
     """A record for each job of sacct's rows, with its steps, which follow it."""
     found: list[Record] = []
     for row in rows:
@@ -99,7 +99,7 @@ def _records(rows: Iterable[Row]) -> list[Record]:
     return found
 
 
-def _queued(row: Row) -> Record:
+def _queued(row: _Row) -> Record:
     """A record of squeue."""
     limit = seconds_of(row["Timelimit"]) if row["Timelimit"][:1].isdigit() else None
     return _record(row, seconds_of(row["Elapsed"]), limit) | {
@@ -108,7 +108,7 @@ def _queued(row: Row) -> Record:
     }
 
 
-def _record(row: Row, elapsed: int, limit: int | None) -> Record:
+def _record(row: _Row, elapsed: int, limit: int | None) -> Record:
     """What both commands tell alike, in the order of the real answers."""
     return {
         "jobId": row["JobID"],
@@ -129,13 +129,13 @@ def _record(row: Row, elapsed: int, limit: int | None) -> Record:
     }
 
 
-def _step(row: Row) -> Record:
+def _step(row: _Row) -> Record:
     status = _status(row) | {"stateReason": None}
     times = {**_times(row), "elapsed": int(row["ElapsedRaw"]), "suspended": 0, "limit": None}
     return {"id": row["JobID"], "name": row["JobName"], "status": status, "time": times}
 
 
-def _status(row: Row) -> Record:
+def _status(row: _Row) -> Record:
     # Empty for a step of a node that went down.
     exit_code, signal = (int(part) if part else None for part in _parts(row["ExitCode"]))
     return status_of(row["State"] or State.PENDING.value, "None", exit_code, signal)
@@ -146,7 +146,7 @@ def _parts(text: str) -> tuple[str, str]:
     return first, second
 
 
-def _times(row: Row) -> dict[str, int | None]:
+def _times(row: _Row) -> dict[str, int | None]:
     return {
         name: int(row[key]) if row[key].isdigit() else None
         for name, key in (("start", "Start"), ("end", "End"))

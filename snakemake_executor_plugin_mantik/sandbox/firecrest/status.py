@@ -9,7 +9,7 @@ from typing import Any
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import USER_ID
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings, Partition
 
-SLURM_VERSION = "22.05.8"
+_SLURM_VERSION = "22.05.8"
 _PROBE_INTERVAL = 120
 _HIDDEN = "**********"
 _DIRECTIVES = ("#SBATCH --nodes=1", "#SBATCH --time=0-00:15:00")
@@ -74,7 +74,7 @@ def system(
         "scheduler": {
             "type": "slurm",
             "connectionMode": "ssh",
-            "version": SLURM_VERSION,
+            "version": _SLURM_VERSION,
             "apiUrl": None,
             "apiVersion": None,
             "timeout": 10,

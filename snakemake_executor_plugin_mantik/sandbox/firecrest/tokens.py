@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import Failure
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
-API_KEY_HEADER = "x-api-key"
+_API_KEY_HEADER = "x-api-key"
 
 
 def _encoded(data: bytes) -> str:
@@ -117,7 +117,7 @@ class Tokens:
         Raises:
             Failure: 401 in the server's words; its answers repeat the token in a header (seen).
         """
-        if _same([headers.get(API_KEY_HEADER, "")], [self.api_key]):
+        if _same([headers.get(_API_KEY_HEADER, "")], [self.api_key]):
             return
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not token:

@@ -43,7 +43,7 @@ TOO_LARGE: Final = frozenset((413, TIMED_OUT, 500))
 """How a server answers a download that is larger than its `max_ops_file_size`: it stops to read at
 its limit and waits for the command, which waits for the rest to be read."""
 
-ERROR_TEXTS: Final = (
+_ERROR_TEXTS: Final = (
     # A command with input (submission, upload) that took longer than 5 s: it may go on.
     Pattern(r"Channel not open for sending", Meaning.UNKNOWN),
     # MaxSessions of the login node's sshd: other clients of the user count as well.
@@ -178,7 +178,7 @@ def answered(response: httpx.Response, site: str) -> SiteError:
     body = body_of(response)
     text = _text_of(response, body)
     gateways = is_gateways(response)
-    if not gateways and (pattern := told(ERROR_TEXTS, text)) is not None:
+    if not gateways and (pattern := told(_ERROR_TEXTS, text)) is not None:
         return error(pattern.meaning, response, site, text, pattern.do)
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
     if gateways and meaning is Meaning.NO:

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.answers import body_of
 kind: ContextVar[str] = ContextVar("kind", default="other")
 """What the requests that are being made count as."""
 
-OCTETS: Final = "application/octet-stream"
+_OCTETS: Final = "application/octet-stream"
 
 
 class Authorization(Protocol):
@@ -90,7 +90,7 @@ class Client(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is not typed
             endpoint=f"/filesystem/{system}/ops/download", params={"path": path}
         )
         self._check_response(response, 200, return_json=False)
-        if not str(response.headers.get("Content-Type", "")).startswith(OCTETS):
+        if not str(response.headers.get("Content-Type", "")).startswith(_OCTETS):
             raise ValueError("no file")
         content: bytes = response.content
         return content

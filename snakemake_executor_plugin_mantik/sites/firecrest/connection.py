@@ -24,12 +24,12 @@ from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Sess
 from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.rate_limits import longest, repeat, steady
 
-CONNECT_S: Final = 30.0
+_CONNECT_S: Final = 30.0
 """How long a connection may take to be made, seconds."""
-IDLE_S: Final = 60.0
+_IDLE_S: Final = 60.0
 """How long an idle connection is kept, seconds; one that the other side has closed meanwhile is
 noticed before it is used again."""
-SETTLE_S: Final = 0.5
+_SETTLE_S: Final = 0.5
 """How long nothing is sent after an answer behind which the server drops the connection."""
 JOB_CHANNELS: Final = 2
 """ssh channels that firecREST opens to ask for jobs: sacct and squeue at the same time."""
@@ -70,7 +70,7 @@ class Connection:
         self._quiet_until = 0.0
         self.clock: float | None = None
         context = tls(ca_file, site)
-        timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+        timeout = httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s))
         self._session = Session(
             look=self._look,
             verify=context,
@@ -81,7 +81,7 @@ class Connection:
             limits=httpx.Limits(
                 max_connections=3 * concurrent_requests,
                 max_keepalive_connections=concurrent_requests,
-                keepalive_expiry=IDLE_S,
+                keepalive_expiry=_IDLE_S,
             ),
             event_hooks={"request": [self._count]},
         )
@@ -183,7 +183,7 @@ class Connection:
         if kind.get() != "download":  # that is of the object store
             self.clock = server_time(response)
         if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and shaken(response):
-            self._quiet_until = time.monotonic() + SETTLE_S
+            self._quiet_until = time.monotonic() + _SETTLE_S
 
     @contextmanager
     def _told(self) -> Iterator[None]:

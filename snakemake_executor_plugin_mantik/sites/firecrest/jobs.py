@@ -24,16 +24,16 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHAN
 from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, answers_of
 from snakemake_executor_plugin_mantik.sites.slurm import memory_words
 
-LIST_WINDOW: Final = "1h"
+_LIST_WINDOW: Final = "1h"
 """How far back ended jobs are listed for their states; those that wait or run are listed always."""
-LONG_WINDOW: Final = "24h"
+_LONG_WINDOW: Final = "24h"
 """The same where many jobs are missing in that list; few are asked for singly."""
-FIND_WINDOW: Final = "7d"
+_FIND_WINDOW: Final = "7d"
 """How far back jobs are looked for by their names: as far as firecREST goes."""
-NAMES_LENGTH: Final = 235
+_NAMES_LENGTH: Final = 235
 """Characters of the names, with commas between them, that one list is limited to (`name` of
 `GET /compute/{system}/jobs`)."""
-FEW_LISTS: Final = 8
+_FEW_LISTS: Final = 8
 """Lists of some names that cost a site less than one of all of the user's jobs: 0.1 s each, where
 1,850 jobs take 1.3 s."""
 OUTPUT_BYTES: Final = 16_384
@@ -90,16 +90,16 @@ class Jobs:
     async def _named(self, names: Sequence[str], *, filters: bool) -> list[dict[str, Any]]:
         """The jobs of some names, and perhaps others: the fewest lists that the site can give."""
         lists = list(in_lists(names))
-        if not filters or (len(lists) > FEW_LISTS and not self._too_many):
+        if not filters or (len(lists) > _FEW_LISTS and not self._too_many):
             try:
-                return list((await self._list("find", FIND_WINDOW)).values())
+                return list((await self._list("find", _FIND_WINDOW)).values())
             except SiteUnreachable as error:
                 if not filters or error.status is None:
                     raise
                 self._too_many = True
         jobs: list[dict[str, Any]] = []
         for some in lists:
-            jobs += (await self._list("find", FIND_WINDOW, some)).values()
+            jobs += (await self._list("find", _FIND_WINDOW, some)).values()
         return jobs
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
@@ -182,9 +182,9 @@ class Jobs:
     async def _listed(self, ids: Set[str]) -> dict[str, dict[str, Any]]:
         """Those of the jobs `ids` that the scheduler lists: as few jobs more as possible."""
         try:
-            jobs = await self._list("status", LIST_WINDOW)
-            if len(ids - jobs.keys()) > FEW_LISTS and not self._too_many:
-                jobs |= await self._list("status", LONG_WINDOW)
+            jobs = await self._list("status", _LIST_WINDOW)
+            if len(ids - jobs.keys()) > _FEW_LISTS and not self._too_many:
+                jobs |= await self._list("status", _LONG_WINDOW)
         except (SiteUnreachable, SiteRejected) as error:
             if error.status is None:
                 raise
@@ -218,7 +218,7 @@ def in_lists(names: Iterable[str]) -> Iterator[str]:
     """Names with commas between them, as many in each text as one list may be limited to."""
     text = ""
     for name in names:
-        if text and len(text) + 1 + len(name) > NAMES_LENGTH:
+        if text and len(text) + 1 + len(name) > _NAMES_LENGTH:
             yield text
             text = ""
         text = f"{text},{name}" if text else name

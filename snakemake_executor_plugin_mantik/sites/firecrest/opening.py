@@ -13,15 +13,15 @@ from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
 from snakemake_executor_plugin_mantik.sites.firecrest.script import Scheduler
 
-OURS: Final = "mantik"
+_OURS: Final = "mantik"
 """Directory in a file system that holds the workspaces that we make."""
-MAX_OPS_BYTES: Final = 5 << 20
+_MAX_OPS_BYTES: Final = 5 << 20
 """Largest file that goes directly, where a server does not say (its own default)."""
-LEAST_BYTES: Final = 4 << 10
-DIRECT_BYTES: Final = 32 << 20
+_LEAST_BYTES: Final = 4 << 10
+_DIRECT_BYTES: Final = 32 << 20
 """What a server says of that is believed between these: such files are in memory as a whole."""
 
-LISTS_BY_TIME: Final = (2, 6)
+_LISTS_BY_TIME: Final = (2, 6)
 """First version whose lists of jobs can be limited to a span of time (its CHANGELOG)."""
 
 _PREFERRED: Final = ("scratch", "project", "users", "store")
@@ -62,7 +62,7 @@ class System:
     scheduler: Scheduler
     server: str
     file_systems: tuple[FileSystem, ...]
-    direct_bytes: int = MAX_OPS_BYTES
+    direct_bytes: int = _MAX_OPS_BYTES
     transfer: str = ""
     directives: tuple[str, ...] = ()
     unhealthy: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class System:
     def lists_by_time(self) -> bool:
         """Whether lists of jobs can be limited; a version that is not told is a new one."""
         version = re.search(r"(\d{1,4})\.(\d{1,4})\.\d", self.server)
-        return version is None or tuple(map(int, version.groups())) >= LISTS_BY_TIME
+        return version is None or tuple(map(int, version.groups())) >= _LISTS_BY_TIME
 
     @property
     def filters_jobs(self) -> bool:
@@ -162,9 +162,9 @@ def parse_system(description: Mapping[str, Any], version: str, site: str) -> Sys
             for found in (systems if isinstance(systems, list) else [])
             if isinstance(found, Mapping) and str(found.get("path", "")).startswith("/")
         ),
-        direct_bytes=min(max(largest, LEAST_BYTES), DIRECT_BYTES)
+        direct_bytes=min(max(largest, _LEAST_BYTES), _DIRECT_BYTES)
         if isinstance(largest, int)
-        else MAX_OPS_BYTES,
+        else _MAX_OPS_BYTES,
         transfer=str(_pick(transfer, "serviceType", "service_type") or ""),
         directives=tuple(map(str, directives)) if isinstance(directives, list) else (),
         unhealthy=tuple(_unhealthy(_pick(description, "servicesHealth", "services_health"))),
@@ -244,7 +244,7 @@ def find_workspace(
         what = f"there is no file system {storage!r}" if storage else "there is no file system"
         raise _no_storage(what, site, file_systems)
     own = f"{chosen.path.rstrip('/')}/{user}"
-    path = posixpath.normpath(f"{own}/{workspace or f'{OURS}/{name}'}")
+    path = posixpath.normpath(f"{own}/{workspace or f'{_OURS}/{name}'}")
     if not path.startswith(f"{own}/"):
         raise SiteRejected(f"the workspace {workspace!r} lies outside of {own}", where=site)
     return path

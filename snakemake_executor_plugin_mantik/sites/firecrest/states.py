@@ -27,7 +27,7 @@ _PBS_PHASES: Final = {
     **dict.fromkeys("FX", Phase.ENDED),
 }
 
-KILL_SIGNAL: Final = 9
+_KILL_SIGNAL: Final = 9
 
 _PBS_SIGNALLED: Final = 256
 """PBS's exit status of a job that a signal ended is this and the signal's number."""
@@ -91,7 +91,7 @@ def _slurm_reason(
         return Reason.EXIT_CODE
     if signal == LAUNCH_SIGNAL:
         return Reason.LAUNCH_FAILURE
-    if signal == KILL_SIGNAL and "CANCELLED by 0" in _steps(job):
+    if signal == _KILL_SIGNAL and "CANCELLED by 0" in _steps(job):
         return Reason.OUT_OF_MEMORY  # OverMemoryKill: slurmd itself cancels the step
     return Reason.UNKNOWN
 

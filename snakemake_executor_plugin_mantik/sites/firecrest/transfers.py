@@ -39,16 +39,16 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
 
 FIRST_LOOK_S: Final = 0.5
 """Wait before the first look at a transfer job, seconds; each further wait is 1.5 times longer."""
-LONGEST_LOOK_S: Final = 15.0
+_LONGEST_LOOK_S: Final = 15.0
 """Longest wait between two looks at a transfer job, seconds."""
 UNSEEN_S: Final = 120.0
 """How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
-CHECKED_BYTES: Final = 256 << 20
+_CHECKED_BYTES: Final = 256 << 20
 """Files up to this size are compared by their checksums, too: `sha256sum` has 5 s at the site."""
 
-CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
 """How much of a file is in memory at once for each part; pyfirecrest itself would take 64 MiB."""
-DIGITS: Final = 6
+_DIGITS: Final = 6
 
 _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
 
@@ -125,7 +125,7 @@ class Transfers:
         if entry is None or entry.size != size:
             there = f"{entry.size} bytes" if entry else "nothing"
             raise SiteUnreachable(f"{path}: {size} bytes went up, {there} came", where=self._where)
-        if size > CHECKED_BYTES:
+        if size > _CHECKED_BYTES:
             return
         try:
             told = await small.checksum(path)
@@ -151,7 +151,7 @@ class Transfers:
         job = self._job_of(upload.transfer_data)
         try:
             self._check_urls(upload.transfer_data)
-            upload.chunk_size = CHUNK_BYTES
+            upload.chunk_size = _CHUNK_BYTES
             await self._connection.store("part", lambda _: upload.upload_file_to_stage(), size)
         except BaseException:
             await self._give_up(job)  # it would wait for the file for a day
@@ -166,7 +166,7 @@ class Transfers:
         async def send(opened: IO[bytes]) -> None:
             for number in numbers:
                 part = await asyncio.to_thread(_read, opened, number * length, length)
-                await small.put(f"{directory}/{number:0{DIGITS}}", part, private=False)
+                await small.put(f"{directory}/{number:0{_DIGITS}}", part, private=False)
 
         with file.open("rb", buffering=0) as one, file.open("rb", buffering=0) as two:
             await asyncio.gather(send(one), send(two))
@@ -261,7 +261,7 @@ class Transfers:
         source, target = self._paths.absolute(path), self._paths.absolute(directory)
         await self._run(
             small,
-            f"split -d -a {DIGITS} -b {self._part_bytes} -- {shlex.quote(source)} "
+            f"split -d -a {_DIGITS} -b {self._part_bytes} -- {shlex.quote(source)} "
             f"{shlex.quote(target)}/",
         )
         return directory
@@ -271,7 +271,7 @@ class Transfers:
     ) -> AsyncIterator[bytes]:
         first, within = divmod(offset, self._part_bytes)
         for number in range(first, -(-staged.entry.size // self._part_bytes)):
-            async for chunk in small.get(f"{staged.parts}/{number:0{DIGITS}}", 0):
+            async for chunk in small.get(f"{staged.parts}/{number:0{_DIGITS}}", 0):
                 yield chunk[within:]
                 within = 0
 
@@ -304,7 +304,7 @@ class Transfers:
             unseen = unseen + pause if state.phase is Phase.UNKNOWN else 0.0
             if unseen > UNSEEN_S:
                 raise SiteUnreachable(f"the transfer job {job_id} is lost", where=self._where)
-            pause = min(pause * 1.5, LONGEST_LOOK_S)
+            pause = min(pause * 1.5, _LONGEST_LOOK_S)
         if state.reason is not Reason.SUCCESS:
             kind = SiteUnreachable if state.reason in _AGAIN else SiteRejected
             raise kind(

@@ -26,7 +26,7 @@ SESSION_EXPIRED = 432
 """UNICORE's own status: the security session is unknown; pyunicore repeats without it."""
 
 
-ERROR_TEXTS = (
+_ERROR_TEXTS = (
     # Texts of a server whose TSI (its arm on the login node) is away: it may be back soon.
     Pattern(r"TSIUnavailableException|TSI (is )?(currently )?unavailable", Meaning.UNKNOWN),
     # A server that was just restarted answers so to submissions some of which it has carried out.
@@ -111,7 +111,7 @@ def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
         # "No service was found." while a server starts, for example.
         passes = meaning in (Meaning.LATER, Meaning.CREDENTIALS)
         return (meaning if passes else Meaning.UNKNOWN), ""
-    if status >= 400 and (pattern := told(ERROR_TEXTS, text)) is not None:
+    if status >= 400 and (pattern := told(_ERROR_TEXTS, text)) is not None:
         return pattern.meaning, pattern.do
     if status == 503:
         own = _is_json(response) or "Retry-After" in response.headers

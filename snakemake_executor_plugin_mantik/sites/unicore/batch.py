@@ -16,7 +16,7 @@ BATCH_FILE: Final = "bss.sh"
 SCRIPT: Final = "job.sh"
 """Their names in the directory that a job has at the server."""
 
-LARGEST_BATCH_FILE: Final = 1 << 20
+_LARGEST_BATCH_FILE: Final = 1 << 20
 """Bytes of script that a batch file carries at most. Slurm takes 4 MiB by default
 (`max_script_size`), and its controller keeps them."""
 
@@ -89,7 +89,7 @@ def carries(script: str) -> bool:
 
     A TSI reads the file as a text in its own locale, with universal ends of lines.
     """
-    return script.isascii() and "\r" not in script and len(script) <= LARGEST_BATCH_FILE
+    return script.isascii() and "\r" not in script and len(script) <= _LARGEST_BATCH_FILE
 
 
 def directives(submission: Submission, scheduler: Literal["slurm", "pbs"]) -> list[str]:

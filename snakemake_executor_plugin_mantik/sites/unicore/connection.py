@@ -30,9 +30,9 @@ from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
 from snakemake_executor_plugin_mantik.sites.rate_limits import longest, repeat, steady
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
 
-CONNECT_S: Final = 30.0
+_CONNECT_S: Final = 30.0
 """How long a connection may take to be made, seconds."""
-IDLE_S: Final = 20.0
+_IDLE_S: Final = 20.0
 """How long an idle connection is kept; shorter than servers' own limit, so that none is reused in
 the moment in which the server closes it."""
 
@@ -83,14 +83,14 @@ class Connection:
             limits=httpx.Limits(
                 max_connections=2 * concurrent_requests,
                 max_keepalive_connections=concurrent_requests,
-                keepalive_expiry=IDLE_S,
+                keepalive_expiry=_IDLE_S,
             ),
             event_hooks={"request": [self._count]},
         )
         self._transport = Transport(
             credential,
             verify=True,
-            timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+            timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
             client=self._client,
         )
 

@@ -25,16 +25,16 @@ from snakemake_executor_plugin_mantik.sites.unicore.hooks import (
     hook_properties,
 )
 
-COMMON_TAG = "mantik"
+_COMMON_TAG = "mantik"
 """Tag of all our jobs, beside the try's own."""
 
-LOSSY: Final = (((9, 3, 0), (11, 1)), ((2, 5, 5), (3, 1)))
+_LOSSY: Final = (((9, 3, 0), (11, 1)), ((2, 5, 5), (3, 1)))
 """First and last versions whose own resources lose memory and GPUs on their way to the scheduler.
 
 As the server tells its version (that of the whole release), and as its part UNICORE/X counts.
 """
 
-LOSSLESS_MIB: Final = 2047
+_LOSSLESS_MIB: Final = 2047
 """The most memory that these versions hand on."""
 
 _LONGEST_NAME = 120
@@ -61,7 +61,7 @@ def job_description(
     shell = ["-l"] if submission.login_shell and not whole else []
     description: dict[str, Any] = {
         "Name": _readable(submission.name),
-        "Tags": [submission.tag, COMMON_TAG],
+        "Tags": [submission.tag, _COMMON_TAG],
         "Executable": "/bin/bash",
         "Arguments": [*shell, BATCH_FILE if whole else SCRIPT],
         "Imports": [],
@@ -97,10 +97,10 @@ def lost_on_the_way(resources: Resources, server: str) -> list[str]:
     """
     match = re.search(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", server)
     version = tuple(int(number or 0) for number in match.groups()) if match else ()
-    if not any(first <= version and version[:2] <= last for first, last in LOSSY):
+    if not any(first <= version and version[:2] <= last for first, last in _LOSSY):
         return []
     memory, gpus = resources.memory_mib_per_node or 0, resources.gpus_per_node or 0
-    lost = [f"MemoryPerNode of {memory} MiB (2 GiB or more)"] if memory > LOSSLESS_MIB else []
+    lost = [f"MemoryPerNode of {memory} MiB (2 GiB or more)"] if memory > _LOSSLESS_MIB else []
     return [*lost, f"GPUsPerNode of {gpus}"] if gpus else lost
 
 

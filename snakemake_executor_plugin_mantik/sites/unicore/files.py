@@ -19,9 +19,9 @@ from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 
 LISTING_LIMIT: Final = 10_000
 """Entries that a server gives in one answer (its SMS_LS_LIMIT)."""
-MOST_ENTRIES: Final = 1_000_000
+_MOST_ENTRIES: Final = 1_000_000
 """Entries of a directory that are asked for at most, page by page."""
-CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
 """Size of the pieces that local files are read in."""
 
 _PRIVATE_FILE: Final = "rw-------"
@@ -120,9 +120,9 @@ class Files:
             entries.update(page)
             if len(page) < LISTING_LIMIT or len(entries) == known:
                 return entries
-            if len(entries) > MOST_ENTRIES:
+            if len(entries) > _MOST_ENTRIES:
                 raise SiteRejected(
-                    f"{path} has more than {MOST_ENTRIES} entries",
+                    f"{path} has more than {_MOST_ENTRIES} entries",
                     where=f"site {self._site}",
                     do="Spread them over several directories",
                 )
@@ -203,7 +203,7 @@ class _Reread:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         opened = await asyncio.to_thread(self._file.open, "rb")
         try:
-            while chunk := await asyncio.to_thread(opened.read, CHUNK_BYTES):
+            while chunk := await asyncio.to_thread(opened.read, _CHUNK_BYTES):
                 yield chunk
         finally:
             opened.close()

@@ -23,12 +23,12 @@ from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
 
-PAGE: Final = 200
+_PAGE: Final = 200
 """Jobs that one answer lists; servers give no more by default."""
-STDERR_BYTES: Final = 16_384
+_STDERR_BYTES: Final = 16_384
 """How much of a job's standard error is read to explain its end."""
 
-MOST_FOUND: Final = 10_000
+_MOST_FOUND: Final = 10_000
 """Jobs with one tag that are asked for at most, page by page; a try has three or so."""
 
 _BEYOND_DOUBT: Final = (Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.PREEMPTED)
@@ -73,13 +73,13 @@ class Jobs:
         self._check_tag(tag)
         found: list[str] = []
         while True:
-            params: dict[str, str | int] = {"tags": tag, "num": PAGE, "offset": len(found)}
+            params: dict[str, str | int] = {"tags": tag, "num": _PAGE, "offset": len(found)}
             answer = await self._connection.get("find", "/jobs", params)
             urls = answer.get("jobs")
             if not isinstance(urls, list):
                 raise self._connection.nonsense("/jobs")
             found += [str(url).rstrip("/").rsplit("/", 1)[-1] for url in urls]
-            if len(urls) < PAGE or len(found) > MOST_FOUND:
+            if len(urls) < _PAGE or len(found) > _MOST_FOUND:
                 return [job_id for job_id in dict.fromkeys(found) if _ID.fullmatch(job_id)]
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
@@ -149,7 +149,7 @@ class Jobs:
             async with self._connection.download(path, 0) as (_, chunks):
                 async for chunk in chunks:
                     text += chunk
-                    if len(text) >= STDERR_BYTES:
+                    if len(text) >= _STDERR_BYTES:
                         break
         except SiteError as error:
             _log.debug("standard error of job %s cannot be read: %s", job_id, error)

@@ -15,9 +15,9 @@ from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection, not_authorized
 from snakemake_executor_plugin_mantik.sites.unicore.paths import place
 
-OURS: Final = "mantik"
+_OURS: Final = "mantik"
 """Directory in a storage that holds the workspaces that we make."""
-MOST_STORAGES: Final = 200
+_MOST_STORAGES: Final = 200
 """How many storages are looked at to find the workspace's."""
 
 _PREFERRED: Final = ("scratch", "work", "project", "home")
@@ -179,7 +179,7 @@ async def find_workspace(
     Raises:
         SiteRejected: if no storage holds the workspace.
     """
-    relative = workspace or f"{OURS}/{name}"
+    relative = workspace or f"{_OURS}/{name}"
     if storage is not None and not relative.startswith("/"):
         found, mount = await _named_storage(connection, site, storage)
         return found, _within(relative, site), posixpath.join(mount, relative)
@@ -213,7 +213,7 @@ async def _named_storage(connection: Connection, site: str, name: str) -> tuple[
 
 async def _mounts(connection: Connection) -> dict[str, str]:
     """The mount points of the storages that can be used."""
-    answer = await connection.get("storages", "/storages", {"num": MOST_STORAGES})
+    answer = await connection.get("storages", "/storages", {"num": _MOST_STORAGES})
     names = [_last(url) for url in _urls(answer, "storages")]
     answers = await asyncio.gather(*(_storage(connection, name) for name in names))
     return {

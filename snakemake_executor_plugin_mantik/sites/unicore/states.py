@@ -44,7 +44,7 @@ _PHASES: Final = {
     JobStatus.UNDEFINED.value: Phase.UNKNOWN,
 }
 
-STATUS_TEXTS: Final = (
+_STATUS_TEXTS: Final = (
     (r"Job aborted", Reason.CANCELLED),
     (r"Could not submit job", Reason.REJECTED),
     (r"Resource request <.*> is out of range|Resource <.*> is not available", Reason.REJECTED),
@@ -55,7 +55,7 @@ STATUS_TEXTS: Final = (
 )
 """Texts of `statusMessage` of a FAILED job."""
 
-LOST_TEXTS: Final = re.compile(
+_LOST_TEXTS: Final = re.compile(
     # The TSI was away while the job was made, submitted, or asked about.
     r"TSIUnavailableException|Error communicating to the TSI|TSI (is )?(currently )?unavailable|"
     # It was killed while it started a command on the login node.
@@ -88,7 +88,7 @@ def state_of(properties: Mapping[str, Any]) -> JobState:
     )
     if state.reason in (None, Reason.SUCCESS) or code is not None:
         return state
-    if not LOST_TEXTS.search(message):
+    if not _LOST_TEXTS.search(message):
         return state
     if state.scheduler_id:  # it may wait or run: what UNICORE says of it counts no more
         return replace(state, phase=Phase.UNKNOWN, reason=None)
@@ -173,7 +173,7 @@ def as_slurm_says(details: Mapping[str, str], state: JobState) -> JobState:
 def _reason(status: str, message: str, code: int | None) -> Reason:
     if status == JobStatus.SUCCESSFUL.value:
         return Reason.SUCCESS
-    for text, reason in STATUS_TEXTS:
+    for text, reason in _STATUS_TEXTS:
         if re.search(text, message):
             return reason
     return Reason.EXIT_CODE if code else Reason.UNKNOWN

@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.tracking.run import without_user
 
-OPTION: Final = "--mantik-track-direct"
-URI: Final = "MLFLOW_TRACKING_URI"
-CREDENTIALS: Final = (
+_OPTION: Final = "--mantik-track-direct"
+_URI: Final = "MLFLOW_TRACKING_URI"
+_CREDENTIALS: Final = (
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
 )
-SETTINGS: Final = ("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_WORKSPACE")
+_SETTINGS: Final = ("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_WORKSPACE")
 """What else MLflow's client has to know of a server, but for names of files, which are here."""
 
 
@@ -28,35 +28,35 @@ def sent(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UserError: no node of a site can reach the tracking server.
     """
-    uri = environ.get(URI, "")
+    uri = environ.get(_URI, "")
     _check(uri)
-    names = (*CREDENTIALS, *SETTINGS)
-    return {URI: uri} | {name: environ[name] for name in names if environ.get(name)}
+    names = (*_CREDENTIALS, *_SETTINGS)
+    return {_URI: uri} | {name: environ[name] for name in names if environ.get(name)}
 
 
 def remark(environ: Mapping[str, str]) -> str:
     """What the user is told before credentials leave the machine."""
-    uri = environ.get(URI, "")
-    held = [name for name in CREDENTIALS if environ.get(name)]
-    held += [f"the password in {URI}"] if without_user(uri) != uri else []
+    uri = environ.get(_URI, "")
+    held = [name for name in _CREDENTIALS if environ.get(name)]
+    held += [f"the password in {_URI}"] if without_user(uri) != uri else []
     what = f"so these credentials go to the sites: {', '.join(held)}" if held else "without any"
     what += "" if held else " credential: none is set"
-    return f"{OPTION}: jobs log to {without_user(uri)} themselves, {what}."
+    return f"{_OPTION}: jobs log to {without_user(uri)} themselves, {what}."
 
 
 def _check(uri: str) -> None:
     url = urlsplit(uri)
     if url.scheme not in ("http", "https") or not url.hostname:
-        what = f"{URI} is {without_user(uri)}" if uri else f"{URI} is not set"
+        what = f"{_URI} is {without_user(uri)}" if uri else f"{_URI} is not set"
         raise UserError(
-            f"{OPTION} needs a tracking server that the sites' nodes can reach, but {what}",
-            do=f"Set {URI} to the URL of one (https://…), or leave the option out: then what jobs"
+            f"{_OPTION} needs a tracking server that the sites' nodes can reach, but {what}",
+            do=f"Set {_URI} to the URL of one (https://…), or leave the option out: then what jobs"
             " log is carried over from here",
         )
     if _is_here(url.hostname):
         raise UserError(
-            f"{OPTION}: {url.hostname} is another machine for each node that asks for it",
-            where=f"{URI}={without_user(uri)}",
+            f"{_OPTION}: {url.hostname} is another machine for each node that asks for it",
+            where=f"{_URI}={without_user(uri)}",
             do="Name the server as the nodes can reach it, or leave the option out: then what jobs"
             " log is carried over from here",
         )

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.tracking.run import Target
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
-UPDATE_S = 60.0
+_UPDATE_S = 60.0
 """Seconds between two updates of a workflow's run, at least: counts, and pictures."""
 SNAKEFILE_BYTES: Final = 1 << 20
 """A Snakefile up to this size is kept with the run."""
@@ -162,7 +162,7 @@ class Invocation:
                 broken(error)
 
         loop = asyncio.get_running_loop()
-        wait = self._updated + UPDATE_S - time.monotonic()
+        wait = self._updated + _UPDATE_S - time.monotonic()
         self._timer = loop.call_later(max(0.0, wait), update)
 
     def _update(self, **facts: object) -> None:

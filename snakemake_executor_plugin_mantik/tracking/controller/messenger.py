@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER = "snakemake_executor_plugin_mantik.tracking.worker.process"
-LOG_BYTES = 1 << 20
+_LOG_BYTES = 1 << 20
 """Size of the worker's own log above which it is begun anew."""
 
 
@@ -30,7 +30,7 @@ class Messenger:
         Raises:
             OSError: it cannot be started.
         """
-        small = log.exists() and log.stat().st_size < LOG_BYTES
+        small = log.exists() and log.stat().st_size < _LOG_BYTES
         with log.open("a" if small else "w") as errors:
             # In a session of its own: Ctrl-C is for the controller, which then ends it in order.
             self._process = subprocess.Popen(

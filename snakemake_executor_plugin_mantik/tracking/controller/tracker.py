@@ -35,9 +35,9 @@ from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun, ta
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES, Workflow
 
-END_WAIT_S = 30.0
+_END_WAIT_S = 30.0
 """Seconds that the end of a workflow waits, at most, until MLflow knows everything."""
-MISSING = (
+_MISSING = (
     "MLproject runs are not tracked: MLflow is not installed here"
     " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
 )
@@ -154,7 +154,7 @@ class Tracker:
             self._broken(error)
 
     def close(
-        self, wait_s: float = END_WAIT_S, *, open_tries: Collection[str] | None = None
+        self, wait_s: float = _END_WAIT_S, *, open_tries: Collection[str] | None = None
     ) -> None:
         """The engine has ended: wait until MLflow knows everything, but not for ever.
 
@@ -186,7 +186,7 @@ class Tracker:
         if self._outbox is None and not self._off:
             if importlib.util.find_spec("mlflow") is None:
                 self._off = True
-                self._tell(MISSING)
+                self._tell(_MISSING)
                 return False
             self._directory.mkdir(parents=True, exist_ok=True)
             self._outbox = Outbox(self._directory / OUTBOX)

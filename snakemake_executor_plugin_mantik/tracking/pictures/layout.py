@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-SWEEPS: Final = 8
+_SWEEPS: Final = 8
 """How often the layers are put in order, to and fro; more changes next to nothing."""
 
 
@@ -115,18 +115,18 @@ def _ordered(
             above[lower].append(upper)
             below[upper].append(lower)
     best, fewest = [list(layer) for layer in layers], _crossings(layers, below)
-    for sweep in range(SWEEPS):
+    for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
         neighbours = above if downwards else below
         for layer in layers[1:] if downwards else layers[-2::-1]:
-            _sort(layer, neighbours, positions(layers))
+            _sort(layer, neighbours, _positions(layers))
         crossings = _crossings(layers, below)
         if crossings < fewest:
             best, fewest = [list(layer) for layer in layers], crossings
     return best
 
 
-def positions(layers: Sequence[Sequence[Place]]) -> dict[Hashable, float]:
+def _positions(layers: Sequence[Sequence[Place]]) -> dict[Hashable, float]:
     """Where each stands in its layer, counted from the layer's middle."""
     return {place: at - (len(layer) - 1) / 2 for layer in layers for at, place in enumerate(layer)}
 

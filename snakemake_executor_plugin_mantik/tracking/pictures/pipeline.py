@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Pictu
 
 MOST_JOBS: Final = 60
 """Jobs above which the boxes are rules."""
-LETTERS: Final = 32
+_LETTERS: Final = 32
 """Columns of text in a box, at most."""
 
 _LETTER: Final = 7.2
@@ -126,7 +126,7 @@ def _rule(rule: str, nodes: Sequence[Node], now: float) -> Box:
     last = " · ".join(
         [*([f"~{duration(median(times))}"] if times else []), *([sites] * bool(sites))]
     )
-    name = f"{shortened(rule, LETTERS - 8)} ×{len(nodes)}" if len(nodes) > 1 else rule
+    name = f"{shortened(rule, _LETTERS - 8)} ×{len(nodes)}" if len(nodes) > 1 else rule
     whole = "\n".join([rule, ", ".join(told), *typical, *([f"at {sites}"] * bool(sites))])
     return _box(rule, [name, counts, last], states, whole)
 
@@ -138,7 +138,7 @@ def _between_rules(picture: Picture) -> Sequence[tuple[str, str]]:
 
 
 def _box(box_id: str, lines: Sequence[str], states: Sequence[tuple[State, int]], shown: str) -> Box:
-    fitting = [text for text in (shortened(each, LETTERS) for each in lines) if text]
+    fitting = [text for text in (shortened(each, _LETTERS) for each in lines) if text]
     width = max(_SMALLEST, max(columns(text) for text in fitting) * _LETTER + 24)
     return Box(box_id, fitting, states, shown, width=width, height=len(fitting) * _LINE + 16)
 

@@ -22,7 +22,7 @@ MOST_BARS: Final = 300
 """Jobs above which only some have a bar: what failed and what took longest."""
 SOME_BARS: Final = 40
 """How many have one then."""
-MOST_NAMES: Final = 100
+_MOST_NAMES: Final = 100
 """Bars above which they are thin, and their names are shown only where the mouse is."""
 
 _NAMES: Final = 205.0
@@ -79,7 +79,7 @@ def timeline(picture: Picture) -> str:
     axis = _axis(tries, picture.now)
     drawing = _Drawing(axis, picture.now)
     if len(tries) <= MOST_BARS:
-        drawing.bars(tries, thin=len(tries) > MOST_NAMES)
+        drawing.bars(tries, thin=len(tries) > _MOST_NAMES)
     else:
         drawing.profiles(tries)
         drawing.bars(_outstanding(tries, picture.now), thin=False, what=", failed or longest")

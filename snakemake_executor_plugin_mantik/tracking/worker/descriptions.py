@@ -20,7 +20,7 @@ from yaml.tokens import (
     FlowSequenceStartToken,
 )
 
-LONGEST: Final = 4 << 20
+_LONGEST: Final = 4 << 20
 """Bytes of a description; the largest are those of data sets, with their schema and profile."""
 DEEPEST: Final = 50
 """Lists and mappings in each other."""
@@ -45,7 +45,7 @@ def read_mapping(path: Path, *, aliases: bool = False) -> dict[Any, Any] | None:
         aliases: whether it may have aliases.
     """
     try:
-        if not path.is_file() or path.stat().st_size > LONGEST or not _is_tame(path, aliases):
+        if not path.is_file() or path.stat().st_size > _LONGEST or not _is_tame(path, aliases):
             return None
         known = yaml.load(path.read_bytes(), _LOADER)  # noqa: S506 - a safe one
     except (OSError, ValueError, yaml.YAMLError, RecursionError):

@@ -6,7 +6,7 @@ from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-DEFAULT: Final = "Default"
+_DEFAULT: Final = "Default"
 """MLflow's own name of the experiment of runs for which none is named."""
 
 
@@ -15,7 +15,7 @@ def find_or_make(client: MlflowClient, name: str, experiment_id: str) -> Experim
 
     Args:
         client: of the server.
-        name: if there is none of that name, it is made; empty: `DEFAULT`.
+        name: if there is none of that name, it is made; empty: `_DEFAULT`.
         experiment_id: comes before the name; empty: the name counts.
 
     Raises:
@@ -23,7 +23,7 @@ def find_or_make(client: MlflowClient, name: str, experiment_id: str) -> Experim
     """
     if experiment_id:
         return client.get_experiment(experiment_id)
-    name = name or DEFAULT
+    name = name or _DEFAULT
     found = client.get_experiment_by_name(name)
     if found is None:
         try:

@@ -24,9 +24,9 @@ from snakemake_executor_plugin_mantik.tracking.worker.source import Source, read
 
 TREE, LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live`."""
-METRICS_BYTES = 4 << 20
+_METRICS_BYTES = 4 << 20
 """Bytes of metrics that are told at once; each value takes far more in memory."""
-WRITTEN_AT_ONCE = 4096
+_WRITTEN_AT_ONCE = 4096
 """Bytes of a parameter or tag that are seen to be written in one go, or not at all."""
 
 
@@ -115,7 +115,7 @@ class LiveReplay:
         """Tell the lines that have been added, of many a part at a time; whether there were any."""
         logged: dict[str, list[Logged]] = {}
         read: dict[str, bytes] = {}
-        left = METRICS_BYTES
+        left = _METRICS_BYTES
         for file in metric_files(self._store):
             path = file.relative_to(self._store).as_posix()
             begun = self._told.lines.get(path, Lines())
@@ -154,4 +154,4 @@ def _describes(path: Path, store: Path) -> bool:
     of = parts[3:4] if len(parts) > 3 and parts[1] == "models" else parts[2:3]
     if of in (("metrics",), ("artifacts",)):
         return False
-    return of not in (("params",), ("tags",)) or 0 < path.stat().st_size <= WRITTEN_AT_ONCE
+    return of not in (("params",), ("tags",)) or 0 < path.stat().st_size <= _WRITTEN_AT_ONCE

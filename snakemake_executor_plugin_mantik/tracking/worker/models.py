@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_m
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads, without
 
-SOURCE_MODEL = "mantik.source_model"
+_SOURCE_MODEL = "mantik.source_model"
 """The tag that tells from what in a job's store a model was made."""
 
 
@@ -84,7 +84,7 @@ class Models:
         if known is None:
             known = self._client.create_logged_model(
                 experiment, name=model.name, source_run_id=run_id,
-                tags={**(model.tags or {}), SOURCE_MODEL: name},
+                tags={**(model.tags or {}), _SOURCE_MODEL: name},
                 params=dict(model.params or {}), model_type=model.model_type,
             )  # fmt: skip
         self._models[model.model_id] = known.model_id
@@ -92,7 +92,7 @@ class Models:
 
     def _find_model(self, experiment: str, source: str) -> LoggedModel | None:
         found = self._client.search_logged_models(
-            [experiment], filter_string=f"tags.`{SOURCE_MODEL}` = '{source}'"
+            [experiment], filter_string=f"tags.`{_SOURCE_MODEL}` = '{source}'"
         )
         return found[0] if found else None
 

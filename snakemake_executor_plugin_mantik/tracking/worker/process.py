@@ -30,12 +30,12 @@ from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 
 OUTBOX = "outbox.sqlite"
 LOCK = "lock"
-IDLE_S = 5.0
+_IDLE_S = 5.0
 """Seconds after which the outbox is looked at without being woken up."""
-FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 60.0
+_FIRST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 60.0
 """Seconds to wait after a failure, doubled each time."""
-FAILURES = 2
+_FAILURES = 2
 """Failures in a row after which the others of the same place are not tried either, for a while."""
 MAKERS = 4
 """Runs that are made at the same time: a server may be far away, and jobs wait."""
@@ -73,7 +73,7 @@ def _place(run: RunRecord | None) -> Place:
 
 
 @dataclass(frozen=True)
-class Round:
+class _Round:
     """What there is to be told in a lane, and how that goes.
 
     Attributes:
@@ -124,7 +124,7 @@ class Worker:
     def work(self, lane: Lane) -> None:
         """Tell what there is in a lane; a thread's whole work."""
         outbox = self._teller().outbox
-        wait = FIRST_WAIT_S
+        wait = _FIRST_WAIT_S
         failing: set[str | Place] = set()
         before = _BEFORE.get(lane)
         while True:
@@ -137,11 +137,11 @@ class Worker:
                 break
             if not all_told:
                 event.wait(wait)
-                wait = min(2 * wait, LONGEST_WAIT_S)
+                wait = min(2 * wait, _LONGEST_WAIT_S)
                 continue
-            wait = FIRST_WAIT_S
+            wait = _FIRST_WAIT_S
             if not oldest_first:
-                event.wait(IDLE_S)
+                event.wait(_IDLE_S)
         self._over[lane].set()
         self.wake()
 
@@ -179,7 +179,7 @@ class Worker:
             oldest_first,
             key=lambda t: (places[t] in failing, -newest[places[t]], t in failing),
         )
-        found = Round(lane, {try_id: places[try_id] for try_id in tries}, failing)
+        found = _Round(lane, {try_id: places[try_id] for try_id in tries}, failing)
         if lane is not Lane.MAKING:
             told = [self._attempt(found, try_id) for try_id in tries]
             return all(told)
@@ -190,7 +190,7 @@ class Worker:
             self._all_made.set()
             self._wake[Lane.STATES].set()
 
-    def _make(self, found: Round) -> bool:
+    def _make(self, found: _Round) -> bool:
         """Make runs, several at a time where the first one could be made."""
         answering: set[Place] = set()
         all_made = True
@@ -208,10 +208,10 @@ class Worker:
         made = [making.result() for making in begun]
         return all(made) and all_made
 
-    def _attempt(self, found: Round, try_id: str) -> bool:
+    def _attempt(self, found: _Round, try_id: str) -> bool:
         """Tell of a try; whether that could be done."""
         place = found.places[try_id]
-        if found.failures[place] >= FAILURES:
+        if found.failures[place] >= _FAILURES:
             return False
         if found.lane is not Lane.MAKING:
             self._all_made.wait(GIVE_WAY_S)

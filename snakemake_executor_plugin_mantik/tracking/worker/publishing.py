@@ -43,9 +43,9 @@ from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.replay import BATCH, Replay
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
 
-MOST_SAID = 20
+_MOST_SAID = 20
 """Lines that the user reads of a run: what a job wrote may be wrong a million times."""
-TRY = "mantik.try"
+_TRY = "mantik.try"
 RETRY_OF = "mantik.retry_of"
 """The tag that names the run of the try before, which did not finish."""
 
@@ -116,7 +116,7 @@ class Publisher:
         experiment_id, experiment = self._experiment(client, uri, run.data)
         run_id = ""
         if events[0].attempts:
-            key = WORKFLOW if _is_workflow(run) else TRY
+            key = WORKFLOW if _is_workflow(run) else _TRY
             found = client.search_runs([experiment_id], f"tags.`{key}` = '{try_id}'")
             run_id = found[0].info.run_id if found else ""
         if not run_id:
@@ -344,11 +344,11 @@ class Publisher:
 
     def _say(self, run: RunRecord, text: str) -> None:
         self._said[run.try_id] += 1
-        if self._said[run.try_id] > MOST_SAID:
+        if self._said[run.try_id] > _MOST_SAID:
             return
         told = " ".join(without_users(text).split())[:400]
         self._tell(f"{run.data['name']}: MLflow run {run.run_id}: {told}")
-        if self._said[run.try_id] == MOST_SAID:
+        if self._said[run.try_id] == _MOST_SAID:
             self._tell(f"{run.data['name']}: and so on.")
 
 

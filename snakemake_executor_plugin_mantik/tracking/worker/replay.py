@@ -34,18 +34,18 @@ from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads
 
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""
-METRICS_AT_ONCE = 20_000
+_METRICS_AT_ONCE = 20_000
 """Values of metrics that are in memory, of a job that is over."""
-METRICS_BATCH = 1000
+_METRICS_BATCH = 1000
 """Metrics per request: MLflow's limit."""
-SOURCE_RUN = "mantik.source_run"
+_SOURCE_RUN = "mantik.source_run"
 """The tag that tells from what in a job's store a run was made."""
 
 _OURS = "mantik."
 _FROM = ("mlflow.source.", "mlflow.project.")
 _NAME, _USER = "mlflow.runName", "mlflow.user"
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Replay:
@@ -105,7 +105,7 @@ class Replay:
             self._tell("the job has removed or damaged its run in its own store")
         self.describe(source)
         # Not all at once: there may be any number.
-        while some := list(islice(metrics, METRICS_AT_ONCE)):
+        while some := list(islice(metrics, _METRICS_AT_ONCE)):
             of_runs: dict[str, list[Logged]] = {}
             for value in some:
                 of_runs.setdefault(value.run_id, []).append(value)
@@ -170,7 +170,7 @@ class Replay:
                 self._client.set_terminated(run_id, ended, run.info.end_time or None)
                 self._told.over.add(run_id)
 
-    def _piece(self, what: str, act: Callable[[], T]) -> T | None:
+    def _piece(self, what: str, act: Callable[[], _T]) -> _T | None:
         """Do something that MLflow may refuse without harm to the rest."""
         try:
             return act()
@@ -199,7 +199,7 @@ class Replay:
             lambda: self._client.create_run(
                 experiment,
                 start_time=info.start_time,
-                tags={**tags, SOURCE_RUN: name},
+                tags={**tags, _SOURCE_RUN: name},
                 run_name=info.run_name,
             ),
         )
@@ -210,7 +210,7 @@ class Replay:
             }
 
     def _find_run(self, experiment: str, source: str) -> str | None:
-        found = self._client.search_runs([experiment], f"tags.`{SOURCE_RUN}` = '{source}'")
+        found = self._client.search_runs([experiment], f"tags.`{_SOURCE_RUN}` = '{source}'")
         return found[0].info.run_id if found else None
 
     def _experiment(self, source: Source, source_id: str) -> str:
@@ -302,7 +302,7 @@ class Replay:
             if key not in there
         ]
         self._batches(
-            "metrics", metrics, lambda some: {"metrics": some}, run_id, size=METRICS_BATCH
+            "metrics", metrics, lambda some: {"metrics": some}, run_id, size=_METRICS_BATCH
         )
         told_for_models |= of_model.keys()
 

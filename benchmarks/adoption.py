@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.engine import cpu_seconds, opened, request
 from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.observer import NullObserver
+from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import fingerprint
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.staging.sources import Sources
 STATE = ".state"
 
 
-class Seen(NullObserver):
+class Seen(Observer):
     """Counts the tries that have been seen to run."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from statistics import median
 
 from benchmarks.engine import cpu_seconds, opened, request
 from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.observer import JobExtras, NullObserver, Observers
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer, Observers
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.mlproject.call import Call
@@ -60,7 +60,7 @@ def tracked(number: int, which: str) -> JobRequest:
     return replace(asked, command=asked.command + LOGS) if which == "mlproject" else asked
 
 
-class Stopwatch(NullObserver):
+class Stopwatch(Observer):
     """Sees when the site has acknowledged each job.
 
     Attributes:

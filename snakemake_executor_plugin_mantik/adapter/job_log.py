@@ -14,12 +14,12 @@ from snakemake.settings.enums import Quietness
 
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.observer import Ended, JobExtras, NullObserver
+from snakemake_executor_plugin_mantik.engine.observer import Ended, JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 
-class StateLog(NullObserver):
+class StateLog(Observer):
     """Writes a line on each state of each job. Its methods belong to the engine's thread."""
 
     def __init__(self, log: Callable[..., None], workdir: Path) -> None:

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.humanize import duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.observer import Ended, NullObserver, Observer
+from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
@@ -99,7 +99,7 @@ class Canceller:
         self._fetcher = fetcher
         self._logs = logs
         self._workdir = workdir
-        self._observer = observer or NullObserver()
+        self._observer = observer or Observer()
         # A site says that a job has ended as soon as it has passed on the wish, but the job has
         # this long to end, and writes its marker then.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s

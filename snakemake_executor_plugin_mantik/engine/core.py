@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.engine.observer import NullObserver, Observer
+from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
@@ -66,7 +66,7 @@ class Engine:
             observer: looks on.
             configs: the sites' backend configs by name: where they lie, for the journal.
         """
-        self._observer = observer or NullObserver()
+        self._observer = observer or Observer()
         self._sites = sites
         self._configs = {name: str(path) for name, path in (configs or {}).items()}
 

@@ -1,14 +1,14 @@
-"""Who looks on: what the engine tells an observer of each try, and what that may add to a job.
+"""Observers: the events of each try that the engine reports, and what they may add to a job.
 
-The engine knows nothing of what an observer does (the room `tracking` makes MLflow runs of jobs).
-An observer can neither fail a job nor hold up the loop: it raises nothing, and only `prepare` may
-take time, within a limit of its own.
+The engine knows nothing of what an observer does (`tracking` makes MLflow runs of jobs). An
+observer can neither fail a job nor hold up the loop: it raises nothing, and only `prepare` may take
+time, within a limit of its own.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -97,110 +97,12 @@ class Ended:
     reason: Reason | None = None
 
 
-class Observer(Protocol):
-    """Looks on.
+class Observer:
+    """Follows the tries of a run. Its methods do nothing: derive from it what one wants to know.
 
-    All methods are called in the engine's thread; after a controller was killed, the next one may
-    tell of the same event again.
+    All methods are called in the engine's thread. After a controller was killed, the next one may
+    report the same event again.
     """
-
-    async def prepare(
-        self, request: JobRequest, record: TryRecord, workspace: str
-    ) -> JobExtras | None:
-        """A try is about to be submitted, or taken up again: what it is to get besides.
-
-        For the same try it is the same each time. None if the observer does not care for the job.
-
-        Args:
-            request: the job.
-            record: its try.
-            workspace: absolute path of the workspace as jobs see it.
-        """
-        ...
-
-    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
-        """A try is about to be submitted, complete: the `script` of `spec`."""
-        ...
-
-    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        """The site has acknowledged a try under the id `site_job`."""
-        ...
-
-    def waiting(self, record: TryRecord, why: str) -> None:
-        """The scheduler's word for why a try cannot start has changed; empty: it may start."""
-        ...
-
-    def started(self, record: TryRecord) -> None:
-        """A try has begun to run. May be left out for one that ended soon after."""
-        ...
-
-    def logged(self, record: TryRecord) -> None:
-        """The copy of what a try writes to its directory (`Live`) has grown."""
-        ...
-
-    def ended(self, record: TryRecord, end: Ended) -> None:
-        """The end of a try is known, and all that will come back of it is here."""
-        ...
-
-    def leftover(self, record_id: str) -> str | None:
-        """The directory that a try has at the site because of an earlier `prepare`, if any.
-
-        Those of all tries lie beside each other, and nothing else there.
-        """
-        ...
-
-
-class Observers:
-    """Several observers as one; what the first adds that adds something is added."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
-
-    async def prepare(
-        self, request: JobRequest, record: TryRecord, workspace: str
-    ) -> JobExtras | None:
-        """What the first adds that adds something; all are asked."""
-        added = [await each.prepare(request, record, workspace) for each in self._observers]
-        return next((extras for extras in added if extras is not None), None)
-
-    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
-        """All are told."""
-        for each in self._observers:
-            each.submitting(record, spec, script)
-
-    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        """All are told."""
-        for each in self._observers:
-            each.submitted(record, site_job, queue)
-
-    def waiting(self, record: TryRecord, why: str) -> None:
-        """All are told."""
-        for each in self._observers:
-            each.waiting(record, why)
-
-    def started(self, record: TryRecord) -> None:
-        """All are told."""
-        for each in self._observers:
-            each.started(record)
-
-    def logged(self, record: TryRecord) -> None:
-        """All are told."""
-        for each in self._observers:
-            each.logged(record)
-
-    def ended(self, record: TryRecord, end: Ended) -> None:
-        """All are told."""
-        for each in self._observers:
-            each.ended(record, end)
-
-    def leftover(self, record_id: str) -> str | None:
-        """Of the first that has one."""
-        found = (each.leftover(record_id) for each in self._observers)
-        return next((leftover for leftover in found if leftover is not None), None)
-
-
-class NullObserver:
-    """The observer that does nothing."""
 
     async def prepare(
         self,
@@ -208,27 +110,80 @@ class NullObserver:
         record: TryRecord,  # noqa: ARG002
         workspace: str,  # noqa: ARG002
     ) -> JobExtras | None:
-        """Nothing is added."""
+        """Return what to add to a try that is about to be submitted or taken up again, if anything.
+
+        It is the same each time for the same try.
+
+        Args:
+            request: the job.
+            record: its try.
+            workspace: absolute path of the workspace as jobs see it.
+        """
         return None
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
-        """Ignored."""
+        """Note that a try is about to be submitted, complete: the `script` of `spec`."""
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        """Ignored."""
+        """Note that the site has acknowledged a try under the id `site_job`."""
 
     def waiting(self, record: TryRecord, why: str) -> None:
-        """Ignored."""
+        """Note the scheduler's new reason why a try cannot start; empty: it may start."""
 
     def started(self, record: TryRecord) -> None:
-        """Ignored."""
+        """Note that a try has begun to run. May be left out for one that ended soon after."""
 
     def logged(self, record: TryRecord) -> None:
-        """Ignored."""
+        """Note that the copy of what a try writes to its directory (`Live`) has grown."""
 
     def ended(self, record: TryRecord, end: Ended) -> None:
-        """Ignored."""
+        """Note that the end of a try is known, and that all that will come back of it is here."""
 
     def leftover(self, record_id: str) -> str | None:  # noqa: ARG002
-        """None."""
+        """Return the directory that a try has at the site because of an earlier `prepare`, if any.
+
+        Those of all tries lie beside each other, and nothing else there.
+        """
         return None
+
+
+class Observers(Observer):
+    """Several observers as one: each event goes to all of them, in order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    async def prepare(
+        self, request: JobRequest, record: TryRecord, workspace: str
+    ) -> JobExtras | None:
+        """Ask all of them; return the first addition that is not None."""
+        added = [await each.prepare(request, record, workspace) for each in self._observers]
+        return next((extras for extras in added if extras is not None), None)
+
+    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
+        for each in self._observers:
+            each.submitting(record, spec, script)
+
+    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
+        for each in self._observers:
+            each.submitted(record, site_job, queue)
+
+    def waiting(self, record: TryRecord, why: str) -> None:
+        for each in self._observers:
+            each.waiting(record, why)
+
+    def started(self, record: TryRecord) -> None:
+        for each in self._observers:
+            each.started(record)
+
+    def logged(self, record: TryRecord) -> None:
+        for each in self._observers:
+            each.logged(record)
+
+    def ended(self, record: TryRecord, end: Ended) -> None:
+        for each in self._observers:
+            each.ended(record, end)
+
+    def leftover(self, record_id: str) -> str | None:
+        found = (each.leftover(record_id) for each in self._observers)
+        return next((leftover for leftover in found if leftover is not None), None)

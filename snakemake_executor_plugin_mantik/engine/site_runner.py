@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureCl
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.live import LiveCopies
-from snakemake_executor_plugin_mantik.engine.observer import Ended, NullObserver, Observer
+from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, retry_of
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
@@ -79,7 +79,7 @@ class SiteRunner:
             places: all that there are, of the workflow whose jobs they are.
             observer: looks on.
         """
-        self._observer = observer or NullObserver()
+        self._observer = observer or Observer()
         settings = planner.config.site
         self.site = site
         self.facts = facts

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.engine import salvage
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
-from snakemake_executor_plugin_mantik.engine.observer import JobExtras, NullObserver
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, packs
@@ -48,7 +48,7 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     nothing = cast(Any, None)
     finalizer = Finalizer(
         nothing, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
-        classifier=nothing, observer=NullObserver(), workdir=workdir, logs=workdir / "logs",
+        classifier=nothing, observer=Observer(), workdir=workdir, logs=workdir / "logs",
         tell=said.append,
     )  # fmt: skip
     attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))

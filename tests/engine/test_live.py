@@ -13,7 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.engine import live
 from snakemake_executor_plugin_mantik.engine.live import LATER, REQUESTS, TREE, LiveCopies
-from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Live, NullObserver
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Live, Observer
 from snakemake_executor_plugin_mantik.jobs.live import PIECE_BYTES
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -26,7 +26,7 @@ RECORD = TryRecord(
 ADDITION = JobExtras("log", {"meta": b"from the start"}, live=Live("copy", "^metrics/"))
 
 
-class Listener(NullObserver):
+class Listener(Observer):
     def __init__(self) -> None:
         self.heard = 0
 

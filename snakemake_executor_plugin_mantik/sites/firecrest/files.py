@@ -186,7 +186,6 @@ class Files:
         return entry
 
     async def list(self, path: str) -> dict[str, Entry]:
-        """See `Site.list`."""
         # With a slash `ls` tells what is in a directory, also behind a link, and refuses a file.
         target = f"{self._paths.absolute(path)}/"
         try:
@@ -212,7 +211,6 @@ class Files:
         return Entry(name, 0 if directory else int(found["size"]), directory, modified)
 
     async def stat(self, path: str) -> Entry | None:
-        """See `Site.stat`; a symbolic link counts as what it leads to."""
         found = await self._stat(path)
         if found is None:
             return None
@@ -248,7 +246,6 @@ class Files:
         return str(answer.get("checksum", "")) if isinstance(answer, dict) else ""
 
     async def make_directory(self, path: str, *, private: bool = False) -> None:
-        """See `Site.make_directory`: `mkdir -p`, which refuses where a file is."""
         await self._mkdir(path)
         if private:
             await self._protect(path, "700")
@@ -270,7 +267,6 @@ class Files:
                 await self._mkdir(directory)
 
     async def remove(self, path: str) -> None:
-        """See `Site.remove`; what takes longer than the server waits goes on in a job there."""
         target = self._paths.absolute(path)
         if target == self._paths.root:
             raise SiteRejected("the workspace itself is not removed", where=self._where)

@@ -103,7 +103,6 @@ class Jobs:
         return jobs
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
-        """See `Site.states`: one request, and one for each job that is not listed."""
         wanted = list(dict.fromkeys(ids))
         listed = await self._listed(set(wanted)) if len(wanted) > 1 else {}
         told = {job_id: states.state_of(job) for job_id, job in listed.items()}
@@ -151,7 +150,6 @@ class Jobs:
         return state
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        """See `Site.cancel`: a request for each job, firecREST has no other way."""
         await self.each(
             [job_id for job_id in ids if _ID.fullmatch(job_id)],
             lambda job: self._connection.ask(

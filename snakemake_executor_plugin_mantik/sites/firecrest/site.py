@@ -38,21 +38,21 @@ class Settings(Protocol):
     """What a firecREST site is told by the backend config (`config.settings.SiteSettings`)."""
 
     @property
-    def workspace(self) -> str | None: ...  # noqa: D102
+    def workspace(self) -> str | None: ...
     @property
-    def storage(self) -> str | None: ...  # noqa: D102
+    def storage(self) -> str | None: ...
     @property
-    def sharing(self) -> Literal["private", "group"]: ...  # noqa: D102
+    def sharing(self) -> Literal["private", "group"]: ...
     @property
-    def ca_file(self) -> str | None: ...  # noqa: D102
+    def ca_file(self) -> str | None: ...
     @property
-    def proxy(self) -> str | None: ...  # noqa: D102
+    def proxy(self) -> str | None: ...
     @property
-    def timeout_s(self) -> int: ...  # noqa: D102
+    def timeout_s(self) -> int: ...
     @property
-    def concurrent_requests(self) -> int: ...  # noqa: D102
+    def concurrent_requests(self) -> int: ...
     @property
-    def submissions_per_second(self) -> float: ...  # noqa: D102
+    def submissions_per_second(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,6 @@ class FirecrestSite:
         return self._connection.clock
 
     async def open(self) -> SiteFacts:
-        """See `Site.open`. Five requests, eight when the workspace is new."""
         system = await read_system(self._connection, self._machine)
         self._jobs.system = system.name
         user, queues = await asyncio.gather(
@@ -169,7 +168,6 @@ class FirecrestSite:
         return SiteFacts(workspace, system.server, user.name, queues, accounts=user.accounts)
 
     async def describe(self) -> SiteDetails:
-        """See `Site.describe`; firecREST tells nothing of free space."""
         opened = self._open
         return SiteDetails(
             accounts=dict.fromkeys(opened.user.accounts, ""),
@@ -179,26 +177,21 @@ class FirecrestSite:
         )
 
     async def close(self) -> None:
-        """See `Site.close`."""
         await self._connection.close()
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
-        """See `Site.submit`."""
         opened = self._open
         job = request_body(submission, opened.system.scheduler, opened.paths.root)["job"]
         return await self._jobs.submit(job["script"], job["working_directory"], begin)
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Site.find`."""
         wanted = {tag: job_name(name, tag) for tag, name in names.items()}
         return await self._jobs.find(wanted, filters=self._open.system.filters_jobs)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
-        """See `Site.states`."""
         return await self._jobs.states(ids)
 
     async def explain(self, job_id: str) -> JobState:
-        """See `Site.explain`."""
         opened = self._open
         path = f"{opened.paths.absolute(JOBS)}/{job_id}.out"
         return await self._jobs.explain(
@@ -206,39 +199,31 @@ class FirecrestSite:
         )
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        """See `Site.cancel`."""
         await self._jobs.cancel(ids)
 
     async def forget(self, ids: Sequence[str], *, succeeded: bool = False) -> None:
-        """See `Site.forget`: what the scheduler wrote goes; its records are its own."""
         if succeeded and self._open.system.scheduler == "slurm":
             return
         known = [job_id for job_id in ids if job_id.isalnum()]
         await self._jobs.each(known, lambda job: self._files.remove(f"{JOBS}/{job}.out"))
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
-        """See `Site.extend`: nothing is to be done, schedulers keep their records themselves."""
+        """Do nothing: schedulers keep their records themselves."""
 
     async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
-        """See `Site.put`."""
         await self._files.put(path, content, private=private)
 
     def get(self, path: str, *, offset: int = 0, size: int | None = None) -> AsyncIterator[bytes]:
-        """See `Site.get`."""
         return self._files.get(path, offset, size)
 
     async def list(self, path: str) -> dict[str, Entry]:
-        """See `Site.list`."""
         return await self._files.list(path)
 
     async def stat(self, path: str) -> Entry | None:
-        """See `Site.stat`."""
         return await self._files.stat(path)
 
     async def make_directory(self, path: str, *, private: bool = False) -> None:
-        """See `Site.make_directory`."""
         await self._files.make_directory(path, private=private)
 
     async def remove(self, path: str) -> None:
-        """See `Site.remove`."""
         await self._files.remove(path)

@@ -112,7 +112,6 @@ class Files:
                 yield chunk
 
     async def list(self, path: str) -> dict[str, Entry]:
-        """See `Site.list`; page by page where the server does not tell all entries at once."""
         entries: dict[str, Entry] = {}
         while True:
             page = await self._page(path, len(entries))
@@ -139,7 +138,6 @@ class Files:
         return {name: self._entry(name, found) for name, found in _named(content)}
 
     async def stat(self, path: str) -> Entry | None:
-        """See `Site.stat`."""
         try:
             # A directory answers with what is in it: one entry is enough here.
             answer = await self._connection.get("stat", self._paths.url(path), {"num": 1})
@@ -180,7 +178,6 @@ class Files:
                 ) from error
 
     async def remove(self, path: str) -> None:
-        """See `Site.remove`; servers differ in whether a missing entry is an error (500) or not."""
         try:
             await self._connection.repeat(lambda: self._remove(path))
         except SiteNotFound:

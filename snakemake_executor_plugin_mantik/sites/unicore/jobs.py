@@ -61,7 +61,6 @@ class Jobs:
         return str(job_id)
 
     async def find(self, tags: Iterable[str]) -> dict[str, list[str]]:
-        """See `Site.find`."""
         found: dict[str, list[str]] = {}
         for tag, answer in (await self._all(list(tags), self._find)).items():
             if isinstance(answer, SiteError):
@@ -83,7 +82,6 @@ class Jobs:
                 return [job_id for job_id in dict.fromkeys(found) if _ID.fullmatch(job_id)]
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
-        """See `Site.states`; UNICORE has no bulk status: a small request for each job."""
         answers = await self._all(ids, self._state)
         errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
         for error in errors:
@@ -106,7 +104,6 @@ class Jobs:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
 
     async def explain(self, job_id: str) -> JobState:
-        """See `Site.explain`; asks for the log, and for what the scheduler says where it may."""
         try:
             fields = {"fields": states.EXPLAIN_FIELDS}
             answer = await self._connection.get("explain", _url(job_id), fields)
@@ -156,18 +153,15 @@ class Jobs:
         return text.decode(errors="replace")
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        """See `Site.cancel`."""
         await self._each(ids, lambda job: self._post(f"{_url(job)}/actions/abort"))
 
     async def _post(self, path: str) -> None:
         await self._connection.ask("cancel", "POST", path, json={})
 
     async def forget(self, ids: Sequence[str]) -> None:
-        """See `Site.forget`."""
         await self._each(ids, lambda job: self._connection.ask("forget", "DELETE", _url(job)))
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
-        """See `Site.extend`; a time that the server has set later than that is left alone."""
         await self._each(ids, lambda job: self._extend(job, seconds))
 
     async def _extend(self, job_id: str, seconds: float) -> None:

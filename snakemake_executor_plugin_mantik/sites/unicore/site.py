@@ -42,23 +42,23 @@ class Settings(Protocol):
     """What a UNICORE site is told by the backend config (`config.settings.SiteSettings`)."""
 
     @property
-    def scheduler(self) -> Literal["slurm", "pbs", "none"]: ...  # noqa: D102
+    def scheduler(self) -> Literal["slurm", "pbs", "none"]: ...
     @property
-    def workspace(self) -> str | None: ...  # noqa: D102
+    def workspace(self) -> str | None: ...
     @property
-    def storage(self) -> str | None: ...  # noqa: D102
+    def storage(self) -> str | None: ...
     @property
-    def sharing(self) -> Literal["private", "group"]: ...  # noqa: D102
+    def sharing(self) -> Literal["private", "group"]: ...
     @property
-    def ca_file(self) -> str | None: ...  # noqa: D102
+    def ca_file(self) -> str | None: ...
     @property
-    def proxy(self) -> str | None: ...  # noqa: D102
+    def proxy(self) -> str | None: ...
     @property
-    def timeout_s(self) -> int: ...  # noqa: D102
+    def timeout_s(self) -> int: ...
     @property
-    def concurrent_requests(self) -> int: ...  # noqa: D102
+    def concurrent_requests(self) -> int: ...
     @property
-    def submissions_per_second(self) -> float: ...  # noqa: D102
+    def submissions_per_second(self) -> float: ...
 
 
 class UnicoreSite:
@@ -134,7 +134,6 @@ class UnicoreSite:
         return self._connection.clock
 
     async def open(self) -> SiteFacts:
-        """See `Site.open`. Seven requests with the storage's name, some more without."""
         base = await read_base(self._connection, self.name)
         self._server = base.server
         self._queues, (storage, root, workspace) = await asyncio.gather(
@@ -154,7 +153,6 @@ class UnicoreSite:
         return SiteFacts(workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT)
 
     async def describe(self) -> SiteDetails:
-        """See `Site.describe`."""
         if self._storage is None:
             raise RuntimeError(f"site {self.name} was not opened")
         free, budgets, notes = await asyncio.gather(
@@ -165,11 +163,9 @@ class UnicoreSite:
         return SiteDetails(free_bytes=free, accounts=budgets, notes=tuple(notes))
 
     async def close(self) -> None:
-        """See `Site.close`."""
         await self._connection.close()
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
-        """See `Site.submit`."""
         known = self._queues.known.get(submission.resources.queue or "", frozenset())
         scheduler = self._settings.scheduler
         description = job_description(submission, scheduler, known, self._server)
@@ -178,19 +174,15 @@ class UnicoreSite:
         return await self._jobs.submit(description, begin)
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Site.find`; a request for each tag."""
         return await self._jobs.find(names)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
-        """See `Site.states`."""
         return await self._jobs.states(ids)
 
     async def explain(self, job_id: str) -> JobState:
-        """See `Site.explain`."""
         return await self._jobs.explain(job_id)
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        """See `Site.cancel`."""
         await self._jobs.cancel(ids)
 
     async def forget(
@@ -199,15 +191,12 @@ class UnicoreSite:
         *,
         succeeded: bool = False,  # noqa: ARG002 - directories are left
     ) -> None:
-        """See `Site.forget`."""
         await self._jobs.forget(ids)
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
-        """See `Site.extend`."""
         await self._jobs.extend(ids, seconds)
 
     async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
-        """See `Site.put`."""
         await self._files.put(path, content, private=private)
 
     def get(
@@ -217,21 +206,16 @@ class UnicoreSite:
         offset: int = 0,
         size: int | None = None,  # noqa: ARG002 - one way
     ) -> AsyncIterator[bytes]:
-        """See `Site.get`."""
         return self._files.get(path, offset)
 
     async def list(self, path: str) -> dict[str, Entry]:
-        """See `Site.list`."""
         return await self._files.list(path)
 
     async def stat(self, path: str) -> Entry | None:
-        """See `Site.stat`."""
         return await self._files.stat(path)
 
     async def make_directory(self, path: str, *, private: bool = False) -> None:
-        """See `Site.make_directory`."""
         await self._files.make_directory(path, private=private)
 
     async def remove(self, path: str) -> None:
-        """See `Site.remove`."""
         await self._files.remove(path)

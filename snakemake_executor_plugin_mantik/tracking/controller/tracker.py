@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.engine.observer import Ended, How, JobExtras, Live
+from snakemake_executor_plugin_mantik.engine.observer import Ended, How, JobExtras, Live, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.script import without_files
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -48,8 +48,8 @@ _STATUS: Final[Mapping[How, str]] = {
 }
 
 
-class Tracker:
-    """Makes jobs, and the workflow that they belong to, MLflow runs. An `Observer` of the engine.
+class Tracker(Observer):
+    """Makes jobs, and the workflow that they belong to, MLflow runs.
 
     Between the engine's start and its end the outbox belongs to the engine's thread.
     """

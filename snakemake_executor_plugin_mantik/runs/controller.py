@@ -15,12 +15,11 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.locks import is_held, take
@@ -144,21 +143,6 @@ def interrupt(directory: RunDirectory) -> None:
         os.killpg(holder["group"], signal.SIGINT)
 
 
-def ended(directory: RunDirectory) -> Mapping[str, Any] | None:
-    """How the workflow ended: `exit_code` and `time`; None: it has not, or jobs may be left."""
-    with suppress(OSError, ValueError):
-        found: Mapping[str, Any] = json.loads(directory.ended.read_text())
-        return found
-    return None
-
-
-def note_end(directory: RunDirectory, code: int) -> None:
-    """Write down that the workflow is over."""
-    new = directory.ended.with_suffix(".new")
-    new.write_text(json.dumps({"exit_code": code, "time": time.time()}))
-    new.replace(directory.ended)
-
-
 def tries_in(workdir: Path) -> "list[TryRecord]":
     """What the journal of a workflow knows of its jobs; nothing if none was ever planned."""
     from snakemake_executor_plugin_mantik.journal import FILE, history
@@ -199,7 +183,7 @@ class _Controller:
             sys.stderr.write(f"{error}\n")
             code = 2
         if not left_at_site(workdir):
-            note_end(self._directory, code)
+            self._directory.write_end(code)
             self._settle(request)
         return code
 

@@ -1,11 +1,14 @@
 """Where runs lie on this machine: a directory per run, below one that belongs to the user."""
 
+import json
 import os
 import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import data_home, make_private
@@ -88,6 +91,22 @@ class RunDirectory:
     def told(self) -> Path:
         """There when MLflow knows how the run ended."""
         return self.path / "told"
+
+    def read_end(self) -> Mapping[str, Any] | None:
+        """Return how the workflow ended: `exit_code` and `time`.
+
+        None means that it has not, or that jobs may be left.
+        """
+        with suppress(OSError, ValueError):
+            found: Mapping[str, Any] = json.loads(self.ended.read_text())
+            return found
+        return None
+
+    def write_end(self, code: int) -> None:
+        """Record that the workflow is over, with its exit code."""
+        new = self.ended.with_suffix(".new")
+        new.write_text(json.dumps({"exit_code": code, "time": time.time()}))
+        new.replace(self.ended)
 
     def project(self, name: str) -> Path:
         """The snapshot of a project of this name: the workflow's working directory."""

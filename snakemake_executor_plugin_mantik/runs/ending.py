@@ -63,7 +63,7 @@ def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
                 where=f"run {run.request.run_id}",
                 do=f"Try again, or: smk-mantik runs continue {run.request.run_id}",
             )
-        controller.note_end(run.directory, _INTERRUPTED)
+        run.directory.write_end(_INTERRUPTED)
 
 
 def _at_site(run: LocalRun, say: Callable[[str], None]) -> None:

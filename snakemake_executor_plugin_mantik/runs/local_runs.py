@@ -56,7 +56,7 @@ def here(directory: RunDirectory) -> LocalRun:
     request = read(directory)
     # In this order: it writes down its end while it is alive.
     alive = controller.is_alive(directory)
-    return LocalRun(directory, request, alive, controller.ended(directory))
+    return LocalRun(directory, request, alive, directory.read_end())
 
 
 def all_here() -> list[LocalRun]:

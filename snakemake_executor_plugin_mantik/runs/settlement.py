@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.runs.controller import ended
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import Request
 from snakemake_executor_plugin_mantik.tracking.controller.messenger import WORKER
@@ -20,7 +19,7 @@ _REASON: Final = "it ended before a job was sent; see smk-mantik runs logs"
 
 def status_of(directory: RunDirectory) -> str:
     """How a run that is over ended, in MLflow's words."""
-    end = ended(directory)
+    end = directory.read_end()
     if end is not None and end["exit_code"] == 0:
         return "FINISHED"
     return "KILLED" if directory.cancelled.exists() else "FAILED"

@@ -86,7 +86,7 @@ def test_a_mistake_that_only_the_controller_finds(run: LocalRun) -> None:
 
 
 def test_an_end_that_mlflow_was_not_told_of(run: LocalRun) -> None:
-    controller.note_end(run.directory, 0)
+    run.directory.write_end(0)
 
     assert listed() == [("FINISHED", "")]
 
@@ -223,7 +223,7 @@ def test_what_tracking_has_still_to_tell_goes_first(
     with closing(Outbox(run.workdir / DIRECTORY / OUTBOX)) as outbox:
         outbox.add_run("t", run.request.tracking_uri, {"run_id": run.request.run_id})
         outbox.add("t", Kind.END, {"status": "FAILED"})
-        controller.note_end(run.directory, 1)
+        run.directory.write_end(1)
 
         settlement.settle(run.directory, run.request)
 
@@ -244,7 +244,7 @@ def test_an_end_stays_and_so_does_what_is_under_way(run: LocalRun) -> None:
     store.end(run.request.run_id, "FINISHED")
     store.end(run.request.run_id, "KILLED", "too late")
     assert status(run) == "FINISHED"
-    controller.note_end(run.directory, 0)
+    run.directory.write_end(0)
     lock = controller.taken(run.directory)
     assert lock is not None
     with lock, pytest.raises(UserError, match="under way"):

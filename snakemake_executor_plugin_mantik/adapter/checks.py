@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.mlproject.project import bound_entry_point_of
 from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
+from snakemake_executor_plugin_mantik.rules.context import Context
 from snakemake_executor_plugin_mantik.rules.kinds import group_resources, groups
 from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 from snakemake_executor_plugin_mantik.rules.options import (
@@ -30,7 +31,7 @@ from snakemake_executor_plugin_mantik.rules.options import (
     unused,
 )
 from snakemake_executor_plugin_mantik.rules.paths import storage
-from snakemake_executor_plugin_mantik.rules.payload import Context, full
+from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.refusal import refuse
 from snakemake_executor_plugin_mantik.rules.request import request as request_of
 from snakemake_executor_plugin_mantik.rules.units import members_of, title_of, units_of

@@ -7,16 +7,10 @@ text around that text: it composes, and the job script knows nothing of it.
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
-from snakemake_interface_executor_plugins.settings import DeploymentMethod
-
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
-from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Context, Payload
 from snakemake_executor_plugin_mantik.rules.kinds import full_jobs
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     command,
@@ -24,66 +18,11 @@ from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     in_shell,
     on_node,
 )
-from snakemake_executor_plugin_mantik.rules.options import Options
 from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files, storage
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import places_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import deployed
 from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadowed
-
-
-@dataclass(frozen=True)
-class Context:
-    """What is the same for all jobs of a run.
-
-    Attributes:
-        sites: the known sites' configs by name; the first one serves where a rule names none.
-        workdir: the workflow's working directory.
-        deployment: what of the rules' own environments is deployed at the sites.
-        workspace: tells the absolute path of the workspace at a site; opens the site if need be.
-        options: what options of the `snakemake` command ask of each job.
-    """
-
-    sites: Mapping[str, LoadedConfig]
-    workdir: Path
-    deployment: frozenset[DeploymentMethod] = frozenset()
-    workspace: Callable[[str], str] = lambda _: WORKSPACE
-    options: Options = field(default_factory=Options)
-
-
-@dataclass(frozen=True)
-class Payload:
-    """What runs, and what it needs beside the rule's inputs.
-
-    Attributes:
-        command: what the shell is given after `-c`.
-        shell: base name of the shell.
-        uploads: files that are made for it, or lie outside of the workflow's directory.
-        inputs: further files of the workflow's directory.
-        own_environment: whether it makes its environment itself, so that the backend config's
-            image is not used.
-        full: whether it runs a Snakemake at the site, which writes the benchmark file as well.
-    """
-
-    command: str
-    shell: str = "bash"
-    uploads: tuple[Upload, ...] = ()
-    inputs: tuple[str, ...] = ()
-    own_environment: bool = False
-    full: bool = False
-
-    def around(
-        self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
-    ) -> "Payload":
-        """The payload that runs `command`, a text for bash which runs this one's in the end."""
-        return Payload(
-            command,
-            "bash",
-            (*self.uploads, *uploads),
-            (*self.inputs, *inputs),
-            self.own_environment,
-            self.full,
-        )
 
 
 def full(job: Job) -> str | None:

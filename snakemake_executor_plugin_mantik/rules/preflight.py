@@ -16,13 +16,14 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Context
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     NODE_TMPDIR,
     resources_of,
     tmpdir_of,
 )
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import params_with
-from snakemake_executor_plugin_mantik.rules.payload import Context, payload_of
+from snakemake_executor_plugin_mantik.rules.payload import payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
 from snakemake_executor_plugin_mantik.rules.units import members_of
 

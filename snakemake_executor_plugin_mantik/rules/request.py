@@ -12,12 +12,13 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Context, Payload
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, tmpdir_of
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, places_of
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, steady
 from snakemake_executor_plugin_mantik.rules.paths.storage import unstaged
-from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, payload_of
+from snakemake_executor_plugin_mantik.rules.payload import payload_of
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launches
 

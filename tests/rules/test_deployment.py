@@ -12,8 +12,8 @@ from snakemake.sourcecache import LocalSourceFile, SourceCache
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.rules.context import Context, Payload
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
-from snakemake_executor_plugin_mantik.rules.payload import Context, Payload
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import (
     deployed,
     files_of,

@@ -28,11 +28,12 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Context, Payload
 from snakemake_executor_plugin_mantik.rules.identity import identity
 from snakemake_executor_plugin_mantik.rules.kinds.group_resources import ADDED, Asked, asked
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, places_of
 from snakemake_executor_plugin_mantik.rules.paths.storage import unstaged
-from snakemake_executor_plugin_mantik.rules.payload import Context, Payload, full
+from snakemake_executor_plugin_mantik.rules.payload import full
 from snakemake_executor_plugin_mantik.rules.request import (
     Runs,
     name_of,

@@ -17,15 +17,13 @@ import os
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Context
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
-
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.rules.payload import Context
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 """What each machine has of its own: never staged, and called the same everywhere."""
@@ -103,7 +101,7 @@ class Places:
         return None
 
 
-def places_of(job: Job, context: "Context") -> Places:
+def places_of(job: Job, context: Context) -> Places:
     """The places of the site that a job runs at.
 
     Raises:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from snakemake.common import is_local_file, parse_uri
@@ -34,11 +34,9 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Context, Payload
 from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.wrapping.start import start_of
-
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.rules.payload import Context, Payload
 
 _OPTION = "--mantik-software-deployment"
 
@@ -107,7 +105,7 @@ def own_of(job: Job, methods: Collection[DeploymentMethod]) -> Own:
     return Own(modules, conda, container and str(container), bare)
 
 
-def deployed(payload: "Payload", job: Job, context: "Context") -> "Payload":
+def deployed(payload: Payload, job: Job, context: Context) -> Payload:
     """The payload in the job's own environment.
 
     Raises:
@@ -132,7 +130,7 @@ def deployed(payload: "Payload", job: Job, context: "Context") -> "Payload":
     return replace(payload, own_environment=True) if own else payload
 
 
-def _inside(payload: "Payload") -> "Payload":
+def _inside(payload: Payload) -> Payload:
     """The payload as text for bash, in which something can stand before it."""
     if payload.shell == "bash":
         return payload
@@ -222,7 +220,7 @@ def _read(job: Job, file: Any) -> bytes | None:
 
 
 def _image(
-    job: Job, source: str, context: "Context"
+    job: Job, source: str, context: Context
 ) -> tuple[Image, tuple[Upload, ...], tuple[str, ...]]:
     """A job's image; what has to be uploaded for it, and which files of the directory it is."""
     site = site_of(given_resources(job), context.sites)
@@ -264,7 +262,7 @@ _URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*
 """What names an image: a path, a URL, a kind of archive and its path."""
 
 
-def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | None:
+def mistake_of(job: Job, context: Context, made: Collection[str]) -> str | None:
     """What is wrong with a job's own environment, in words that follow "rule NAME".
 
     Args:
@@ -300,9 +298,7 @@ def mistake_of(job: Job, context: "Context", made: Collection[str]) -> str | Non
     return None
 
 
-def remarks(
-    jobs: Iterable[Job], context: "Context", full: Callable[[Job], object]
-) -> Iterator[str]:
+def remarks(jobs: Iterable[Job], context: Context, full: Callable[[Job], object]) -> Iterator[str]:
     """What a user should know of the rules' environments, once for each rule.
 
     Args:
@@ -353,7 +349,7 @@ def _shown(own: Own, name: str) -> str:
     return f"conda: {shown or spec.name}"
 
 
-def _winner(job: Job, own: Own, context: "Context") -> Iterator[str]:
+def _winner(job: Job, own: Own, context: Context) -> Iterator[str]:
     resources = given_resources(job)
     try:
         site = site_of(resources, context.sites)

@@ -9,15 +9,13 @@ more in each of them. A rule's own image is started once.
 
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Context
 from snakemake_executor_plugin_mantik.rules.resources import determined, given_resources, site_of
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import own_of
-
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.rules.payload import Context
 
 _LAUNCHER: Final = re.compile(r"(?<!\{)(?:\{\{)*\{resources(?:\.mpi|\[mpi\])[}:!]")
 
@@ -28,7 +26,7 @@ def launches(job: Job) -> bool:
     return bool(job.resources.get("mpi") and text and _LAUNCHER.search(text))
 
 
-def launcher_mistake(job: Job, context: "Context") -> str | None:
+def launcher_mistake(job: Job, context: Context) -> str | None:
     """Why a command does not find the launcher that it names, in words that follow "rule NAME"."""
     launcher = str(job.resources.get("mpi")).split()
     if not launches(job) or not launcher or os.path.basename(launcher[0]) != "srun":

@@ -2,21 +2,18 @@
 
 import os
 import shlex
-from typing import TYPE_CHECKING
 
 from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
 from snakemake_executor_plugin_mantik.jobs.shadow import Shadow, in_shadow
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Payload
 from snakemake_executor_plugin_mantik.rules.identity import identity, plain
 from snakemake_executor_plugin_mantik.rules.wrapping.start import start_of
 
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.rules.payload import Payload
-
 
 def shadowed(
-    payload: "Payload", job: Job, iteration: int | None, also: tuple[str, ...] = ()
-) -> "Payload":
+    payload: Payload, job: Job, iteration: int | None, also: tuple[str, ...] = ()
+) -> Payload:
     """The payload in its job's shadow directory, if the rule has a `shadow:`.
 
     Args:

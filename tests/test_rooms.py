@@ -1,0 +1,27 @@
+"""The package's layout: what imports what."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import snakemake_executor_plugin_mantik
+
+PACKAGE = Path(snakemake_executor_plugin_mantik.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The package's modules that a module imports, at its beginning or when it needs them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for name in node.names:
+                module = f"{node.module}.{name.name}"
+                yield module if module in MODULES else node.module
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    TopologicalSorter({name: set(imported(path)) for name, path in MODULES.items()}).prepare()

@@ -1,7 +1,7 @@
 """Planning: from a request and a site's config to the JobSpec of a try. Values alone."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -42,14 +42,25 @@ class Planner:
     config: BackendConfig
     account: str | None
     project: Path
+    _resources: dict[object, Resources] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def resources(self, rule: Mapping[str, object], threads: int) -> Resources:
-        """What a job of a rule asks the scheduler for.
+        """Return what a job of a rule asks the scheduler for.
+
+        It is computed once for all jobs that ask for the same.
 
         Raises:
             UserError: a resource of the rule is wrong, contradicts another, or cannot be sent to
                 the site's scheduler.
         """
+        key = (threads, *((name, type(value), repr(value)) for name, value in rule.items()))
+        if key not in self._resources:
+            self._resources[key] = self._computed(rule, threads)
+        return self._resources[key]
+
+    def _computed(self, rule: Mapping[str, object], threads: int) -> Resources:
         base = replace(resources_of(self.config), account=self.account)
         asked = settled(merge(base, rule, threads))
         scheduler = self.config.site.scheduler
@@ -175,8 +186,8 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
                 f" allows {asked.words(low)} to {asked.words(high)}",
                 "Ask for less, or choose another queue",
             )
-    for key, name, field, value in _chosen(resources):
-        allowed = limits.choices.get(field, (value,))
+    for key, name, attribute, value in _chosen(resources):
+        allowed = limits.choices.get(attribute, (value,))
         if value not in allowed:
             yield Misfit(
                 key,
@@ -230,14 +241,14 @@ def _memory(mib: int) -> str:
 
 
 def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
-    """What is asked for by a word: the config's key, our name of it, the field and the word."""
-    for key, name, field in (
+    """What is asked for by a word: the config's key, our name of it, the attribute and the word."""
+    for key, name, attribute in (
         ("QoS", "QoS", "qos"),
         ("NodeConstraints", "constraint", "constraint"),
         ("Reservation", "reservation", "reservation"),
     ):
-        if value := getattr(resources, field):
-            yield key, name, field, value
+        if value := getattr(resources, attribute):
+            yield key, name, attribute, value
 
 
 def _cpus_per_node(resources: Resources) -> int | None:

@@ -189,7 +189,7 @@ def _check_environments(jobs: list[Any], context: Context, products: frozenset[s
     }
     if found:
         raise WorkflowNotRunnable(
-            "not every rule can have its environment (nothing was sent): "
+            "not every rule can have its environment (nothing submitted): "
             + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
             do="Correct these rules",
         )
@@ -260,7 +260,7 @@ def check_jobs(
             told = str(error).removeprefix(f"{where}: ")
             mistakes[f"{where}: {told}"] = None
     if mistakes:
-        told = "\n  ".join(["nothing was sent: these resources cannot be had:", *mistakes])
+        told = "\n  ".join(["nothing submitted: invalid resource requests:", *mistakes])
         raise UserError(told.removesuffix("."))
     return list(used)
 

@@ -176,9 +176,9 @@ def sources_of(checked: Checked, made: frozenset[str], logger: Any, name: str) -
     )  # fmt: skip
     if chosen.withheld:
         logger.warning(f"Sources for {name}: {chosen.withheld}.")
-    left_out = f", {len(chosen.too_large)} too large ones do not" if chosen.too_large else ""
+    left_out = f", without {len(chosen.too_large)} too large" if chosen.too_large else ""
     logger.info(
-        f"Sources: {len(chosen.paths)} files ({max(1, chosen.size >> 10)} KiB) of the working"
-        f" directory go to {name}{left_out} (Exclude in the backend config leaves out more)."
+        f"Sources: uploading {len(chosen.paths)} project files ({max(1, chosen.size >> 10)} KiB)"
+        f" to {name}{left_out}; add patterns to Exclude in the backend config to skip some."
     )
     return chosen

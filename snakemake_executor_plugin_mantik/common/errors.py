@@ -106,7 +106,7 @@ class ConfigError(UserError):
         self.mistakes = tuple(mistakes)
 
     def __str__(self) -> str:
-        lines = [f"Nothing was sent: {self.what}.", *(f"  {mistake}" for mistake in self.mistakes)]
+        lines = [f"Nothing submitted: {self.what}.", *(f"  {mistake}" for mistake in self.mistakes)]
         return printable("\n".join([*lines, f"{self.do}."] if self.do else lines))
 
 

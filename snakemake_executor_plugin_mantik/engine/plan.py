@@ -180,19 +180,20 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
     for asked in _limited(resources, limits):
         low, high = asked.allowed or (asked.number, asked.number)
         if not low <= asked.number <= high:
+            too_much = asked.number > high
+            limit = f"most {asked.words(high)}" if too_much else f"least {asked.words(low)}"
             yield Misfit(
                 asked.key,
-                f"{asked.name} of {asked.words(asked.number)} is asked, queue {resources.queue}"
-                f" allows {asked.words(low)} to {asked.words(high)}",
-                "Ask for less, or choose another queue",
+                f"{asked.name}: {asked.words(asked.number)} requested; queue {resources.queue}"
+                f" allows at {limit}",
+                f"Ask for {'less' if too_much else 'more'}, or choose another queue",
             )
     for key, name, attribute, value in _chosen(resources):
         allowed = limits.choices.get(attribute, (value,))
         if value not in allowed:
             yield Misfit(
                 key,
-                f"{name} of {value!r} is asked, queue {resources.queue} allows"
-                f" {', '.join(allowed)}",
+                f"{name} {value!r} requested; queue {resources.queue} allows {', '.join(allowed)}",
                 "Ask for one of these, or choose another queue",
             )
 

@@ -76,7 +76,7 @@ def check_conda_here(workflow: Any, dag: Any) -> None:
         return
     if shutil.which("conda") is None and any(job.is_local for job in dag.needrun_jobs()):
         raise UserError(
-            "nothing was sent: --software-deployment-method conda is for jobs that run here, and"
+            "nothing submitted: --software-deployment-method conda is for jobs that run here, and"
             " there is no conda on this machine",
             do="Leave it out (--use-conda, too): --mantik-software-deployment conda is for jobs at"
             " sites; or install conda here",

@@ -67,7 +67,7 @@ def refuse(found: Mapping[str, str]) -> None:
     if found:
         told = "\n".join(found[name] for name in sorted(found)).replace("\n", "\n  ")
         raise WorkflowNotRunnable(
-            f"nothing was sent, since what these rules run cannot be made:\n  {told}",
+            f"nothing submitted, since what these rules run cannot be made:\n  {told}",
             do="Correct them",
         )
 

@@ -116,7 +116,7 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
                 found[member.rule.name] = reason
     if found:
         raise WorkflowNotRunnable(
-            "not every rule can run at a site yet (nothing was sent): "
+            "not every rule can run at a site yet (nothing submitted): "
             + "; ".join(f"rule {name} {reason}" for name, reason in sorted(found.items())),
             do="Correct these rules, or name them in localrules: to run them here",
         )

@@ -148,7 +148,7 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"Queue": "nowhere"}, "Resources.Queue: there is no queue 'nowhere'"),
-        ({"Queue": "batch\n  Nodes: 999"}, "Resources.Nodes: nodes of 999"),
+        ({"Queue": "batch\n  Nodes: 999"}, "Resources.Nodes: nodes: 999 requested"),
         ({"Queue": "batch\n  GPUsPerNode: 99\n  Runtime: 99d"}, "Resources.GPUsPerNode"),
         (
             {"Queue": "batch\n  GPUsPerNode: 1", "Scheduler": "none"},

@@ -62,7 +62,7 @@ def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         ("good.yaml", "", "'a b' cannot be the name"),
     ]:
         assert any(line.startswith(f"{file}|{key}|") and part in line for line in said), said
-    assert str(caught.value).startswith("Nothing was sent: ")
+    assert str(caught.value).startswith("Nothing submitted: ")
 
 
 def test_the_image_is_looked_for_only_if_asked(tmp_path: Path) -> None:

@@ -186,16 +186,16 @@ def test_what_is_not_wanted_is_not_used_and_told_once(project: Project, tmp_path
 
     assert project.read("a.txt") == project.read("bare") == "the default image\n"
     for told in (
-        "rule bare has container: None, which is not used: --mantik-software-deployment apptainer",
-        "rule one has conda: not-here, which is not used: --mantik-software-deployment conda would",
-        "rule one has container: docker://some/image, which is not used:",
-        "rule one has envmodules: Nothing/1, which is not used:",
+        "Ignoring container: None of rule bare; pass --mantik-software-deployment apptainer",
+        "Ignoring conda: not-here of rule one; pass --mantik-software-deployment conda to use it",
+        "Ignoring container: docker://some/image of rule one; pass",
+        "Ignoring envmodules: Nothing/1 of rule one; pass",
     ):
         assert ran.output.count(told) == 1, ran.output
 
     said = project.run("--profile", "profile", "--forceall").failed()
     tells(said, "rule one: not all modules could be loaded: Nothing/1")
-    assert "has envmodules" not in said
+    assert "Ignoring envmodules" not in said
 
 
 def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
     said = project.run("--mantik-software-deployment", "conda", "apptainer").failed()
     tells(
         said,
-        "nothing was sent",
+        "nothing submitted",
         "rule conda has the environment file",
         "envs/none.yaml, which cannot be read",
         "rule image cannot run: the container image images/none.sif is not there",

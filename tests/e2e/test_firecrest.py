@@ -57,7 +57,7 @@ def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
     )  # fmt: skip
     before = len(sandbox.record("hpc2")["runs"])
     said = firecrest.run("bad").failed()
-    tells(said, "nothing was sent", "bad: you have no account 'nobody' there, only sandbox")
+    tells(said, "nothing submitted", "bad: you have no account 'nobody' there, only sandbox")
     assert len(sandbox.record("hpc2")["runs"]) == before
 
 
@@ -266,7 +266,7 @@ class TestModules:
 
         said = firecrest.run().failed()
 
-        tells(said, "Nothing was sent", "PreRunCommandOnLoginNode", "firecREST")
+        tells(said, "Nothing submitted", "PreRunCommandOnLoginNode", "firecREST")
 
 
 LARGE = """

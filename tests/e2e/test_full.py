@@ -236,7 +236,9 @@ def test_no_snakemake_at_the_site(project: Project) -> None:
     sent = len(without.tries)
     second = without.run()
     assert second.code == 1
-    tells(second.output, "nothing was sent", "rule out cannot run at hpc1", "has none", "bootstrap")
+    tells(
+        second.output, "nothing submitted", "rule out cannot run at hpc1", "has none", "bootstrap"
+    )
     assert len(without.tries) == sent
     # Another environment is another question.
     Project(project.directory, project.place, dict(UNTRACKED)).run().ok()

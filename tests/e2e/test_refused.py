@@ -76,7 +76,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
 
     said = project.run().failed()
 
-    tells(said, "not every rule can run at a site yet (nothing was sent): ")
+    tells(said, "not every rule can run at a site yet (nothing submitted): ")
     for words in (
         "rule scripted has script.pl, whose language Snakemake does not know: it takes .py",
         "rule noted has notebook.ipynb, whose language",
@@ -206,7 +206,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
 
     said = project.run("all", "tmpdir").failed()
 
-    tells(said, "nothing was sent, since what these rules run cannot be made:")
+    tells(said, "nothing submitted, since what these rules run cannot be made:")
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
                   "rule script", "rule tmpdir"):  # fmt: skip
         assert said.count(words), words
@@ -254,7 +254,7 @@ GROUP = """
             "queue is 'batch' for one, 'devel' for two, not set for three",
         ),
         ("mem_mb=5, mem_mb_per_cpu=5", "runtime=5", "rule one: the resources mem_mb=5 and"),
-        ("runtime=1000", "runtime=20", "runtime of "),
+        ("runtime=1000", "runtime=20", "runtime: "),
     ],
 )
 def test_members_that_do_not_fit_into_one_job(
@@ -265,7 +265,7 @@ def test_members_that_do_not_fit_into_one_job(
     project.sites = [str(second)]
     project.write("Snakefile", GROUP.format(one=one, two=two))
     said = project.run("3", "--set-resources", "three:runtime=1000").failed()
-    tells(said, "nothing was sent", "group g (rules one, three, two)", told)
+    tells(said, "nothing submitted", "group g (rules one, three, two)", told)
 
 
 def test_resources_that_cannot_be_had(project: Project) -> None:
@@ -321,7 +321,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
 
     tells(
         said,
-        "nothing was sent: these resources cannot be had:",
+        "nothing submitted: invalid resource requests:",
         "there is no site 'hcp1' (did you mean hpc1?); the known ones are hpc1",
         "there is no resource mantiksite (did you mean mantik_site?)",
         "'a b' cannot be sent as --partition",
@@ -330,7 +330,7 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
     )
     for rule in "abcdefgh":
         assert said.count(f"\n  rule {rule}") == 1, said
-    assert ".." not in said.split("cannot be had:")[1], said
+    assert ".." not in said.split("invalid resource requests:")[1], said
 
 
 @pytest.mark.parametrize(
@@ -338,10 +338,10 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
     [
         (
             "runtime=60 * 24 * 30",
-            "runtime of 720 h 0 min is asked, queue batch allows 1.0 s to 24 h 0 min",
+            "runtime: 720 h 0 min requested; queue batch allows at most 24 h 0 min",
         ),
-        ("mem_mb=10**9", "memory of"),
-        ("cpus_per_task=4000", "CPUs per node of 4000 is asked, queue batch allows 1 to"),
+        ("mem_mb=10**9", "memory: "),
+        ("cpus_per_task=4000", "CPUs per node: 4000 requested; queue batch allows at most"),
         ("slurm_partition='nowhere'", "there is no queue 'nowhere'; the site has batch, devel"),
     ],
 )
@@ -353,7 +353,7 @@ def test_beyond_the_queues_limits(project: Project, resource: str, words: str) -
 
     said = project.run().failed()
 
-    tells(said, words, "rule good: ", "nothing was sent")
+    tells(said, words, "rule good: ", "nothing submitted")
 
 
 def test_no_config(project: Project) -> None:
@@ -379,7 +379,7 @@ def test_all_mistakes_of_two_files_at_once(project: Project) -> None:
 
     tells(
         said,
-        "Nothing was sent: ",
+        "Nothing submitted: ",
         "one.yaml: UnicoreApiUrl: ",
         "one.yaml: Resources.Nodes: ",
         "two.json: Evironment: ",
@@ -436,7 +436,7 @@ def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
 
     said = project.run("--use-conda").failed()
 
-    tells(said, "nothing was sent: --software-deployment-method conda is for jobs that run here")
+    tells(said, "nothing submitted: --software-deployment-method conda is for jobs that run here")
     tells(said, "--mantik-software-deployment conda is for jobs at sites")
 
 

@@ -149,7 +149,7 @@ def test_default_resources_and_a_mistake_in_them(project: Project) -> None:
     )
     options = ["--retries", "2", "--default-resources"]
     said = project.run(*options, "mantik_retry_on=node_failure,oom").failed()
-    tells(said, "nothing was sent", "rule a", "'oom' is no reason", "out_of_memory")
+    tells(said, "nothing submitted", "rule a", "'oom' is no reason", "out_of_memory")
     project.run(*options, "mantik_retry_on=node_failure,preempted").failed()
     assert len(project.tries) == 1
 

@@ -156,7 +156,7 @@ def test_unknown_site_is_told_before_anything_is_sent(
 
     tells(
         said,
-        "nothing was sent: these resources cannot be had:",
+        "nothing submitted: invalid resource requests:",
         "there is no site 'hpc3' (did you mean hpc",
         "the known ones are hpc1, hpc2",
         "rule wrong: ",
@@ -402,7 +402,7 @@ def test_limits_of_each_site_hold(two: Project, sandbox: Sandbox, firecrest_plac
     assert most["hpc1"] == 2, "as many as there are slots"
 
     said = two.run("large").failed()
-    tells(said, "rule large at hpc2: nodes of 9 is asked", "nothing was sent")
+    tells(said, "rule large at hpc2: nodes: 9 requested", "nothing submitted")
 
 
 KILLED = r"""

@@ -323,6 +323,6 @@ def test_what_no_storage_can_hold(project: Project, tmp_path: Path) -> None:
         "--shared-fs-usage", "none",
     ).failed()  # fmt: skip
 
-    tells(said, "nothing was sent", "rule near makes a temp(…, group_jobs=True) file")
+    tells(said, "nothing submitted", "rule near makes a temp(…, group_jobs=True) file")
     tells(said, "rule bare has no command and is in a group")
     tells(said, "rule reads has files", "rule writes has files", "shares a pipe or service")

@@ -53,12 +53,12 @@ FACTS = SiteFacts("/w", "UNICORE/X 11.0.0", queues={"batch": LIMITS, "free": Que
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"qos": "long"}, "QoS of 'long' is asked, queue batch allows normal, short"),
-        ({"qos": "Short"}, "QoS of 'Short' is asked"),
-        ({"constraint": "slow"}, "constraint of 'slow' is asked, queue batch allows fast"),
+        ({"qos": "long"}, "QoS 'long' requested; queue batch allows normal, short"),
+        ({"qos": "Short"}, "QoS 'Short' requested"),
+        ({"constraint": "slow"}, "constraint 'slow' requested; queue batch allows fast"),
         (
             {"runtime_s": 259_200},
-            "runtime of 72 h 0 min is asked, queue batch allows 1 min 0 s to 24 h 0 min",
+            "runtime: 72 h 0 min requested; queue batch allows at most 24 h 0 min",
         ),
     ],
 )

@@ -162,8 +162,8 @@ def test_why_a_job_cannot_start_is_reported(project: Project) -> None:
 @pytest.mark.parametrize(
     ("resource", "told"),
     [
-        ("qos='long'", "QoS of 'long' is asked, queue batch allows normal, short"),
-        ("constraint='slow'", "constraint of 'slow' is asked, queue batch allows fast"),
+        ("qos='long'", "QoS 'long' requested; queue batch allows normal, short"),
+        ("constraint='slow'", "constraint 'slow' requested; queue batch allows fast"),
     ],
 )
 def test_what_a_queue_does_not_list_is_refused_before(
@@ -174,6 +174,6 @@ def test_what_a_queue_does_not_list_is_refused_before(
         "Snakefile",
         f"rule one:\n    output: 'a'\n    resources: {resource}\n    shell: 'touch a'",
     )
-    tells(project.run().failed(), told, "nothing was sent")
+    tells(project.run().failed(), told, "nothing submitted")
     assert project.tries == []
     project.close()

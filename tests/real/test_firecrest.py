@@ -199,7 +199,7 @@ class TestChecks:
             """,
         )
         said = at_firecrest.run("bad").failed()
-        tells(said, "nothing was sent", "bad: you have no account 'nobody' there, only")
+        tells(said, "nothing submitted", "bad: you have no account 'nobody' there, only")
         assert not at_firecrest.tries
 
     def test_known_account_of_a_rule_in_capital_letters(self, at_firecrest: Project) -> None:

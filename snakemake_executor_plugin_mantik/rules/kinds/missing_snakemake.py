@@ -60,7 +60,7 @@ class MissingSnakemake:
                 rules.setdefault(site, {})[job.rule.name] = None
         if rules:
             raise WorkflowNotRunnable(
-                "nothing was sent: "
+                "nothing submitted: "
                 + "; ".join(
                     f"rule{'s' * (len(names) > 1)} {', '.join(names)} cannot run at {site}, where"
                     f" the last such job said: {self._lack(site)}"

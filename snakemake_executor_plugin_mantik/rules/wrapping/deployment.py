@@ -317,8 +317,8 @@ def remarks(jobs: Iterable[Job], context: Context, full: Callable[[Job], object]
         for name, method in _DIRECTIVES.items():
             if getattr(everything, name) and not getattr(own, name):
                 yield (
-                    f"rule {rule.name} has {_shown(everything, name)}, which is not used:"
-                    f" {_OPTION} {method} would."
+                    f"Ignoring {_shown(everything, name)} of rule {rule.name}; pass"
+                    f" {_OPTION} {method} to use it."
                 )
         if own and not full(job):
             yield from _winner(job, own, context)

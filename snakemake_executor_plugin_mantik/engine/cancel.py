@@ -266,11 +266,11 @@ class Canceller:
             stays = await self._retry.found(lambda: claims.revoke(self._site, record))
             revoked = stays and not runs
             begun = told = asked = clock()
-            attempt = _Signs(begun)
+            signs = _Signs(begun)
             ids = list(record.site_jobs) or await self._find(record)
             await self._ask_to_end(ids)
         while not revoked:
-            over, code = await self._is_over(record, ids, begun, attempt)
+            over, code = await self._is_over(record, ids, begun, signs)
             if over:
                 return code
             passed = clock() - begun
@@ -282,13 +282,13 @@ class Canceller:
                     f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
                     " waiting for it."
                 )
-            if attempt.after_all:
+            if signs.after_all:
                 self._tell(
                     f"{record.name}: {record.site} says that the job {', '.join(ids)} has ended,"
                     " but it goes on; it is told to end again."
                 )
-            if attempt.after_all or clock() - asked > self._again_s:
-                attempt.denied = attempt.after_all = False
+            if signs.after_all or clock() - asked > self._again_s:
+                signs.denied = signs.after_all = False
                 asked = clock()
                 # It may be one that we do not know of that runs.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
@@ -310,7 +310,7 @@ class Canceller:
                 await self._retry(lambda: self._site.cancel(ids))
 
     async def _is_over(
-        self, record: TryRecord, ids: Sequence[str], begun: float, attempt: _Signs
+        self, record: TryRecord, ids: Sequence[str], begun: float, signs: _Signs
     ) -> tuple[bool, int | None]:
         """Whether a try that has started has ended, and the exit code that its marker tells.
 
@@ -323,7 +323,7 @@ class Canceller:
             if record.id in seen.codes:
                 return True, seen.codes[record.id]
             now, entries = seen.at, seen.entries
-            attempt.see(now, entries[record.id].size if record.id in entries else None)
+            signs.see(now, entries[record.id].size if record.id in entries else None)
             if now - begun <= self._grace_s:
                 return False, None
             states = await self._site.states(ids) if ids else {}
@@ -332,15 +332,15 @@ class Canceller:
             return False, None
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
         if phases <= {Phase.UNKNOWN}:
-            return attempt.silent > LOST_S, None
-        attempt.denied = phases == {Phase.ENDED}
-        attempt.nameless = (
-            (attempt.nameless or now) if holder is None and record.id in entries else None
+            return signs.silent > LOST_S, None
+        signs.denied = phases == {Phase.ENDED}
+        signs.nameless = (
+            (signs.nameless or now) if holder is None and record.id in entries else None
         )
         # It was read in half, perhaps: whose end the site tells may be known at the next look.
-        if attempt.nameless is not None and now - attempt.nameless <= self._marker_grace_s:
+        if signs.nameless is not None and now - signs.nameless <= self._marker_grace_s:
             return False, None
-        return attempt.denied and attempt.silent > self._silent_s, None
+        return signs.denied and signs.silent > self._silent_s, None
 
     async def settle(self) -> None:
         """At the end of a run: see to it that the site has forgotten what it may forget."""

@@ -218,7 +218,7 @@ class Engine:
             raise MantikError(
                 f"the site has not answered for {OPEN_WAIT_S:.0f} s",
                 where=f"site {name}",
-                do="Check the URL and the network, then start again; nothing submitted",
+                do="Check the URL and the network, then start again; nothing was submitted",
             ) from None
         left = self._journal.set_site(
             name, planner.config.server, facts.workspace, place.id, self._configs.get(name, "")

@@ -256,7 +256,7 @@ def test_site_that_says_nothing_when_it_is_opened(
     sites[tmp_path].fault = lambda method, about: "hang" if method == "open" else ""
     with pytest.raises(MantikError, match="has not answered") as told:
         engine.open(["sim"], lambda _: Sources((), 0, ()))
-    assert "nothing submitted" in str(told.value)
+    assert "nothing was submitted" in str(told.value)
     engine.close(tidy=False)
 
 

@@ -300,7 +300,7 @@ def test_without_a_tool_nothing_runs(node: Node) -> None:
     (node.bin / "conda").unlink()
     code, output, errors = node.run(conda(node.file("x"), "echo ran"))
     assert (code, output) == (1, "")
-    assert "rule train's: there is no micromamba, mamba or conda on this node" in errors
+    assert "rule train's: no micromamba, mamba or conda found on this node" in errors
     assert "envs/it's.yaml" in errors
     assert "MANTIK_CONDA" in errors
     code, _, errors = node.run(conda(node.file("x")), MANTIK_CONDA="/not/there")

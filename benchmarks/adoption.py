@@ -19,7 +19,7 @@ from benchmarks.engine import cpu_seconds, opened, request
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import fingerprint
+from snakemake_executor_plugin_mantik.engine.request import fingerprint_of
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.journal import BUCKET_SIZE, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -69,7 +69,7 @@ def leave(
     tries, submissions = [], []
     for number in range(jobs):
         asked, paths = request(number, site), TryPaths(number // BUCKET_SIZE, str(uuid.uuid4()))
-        digest = fingerprint(asked.made_of({}, planner.environment, {}))
+        digest = fingerprint_of(asked.made_of({}, planner.environment, {}))
         tries.append(
             (paths.try_id, site, paths.bucket, asked.job, asked.rule, asked.name, digest,
              TryState.SUBMITTED, time.time(), time.time())

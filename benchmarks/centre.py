@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.endtoend import SNAKEFILE
-from snakemake_executor_plugin_mantik.journal import TryRecord, history
+from snakemake_executor_plugin_mantik.journal import TryRecord, read_history
 from tests.real.centre import USER, Centre
 from tests.real.centre.firecrest import LOG, SYSTEM, Firecrest, requests
 from tests.support.places import unicorex_place
@@ -178,7 +178,7 @@ def executor(server: Server, jobs: int) -> dict[str, float]:
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         ended = time.time()
-        tries = history(Path(directory) / ".snakemake" / "mantik")
+        tries = read_history(Path(directory) / ".snakemake" / "mantik")
     asked = server.asked() - before
     return {
         "all": ended - started,

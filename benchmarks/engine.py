@@ -13,13 +13,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.config.reading import read_all
+from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
+from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -57,12 +57,12 @@ def opened(
         limits: fields of its settings that are other than in its config.
     """
     directory = configs or os.environ["MANTIK_SANDBOX_DIR"]
-    loaded = read_all([f"{name}={directory}/{name}.yaml"], workdir)[name]
+    loaded = read_configs([f"{name}={directory}/{name}.yaml"], workdir)[name]
     settings = loaded.config.site.model_copy(
         update={"max_jobs": jobs, "submissions_per_second": 1000, **limits}
     )
     config = loaded.config.model_copy(update={"site": settings})
-    issuer = issuer_of(loaded, workdir)
+    issuer = make_issuer(loaded, workdir)
     credential = find_credentials(name, APIS[name], os.environ, issuer=issuer)
     site = make_site(replace(loaded, config=config), credential, "bench", project=workdir)
     return site, Planner(config, None, workdir)

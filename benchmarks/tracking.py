@@ -141,7 +141,7 @@ def lay_out_stores(number: int, directory: Path) -> None:
     directory.mkdir()
     identity = store.Identity("a" * 32, "1", "bench")
     for name in map(str, range(number)):
-        first = store.skeleton("/w", name, identity, name="r", user="u", now=1.0)
+        first = store.store_skeleton("/w", name, identity, name="r", user="u", now=1.0)
         logged = {f"1/{identity.run_id}/params/epochs": b"3"}
         JobExtras("", {**first, **logged}).lay_out(directory / name)
 

@@ -88,7 +88,7 @@ class ExecutorSettings(ExecutorSettingsBase):
 
     def __post_init__(self) -> None:
         """Snakemake makes the settings before it looks at its own lock."""
-        stale_lock.settings_made()
+        stale_lock.register_hint()
 
 
 common_settings = CommonSettings(

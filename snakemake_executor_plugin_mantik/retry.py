@@ -18,8 +18,8 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason, failures_of
-from snakemake_executor_plugin_mantik.journal import TryRecord, history, job_name
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason, parse_reasons
+from snakemake_executor_plugin_mantik.journal import TryRecord, job_name, read_history
 
 _run_by_mantik = False
 
@@ -37,7 +37,7 @@ def failures(rulename: str, wildcards: Any) -> list[Reason]:
     and `rulename` among the others.
     """
     try:
-        tries = history(STATE, job_name(rulename, dict(wildcards.items())))
+        tries = read_history(STATE, job_name(rulename, dict(wildcards.items())))
     except JournalError:
         return []  # nothing was sent from here yet
     return _since_success(tries)
@@ -64,7 +64,7 @@ def grows(
     Raises:
         UserError: `on` names what is no reason, or a number makes no sense.
     """
-    reasons = failures_of(on)
+    reasons = parse_reasons(on)
     if factor <= 1 or (at_most is not None and at_most <= 0):
         raise UserError(
             f"factor={factor}, at_most={at_most} let nothing grow",

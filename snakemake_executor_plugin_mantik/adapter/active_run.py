@@ -7,12 +7,12 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.adapter.checks import Checked
 from snakemake_executor_plugin_mantik.adapter.job_log import StateLog
-from snakemake_executor_plugin_mantik.adapter.workflow_metadata import pipeline
+from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_pipeline
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.rules.payload import full
-from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, run_of
-from snakemake_executor_plugin_mantik.rules.units import members_of
+from snakemake_executor_plugin_mantik.rules.payload import why_full_job
+from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, make_tracked_run
+from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
@@ -52,10 +52,10 @@ class Run:
             UserError: the job cannot be run.
         """
         request = self.checked.request(job, secrets)
-        members = members_of(job)
+        members = list_members(job)
         self.requested.add(request.number)
         for member in members:
-            if directive := full(member):
+            if directive := why_full_job(member):
                 self._full[request.number] = request.site
                 self._tell_full(member.rule.name, directive, request.site)
         self.measured[request.number] = [
@@ -70,8 +70,8 @@ class Run:
         if not is_tracked(members, self.checked.settings.tracked):
             return None
         if self.tracker.wants_pipeline:
-            self.tracker.set_pipeline(pipeline(self.dag))
-        return run_of(members)
+            self.tracker.set_pipeline(describe_pipeline(self.dag))
+        return make_tracked_run(members)
 
     def _tell_full(self, rule: str, directive: str, site: str) -> None:
         if (rule, site) not in self._told:
@@ -95,6 +95,6 @@ class Run:
         """
         self.engine.close(tidy=tidy)
         if self.tracker.shows_pipeline:
-            self.tracker.set_pipeline(pipeline(self.dag))
+            self.tracker.set_pipeline(describe_pipeline(self.dag))
         self.tracker.end(how)
         self.tracker.close(*(() if tidy else (0.0,)))

@@ -13,12 +13,12 @@ _MEASURED = ".snakemake/mantik/benchmarks"
 _MIB = 1024 * 1024
 
 
-def measured_path(identity: str) -> str:
+def benchmark_path(identity: str) -> str:
     """Where the measurements of the job `identity` lie, relative to the working directory."""
     return f"{_MEASURED}/{identity[:32]}"
 
 
-def write(job: Any, measured: Path, *, extended: bool) -> None:
+def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
     """Write the benchmark file of a Snakemake job from what was measured at the site.
 
     Args:

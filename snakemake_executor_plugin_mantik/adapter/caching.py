@@ -8,7 +8,7 @@ from typing import Any
 from snakemake_executor_plugin_mantik.rules import Job
 
 
-async def fetch(workflow: Any, job: Job) -> bool:
+async def fetch_cached(workflow: Any, job: Job) -> bool:
     """Put a job's outputs into place if they are in the cache, and say whether they are.
 
     Raises:
@@ -25,7 +25,7 @@ async def fetch(workflow: Any, job: Job) -> bool:
     return True
 
 
-async def store(workflow: Any, job: Job) -> None:
+async def store_cached(workflow: Any, job: Job) -> None:
     """Put what a job, or each job of a group, has made into the cache, where it asks for that.
 
     Raises:
@@ -37,9 +37,9 @@ async def store(workflow: Any, job: Job) -> None:
 
 
 def _cached(workflow: Any, job: Job) -> bool:
-    from snakemake_executor_plugin_mantik.rules.paths.storage import by_jobs
+    from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
 
     # Where jobs store themselves, nothing of theirs is here. Without a place for the cache there is
-    # none: Snakemake says that it does without, and its `fetch` would raise.
-    asked = workflow.output_file_cache is not None and not by_jobs(workflow)
+    # none: Snakemake says that it does without, and its `fetch_cached` would raise.
+    asked = workflow.output_file_cache is not None and not jobs_use_storage(workflow)
     return bool(asked and job.rule.cache and job.rule.cache.output)

@@ -15,26 +15,26 @@ from snakemake_executor_plugin_mantik.common.errors import (
     WorkflowNotRunnable,
 )
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.mlproject.project import bound_entry_point_of
+from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
 from snakemake_executor_plugin_mantik.rules.context import Context
 from snakemake_executor_plugin_mantik.rules.kinds import group_resources, groups
 from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 from snakemake_executor_plugin_mantik.rules.options import (
-    capped,
+    capped_options,
     check_conda_here,
-    options_of,
-    unused,
+    ignored_options,
+    read_options,
 )
 from snakemake_executor_plugin_mantik.rules.paths import storage
-from snakemake_executor_plugin_mantik.rules.payload import full
-from snakemake_executor_plugin_mantik.rules.refusal import refuse
-from snakemake_executor_plugin_mantik.rules.request import request as request_of
-from snakemake_executor_plugin_mantik.rules.units import members_of, title_of, units_of
+from snakemake_executor_plugin_mantik.rules.payload import why_full_job
+from snakemake_executor_plugin_mantik.rules.refusal import refuse_jobs
+from snakemake_executor_plugin_mantik.rules.request import make_request as request_of
+from snakemake_executor_plugin_mantik.rules.units import list_members, list_units, member_title
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.sites.credentials import (
@@ -86,15 +86,15 @@ class Checked:
         Raises:
             UserError: the job cannot be run.
         """
-        refuse([job], self.settings.deployed_here)
-        members = members_of(job)
+        refuse_jobs([job], self.settings.deployed_here)
+        members = list_members(job)
         for member in members:
-            resources.retried(member)
-            tracked.asked(member)
+            resources.job_retry_reasons(member)
+            tracked.tracking_request(member)
             if not self.settings.conda_here:
-                deployment.keep_unasked(member)
+                deployment.drop_unrequested(member)
         forced = any(map(self.settings.forces, members))
-        ask = groups.request if job.is_group() else request_of
+        ask = groups.make_group_request if job.is_group() else request_of
         return ask(job, self.context, secrets=secrets, forced=forced)
 
 
@@ -116,7 +116,7 @@ class _Settings:
         )
 
 
-def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
+def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
     """Read the configs and look at all jobs; no site and no credential is needed.
 
     Args:
@@ -129,8 +129,8 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         UserError: with everything that is wrong.
     """
     workdir = Path.cwd()
-    asked = options_of(workflow)
-    for told in unused(workflow):
+    asked = read_options(workflow)
+    for told in ignored_options(workflow):
         logger.warning(told)
     storage.check_shared(workflow.storage_settings.shared_fs_usage)
     configs = _configs(options.backend_config, workdir)
@@ -138,28 +138,30 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         for warning in config.warnings:
             logger.warning(f"{config.path}: {warning}")
     here = frozenset(workflow.deployment_settings.deployment_method)
-    wanted = deployment.methods_of(options.software_deployment)
+    wanted = deployment.parse_methods(options.software_deployment)
     context = Context(configs, workdir, wanted, options=asked)
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
         options.track,
-        direct.sent(os.environ) if options.track_direct and options.track != "none" else {},
+        direct.sent_variables(os.environ)
+        if options.track_direct and options.track != "none"
+        else {},
         options.track_wait,
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
-    units = units_of(dag)
-    refuse(units, settings.deployed_here)
+    units = list_units(dag)
+    refuse_jobs(units, settings.deployed_here)
     check_conda_here(workflow, dag)
-    units = [unit for unit in units if unit.is_group() or resources.known_yet(unit)]
-    jobs = [job for unit in units for job in members_of(unit)]
-    _check_environments(jobs, context, products(dag))
-    for told in capped(workflow, jobs):
+    units = [unit for unit in units if unit.is_group() or resources.are_resources_known(unit)]
+    jobs = [job for unit in units for job in list_members(unit)]
+    _check_environments(jobs, context, find_products(dag))
+    for told in capped_options(workflow, jobs):
         logger.warning(told)
-    for told in resources.remarks(jobs, workflow.global_resources):
+    for told in resources.resource_warnings(jobs, workflow.global_resources):
         logger.warning(told)
-    for remark in deployment.remarks(jobs, context, full):
+    for remark in deployment.deployment_warnings(jobs, context, why_full_job):
         logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE
@@ -171,7 +173,7 @@ def check(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
         for name, c in configs.items()
     }
     used = check_jobs(units, planners)
-    mistakes = preflight.mistakes(dag, units, context, workflow.linemaps)
+    mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
     return Checked(context, planners, units, used, settings, state, missing_snakemake, mistakes)
 
 
@@ -184,7 +186,7 @@ def _check_environments(jobs: list[Any], context: Context, products: frozenset[s
     found = {
         job.rule.name: mistake
         for job in jobs
-        if (mistake := deployment.mistake_of(job, context, products)) is not None
+        if (mistake := deployment.deployment_mistake(job, context, products)) is not None
         or (mistake := launcher_mistake(job, context)) is not None
     }
     if found:
@@ -204,14 +206,14 @@ def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> Non
     mistakes: dict[Mistake, None] = {}
     exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
     for job in jobs:
-        given = bound_entry_point_of(job.rule.params)
+        given = find_bound_entry_point(job.rule.params)
         if given is None:
             continue
         try:
             given.check(job.wildcards)
         except ConfigError as error:
             mistakes |= dict.fromkeys(error.mistakes)
-        site = resources.site_of(resources.given_resources(job), configs)
+        site = resources.choose_site(resources.given_resources(job), configs)
         folder = str(given.project.relative_folder())
         if folder != "." and exclude[site].matches(folder, is_dir=True):
             told = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
@@ -227,7 +229,7 @@ def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:
             do="Write one with 'smk-mantik init' and name it with this option, in a profile, or in"
             " SNAKEMAKE_MANTIK_BACKEND_CONFIG",
         )
-    return read_all(specs, workdir)
+    return read_configs(specs, workdir)
 
 
 def check_jobs(
@@ -241,13 +243,13 @@ def check_jobs(
     used: dict[str, None] = {}
     mistakes: dict[str, None] = {}
     for job in jobs:
-        where = title_of(job)
+        where = member_title(job)
         try:
-            members = members_of(job)
+            members = list_members(job)
             for member in members:
-                resources.retried(member)
-                tracked.asked(member)
-            site, given, threads, later = group_resources.wanted(job, planners)
+                resources.job_retry_reasons(member)
+                tracked.tracking_request(member)
+            site, given, threads, later = group_resources.unit_request(job, planners)
             resources.refuse_misspelt(later)
             if site is None:
                 continue
@@ -265,7 +267,7 @@ def check_jobs(
     return list(used)
 
 
-def products(dag: Any) -> frozenset[str]:
+def find_products(dag: Any) -> frozenset[str]:
     """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
     paths: set[str] = set()
     for job in dag.jobs:

@@ -67,7 +67,7 @@ class _Look(Generic[_T]):
         return Looking
 
 
-def looking(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T | None:
+def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T | None:
     """What `look` finds in a workflow as `snakemake` with `arguments` would run it.
 
     Args:

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.adapter import stale_lock
 from snakemake_executor_plugin_mantik.adapter.signals import (
     NO_SPACE,
     Interruption,
-    is_lack_of_space,
+    is_disk_full,
 )
 from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, printable
 
@@ -48,7 +48,7 @@ class Executor(RemoteExecutor):
         Raises:
             ApiError: with all mistakes of the configuration, the credentials or the workflow.
         """
-        stale_lock.executor_made()
+        stale_lock.cancel_hint()
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
@@ -62,11 +62,11 @@ class Executor(RemoteExecutor):
     def _start(self) -> "Run":
         # Imported here: Snakemake imports this module for every one of its commands.
         from snakemake_executor_plugin_mantik import retry
-        from snakemake_executor_plugin_mantik.adapter.startup import start
+        from snakemake_executor_plugin_mantik.adapter.startup import start_run
 
         retry.executor_runs()
         try:
-            self._run = start(self.workflow, self.dag, self.logger)
+            self._run = start_run(self.workflow, self.dag, self.logger)
         except MantikError as error:
             with self.lock:
                 self.wait = False
@@ -86,7 +86,7 @@ class Executor(RemoteExecutor):
         from snakemake_executor_plugin_mantik.adapter import caching
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.rules.units import members_of
+        from snakemake_executor_plugin_mantik.rules.units import list_members
 
         self._interruption.handle()
         # A local checkpoint may have led to the first job that is not local.
@@ -94,15 +94,15 @@ class Executor(RemoteExecutor):
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:
-            if storage.by_jobs(self.workflow):
+            if storage.jobs_use_storage(self.workflow):
                 # Its own Snakemake prepares it, in the storage.
                 request = run.request(job, self.envvars())
-                read = self.workflow.async_run(storage.versions(members_of(job)))
+                read = self.workflow.async_run(storage.storage_versions(list_members(job)))
                 request = replace(request, parameters=f"{request.parameters} {read}")
             else:
                 self.workflow.async_run(self._prepare(job))
                 request = run.request(job, self.envvars())
-            cached = self.workflow.async_run(caching.fetch(self.workflow, job))
+            cached = self.workflow.async_run(caching.fetch_cached(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
         except (RuleException, WorkflowError) as error:
@@ -117,11 +117,14 @@ class Executor(RemoteExecutor):
 
     def envvars(self) -> dict[str, str]:
         """What jobs get of this process's environment: as the workflow says."""
-        from snakemake_executor_plugin_mantik.rules.paths.storage import secrets
-        from snakemake_executor_plugin_mantik.rules.wrapping.environ import variables
+        from snakemake_executor_plugin_mantik.rules.paths.storage import storage_secrets
+        from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 
         if self._variables is None:
-            self._variables = {**variables(self.workflow, os.environ), **secrets(self.workflow)}
+            self._variables = {
+                **workflow_variables(self.workflow, os.environ),
+                **storage_secrets(self.workflow),
+            }
         return self._variables
 
     async def _prepare(self, job: _Job) -> None:
@@ -178,7 +181,7 @@ class Executor(RemoteExecutor):
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
         from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.rules.units import members_of
+        from snakemake_executor_plugin_mantik.rules.units import list_members
 
         self._uncommitted[outcome.number] = outcome
         if self._run is not None:
@@ -190,8 +193,8 @@ class Executor(RemoteExecutor):
         if outcome.succeeded and (trouble := self._benchmark(info.job) or await self._store(info)):
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
-            if storage.by_jobs(self.workflow):
-                storage.look_anew(members_of(info.job))
+            if storage.jobs_use_storage(self.workflow):
+                storage.refresh_storage(list_members(info.job))
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
@@ -202,7 +205,7 @@ class Executor(RemoteExecutor):
         from snakemake_executor_plugin_mantik.adapter import caching
 
         try:
-            await caching.store(self.workflow, info.job)
+            await caching.store_cached(self.workflow, info.job)
         except (WorkflowError, OSError) as error:
             return f"the outputs cannot be put into the cache: {error}\n"
         return ""
@@ -216,7 +219,7 @@ class Executor(RemoteExecutor):
         extended = self.workflow.output_settings.benchmark_extended
         try:
             for member, path in measured:
-                benchmark_files.write(member, path, extended=extended)
+                benchmark_files.write_benchmark(member, path, extended=extended)
         except MantikError as error:
             return f"{error}\n"
         return ""
@@ -249,10 +252,10 @@ class Executor(RemoteExecutor):
         """
         from snakemake_interface_logger_plugins.common import LogEvent
 
-        from snakemake_executor_plugin_mantik.rules.identity import identity
+        from snakemake_executor_plugin_mantik.rules.identity import job_identity
 
         failed = self._uncommitted[group.jobid].failed
-        members = [member for member in group if identity(member) in failed] or list(group)
+        members = [member for member in group if job_identity(member) in failed] or list(group)
         infos = [
             _of_its_command(member.get_log_error_info(indent=True, **kwargs), **kwargs)
             for member in members
@@ -285,13 +288,16 @@ class Executor(RemoteExecutor):
         if outcome is None or job.attempt > job.restart_times:
             return
         from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-        from snakemake_executor_plugin_mantik.rules.resources import RETRY_RESOURCE, retried
+        from snakemake_executor_plugin_mantik.rules.resources import (
+            RETRY_RESOURCE,
+            job_retry_reasons,
+        )
 
         # A success that Snakemake did not take: an output is not as the rule wants it.
         reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
         members = job.jobs if job.is_group() else (job,)
         try:
-            wanted = any(reason in retried(member) for member in members)
+            wanted = any(reason in job_retry_reasons(member) for member in members)
         except MantikError:
             wanted = False  # the reason for which the job was refused
         if not wanted:
@@ -319,7 +325,7 @@ class Executor(RemoteExecutor):
         self._ending = "failed" if isinstance(sys.exception(), Exception) else "killed"
         if self._run is None or self._interruption.detached:
             return
-        if is_lack_of_space(sys.exception()):  # what made Snakemake give up
+        if is_disk_full(sys.exception()):  # what made Snakemake give up
             self._interruption.detached = True
             self.logger.error(NO_SPACE)
             return

@@ -62,12 +62,12 @@ class StateLog(Observer):
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         """A job waits at a site now."""
         self._known(record, (site_job,))
-        text = messages.submitted(record.name, record.site, site_job, queue or None)
+        text = messages.submitted_message(record.name, record.site, site_job, queue or None)
         self._tell(record, "submitted", text, queue=queue)
 
     def started(self, record: TryRecord) -> None:
         """A job runs."""
-        self._tell(record, "running", messages.started(record.name, record.site))
+        self._tell(record, "running", messages.started_message(record.name, record.site))
 
     def logged(self, record: TryRecord) -> None:
         """What it logs is no state."""
@@ -77,11 +77,13 @@ class StateLog(Observer):
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}
         log = self._shown(end.log)
         if end.how == "finished":
-            text = messages.finished(record.name, record.site, end.waited, end.ran or 0.0, log)
+            text = messages.finished_message(
+                record.name, record.site, end.waited, end.ran or 0.0, log
+            )
             self._tell(record, "succeeded", text, log=str(log or ""), **facts)
         elif end.reason is not None:
             # The only line that is left with --quiet rules.
-            text = messages.ended(record.name, record.site, end.reason, end.words, log)
+            text = messages.ended_message(record.name, record.site, end.reason, end.words, log)
             self._tell(record, "failed", text, log=str(log or ""), reason=str(end.reason), **facts)
         self._requests.pop(record.id, None)
         self._sent.pop(record.id, None)

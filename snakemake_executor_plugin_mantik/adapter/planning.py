@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.adapter import checks, startup
 from snakemake_executor_plugin_mantik.adapter.checks import Checked
 from snakemake_executor_plugin_mantik.adapter.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.environment import environment_of
+from snakemake_executor_plugin_mantik.config.environment import job_environment
 from snakemake_executor_plugin_mantik.engine.forecast import (
     HERE,
     Forecast,
@@ -21,18 +21,18 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
     Plan,
     Total,
 )
-from snakemake_executor_plugin_mantik.engine.plan import misfits, unchecked
+from snakemake_executor_plugin_mantik.engine.plan import find_misfits, unchecked_resources
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, preflight
-from snakemake_executor_plugin_mantik.rules.kinds.group_resources import wanted
+from snakemake_executor_plugin_mantik.rules.kinds.group_resources import unit_request
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
-from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit
+from snakemake_executor_plugin_mantik.rules.units import list_members, unit_name
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
-from snakemake_executor_plugin_mantik.rules.wrapping.environ import variables
+from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 
 
-def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
+def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     """What Snakemake's `workflow`, whose jobs are known, would send.
 
     Args:
@@ -45,12 +45,16 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
         MantikError: with all mistakes that a run would tell at its start.
     """
     dag = workflow.dag
-    checked = checks.check(workflow, dag, options, logger)
-    at_sites = {member.rule.name for unit in checked.units for member in members_of(unit)}
-    preflight.refuse({r: told for r, told in checked.mistakes.items() if r not in at_sites})
-    limits = startup.facts(checked) if connect else {}
+    checked = checks.check_workflow(workflow, dag, options, logger)
+    at_sites = {member.rule.name for unit in checked.units for member in list_members(unit)}
+    preflight.refuse_mistakes(
+        {r: told for r, told in checked.mistakes.items() if r not in at_sites}
+    )
+    limits = startup.collect_facts(checked) if connect else {}
     units = _units(dag)
-    sites = {unit: None if unit.is_local else wanted(unit, checked.planners)[0] for unit in units}
+    sites = {
+        unit: None if unit.is_local else unit_request(unit, checked.planners)[0] for unit in units
+    }
     places = Places(checked.workdir, lambda: "")  # asked for places in a workspace only
     made = {
         place: sites[unit] or HERE
@@ -61,17 +65,17 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     jobs: list[Forecast] = []
     state = Path(workflow.persistence.path) / checks.STATE
     with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
-        secrets = dict.fromkeys(variables(workflow, os.environ), "")  # names alone
+        secrets = dict.fromkeys(workflow_variables(workflow, os.environ), "")  # names alone
         look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
         jobs = [look.at(unit, sites[unit]) for unit in units if not unit.is_local]
-        products = checks.products(dag)
+        products = checks.find_products(dag)
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:
                 totals.setdefault(job.site, Total()).add(job.resources, job.cores)
         sources = {
             site: forecaster.sources(
-                site, startup.sources_of(checked, products, logger, site).paths
+                site, startup.collect_sources(checked, products, logger, site).paths
             )
             for site in totals
         }
@@ -80,11 +84,11 @@ def planned(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
     for at, job in enumerate(jobs):
         if job.site in limits and job.resources is not None:
             facts = limits[job.site]
-            told = [f"{m.what}. {m.do}." for m in misfits(job.resources, facts)]
+            told = [f"{m.what}. {m.do}." for m in find_misfits(job.resources, facts)]
             jobs[at] = replace(job, mistake=" ".join([job.mistake, *told]).strip())
             queue = facts.queues.get(job.resources.queue or "", QueueLimits())
             left = totals[job.site].unchecked
-            left += [name for name in unchecked(job.resources, queue) if name not in left]
+            left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
     return Plan(
         jobs,
         totals,
@@ -115,12 +119,12 @@ def _written(names: Collection[str]) -> Iterator[str]:
 
 def _runs(unit: Job) -> bool:
     """Whether a rule of it has something to run."""
-    return any(not member.rule.norun for member in members_of(unit))
+    return any(not member.rule.norun for member in list_members(unit))
 
 
 def _outputs(unit: Job) -> Iterator[object]:
     """What a job, or each member of a group, makes."""
-    for member in members_of(unit):
+    for member in list_members(unit):
         yield from member.output
 
 
@@ -146,9 +150,9 @@ class _Look:
 
     def at(self, job: Job, site: str | None) -> Forecast:
         """What would be sent for `job` to `site`; None: not known yet."""
-        _, given, threads, later = wanted(job, self.checked.planners)
+        _, given, threads, later = unit_request(job, self.checked.planners)
         result = Forecast(
-            name_of_unit(job), ", ".join(sorted(job.rules)), site,
+            unit_name(job), ", ".join(sorted(job.rules)), site,
             outputs=tuple(map(str, _outputs(job))), later=tuple(_written(later)),
         )  # fmt: skip
         if site is None:
@@ -158,17 +162,17 @@ class _Look:
         planner = self.checked.planners[site]
         own = None
         if not job.is_group():  # members of a group may have one each
-            own = deployment.own_of(job, self.checked.context.deployment)
+            own = deployment.read_own(job, self.checked.context.deployment)
         asked = planner.resources(given, threads)
         result = replace(
             result,
             resources=asked,
             cores=planner.cores(asked),
-            environment=deployment.words(own)
+            environment=deployment.describe_own(own)
             if own
-            else _words(environment_of(planner.config, self.checked.workdir)),
+            else _words(job_environment(planner.config, self.checked.workdir)),
         )
-        rules = {member.rule.name for member in members_of(job)}
+        rules = {member.rule.name for member in list_members(job)}
         mistaken = {rule: self.checked.mistakes[rule] for rule in rules & {*self.checked.mistakes}}
         if mistaken:
             return replace(result, mistake="\n".join(mistaken.values()))

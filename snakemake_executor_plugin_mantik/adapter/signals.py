@@ -34,7 +34,7 @@ _QUESTION = (
 _LONGEST_ANSWER = 100
 
 
-def is_lack_of_space(error: BaseException | None) -> bool:
+def is_disk_full(error: BaseException | None) -> bool:
     """Whether an error, or one that led to it, is that nothing can be written here any more."""
     while error is not None:
         if isinstance(error, JournalError):

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.locks import is_held
+from snakemake_executor_plugin_mantik.common.locks import is_locked
 
 _STATE = Path(".snakemake")
 _OPTIONS = ("--nolock", "--rerun-incomplete")
@@ -19,7 +19,7 @@ _started = False
 _registered = False
 
 
-def settings_made() -> None:
+def register_hint() -> None:
     """Snakemake was called with this executor: be there when it ends without making one."""
     global _registered  # noqa: PLW0603 - one process, one end
     if not _registered:
@@ -27,7 +27,7 @@ def settings_made() -> None:
         atexit.register(_say, Path.cwd())
 
 
-def executor_made() -> None:
+def cancel_hint() -> None:
     """Snakemake has got as far as the executor, which tells everything else itself."""
     global _started  # noqa: PLW0603
     _started = True
@@ -59,14 +59,14 @@ def _advice(directory: Path, arguments: list[str]) -> str:
     refusing = [path for part in ("locks", "incomplete") for path in (state / part).glob("*")]
     if not refusing or set(_OPTIONS) <= set(arguments) or not (state / "mantik").is_dir():
         return ""
-    if is_held(state / "mantik" / "lock"):
+    if is_locked(state / "mantik" / "lock"):
         return ""
     # Imported here: this module is imported for every command of Snakemake.
     from snakemake_executor_plugin_mantik.common.errors import JournalError
-    from snakemake_executor_plugin_mantik.journal import history
+    from snakemake_executor_plugin_mantik.journal import read_history
 
     try:
-        left = sum(record.may_run for record in history(state / "mantik"))
+        left = sum(record.may_run for record in read_history(state / "mantik"))
     except JournalError:
         return ""
     if not left:

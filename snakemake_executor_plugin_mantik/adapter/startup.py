@@ -9,22 +9,27 @@ from functools import partial
 from typing import Any
 
 from snakemake_executor_plugin_mantik.adapter.active_run import Run
-from snakemake_executor_plugin_mantik.adapter.checks import Checked, check, check_jobs, products
+from snakemake_executor_plugin_mantik.adapter.checks import (
+    Checked,
+    check_jobs,
+    check_workflow,
+    find_products,
+)
 from snakemake_executor_plugin_mantik.adapter.job_log import StateLog
-from snakemake_executor_plugin_mantik.adapter.workflow_metadata import described
+from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_workflow
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.connections.connect import (
-    credentials_of,
-    sites_of,
-    tracker_of,
+    find_site_credentials,
+    make_sites,
+    make_tracker,
     workspace_name,
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.journal import Journal, sent_tries
+from snakemake_executor_plugin_mantik.journal import Journal, sent_try_ids
 from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
@@ -32,25 +37,25 @@ from snakemake_executor_plugin_mantik.rules.tracked import (
     is_tracked,
     untracked_entry_points,
 )
-from snakemake_executor_plugin_mantik.rules.units import members_of
+from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
-from snakemake_executor_plugin_mantik.tracking.controller.direct import remark
+from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_remark
 
 
-def start(workflow: Any, dag: Any, logger: Any) -> Run:
+def start_run(workflow: Any, dag: Any, logger: Any) -> Run:
     """Check everything, find the credentials, and open the sites.
 
     Raises:
         MantikError: with everything that is wrong; nothing has been submitted.
     """
-    checked = check(workflow, dag, workflow.executor_settings, logger)
-    preflight.refuse(checked.mistakes)
+    checked = check_workflow(workflow, dag, workflow.executor_settings, logger)
+    preflight.refuse_mistakes(checked.mistakes)
     workdir, configs, planners = checked.workdir, checked.configs, checked.planners
     units, used = checked.units, checked.used
-    jobs = [job for unit in units for job in members_of(unit)]
-    credentials = credentials_of(checked.configs, checked.workdir)
+    jobs = [job for unit in units for job in list_members(unit)]
+    credentials = find_site_credentials(checked.configs, checked.workdir)
     _tell_expiry(jobs, credentials, planners, used, logger)
     shared = any(loaded.config.site.sharing == "group" for loaded in configs.values())
     journal = Journal(checked.state, shared=shared)
@@ -59,22 +64,24 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     try:
         for name in used:
             credentials[name].login()
-        sites = sites_of(configs, credentials, planners, workspace_name(workdir, journal.workflow))
+        sites = make_sites(
+            configs, credentials, planners, workspace_name(workdir, journal.workflow)
+        )
     except BaseException:
         journal.close()
         raise
     direct = checked.settings.direct
-    tracker = tracker_of(
+    tracker = make_tracker(
         configs, credentials, workdir, logger.info,
-        workflow=described(workflow), direct=direct, wait_s=checked.settings.track_wait_s,
+        workflow=describe_workflow(workflow), direct=direct, wait_s=checked.settings.track_wait_s,
     )  # fmt: skip
     which = checked.settings.tracked
     if which != "none":
         _tell_untracked(units, which, logger)
-        tracked = any(is_tracked(members_of(unit), which) for unit in units)
+        tracked = any(is_tracked(list_members(unit), which) for unit in units)
         if direct and tracked:
-            logger.warning(remark(os.environ))
-        tracker.start(tracked=tracked, open_tries=sent_tries(journal.all_open_tries()))
+            logger.warning(direct_remark(os.environ))
+        tracker.start(tracked=tracked, open_tries=sent_try_ids(journal.all_open_tries()))
     states = StateLog(logger.info, workdir)
     engine = Engine(
         sites,
@@ -86,7 +93,7 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
         configs={name: loaded.path for name, loaded in configs.items()},
     )
     try:
-        engine.open(used, partial(sources_of, checked, products(dag), logger))
+        engine.open(used, partial(collect_sources, checked, find_products(dag), logger))
         check_jobs(units, planners, engine)
     except BaseException:
         engine.close(tidy=False)
@@ -97,16 +104,16 @@ def start(workflow: Any, dag: Any, logger: Any) -> Run:
     return Run(engine, checked, states, tracker, dag, logger.info)
 
 
-def facts(checked: Checked) -> dict[str, SiteFacts]:
+def collect_facts(checked: Checked) -> dict[str, SiteFacts]:
     """What the sites that jobs will run at say of themselves; nothing is sent there.
 
     Raises:
         MantikError: credentials are missing, or a site cannot be used.
     """
-    credentials = credentials_of(checked.configs, checked.workdir)
+    credentials = find_site_credentials(checked.configs, checked.workdir)
     # The name of a workspace that no run has: limits do not depend on it.
     name = workspace_name(checked.workdir, "check")
-    sites = sites_of(checked.configs, credentials, checked.planners, name)
+    sites = make_sites(checked.configs, credentials, checked.planners, name)
 
     async def ask(site: Site) -> SiteFacts:
         try:
@@ -129,7 +136,7 @@ def facts(checked: Checked) -> dict[str, SiteFacts]:
 
 def _tell_untracked(units: list[Any], which: Which, logger: Any) -> None:
     """Say which entry points are not tracked because they are members of groups."""
-    rules = {rule for unit in units for rule in untracked_entry_points(members_of(unit), which)}
+    rules = {rule for unit in units for rule in untracked_entry_points(list_members(unit), which)}
     if rules:
         logger.warning(
             f"Entry points that run as members of a group are no MLflow runs of their own and are"
@@ -156,20 +163,23 @@ def _tell_expiry(
         left = expiry - time.time()
         if left < max(walltimes):
             logger.warning(
-                f"The token for site {name} expires in {duration(max(0.0, left))}, but jobs ask for"
-                f" up to {duration(max(walltimes))}. Give one that lasts, or a refresh token; jobs"
-                " that run then are taken up by the next run."
+                f"The token for site {name} expires in {humanize_duration(max(0.0, left))}, but"
+                f" jobs request up to {humanize_duration(max(walltimes))}. Use a token that lasts"
+                " longer, or a refresh token. The next run takes up jobs that still run when the"
+                " token expires."
             )
 
 
-def sources_of(checked: Checked, made: frozenset[str], logger: Any, name: str) -> sources.Sources:
+def collect_sources(
+    checked: Checked, made: frozenset[str], logger: Any, name: str
+) -> sources.Sources:
     """What goes up to a site besides the jobs' inputs and what is `made` of them.
 
     Raises:
         UserError: that is too much.
     """
     config = checked.configs[name].config
-    chosen = sources.select(
+    chosen = sources.select_sources(
         checked.workdir, Exclude(config.exclude), products=made,
         file_limit=config.site.source_file_limit_bytes, total_limit=config.site.sources_limit_bytes,
         include=Include(config.site.include),

@@ -5,13 +5,13 @@ from typing import Any
 
 import snakemake
 
-from snakemake_executor_plugin_mantik.rules.identity import identity
-from snakemake_executor_plugin_mantik.rules.request import name_of
+from snakemake_executor_plugin_mantik.rules.identity import job_identity
+from snakemake_executor_plugin_mantik.rules.request import job_display_name
 from snakemake_executor_plugin_mantik.tracking.picturing import MOST_JOBS
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
 
-def described(workflow: Any) -> Workflow:
+def describe_workflow(workflow: Any) -> Workflow:
     """The workflow as it was started."""
     return Workflow(
         snakefile=str(workflow.main_snakefile),
@@ -21,7 +21,7 @@ def described(workflow: Any) -> Workflow:
     )
 
 
-def pipeline(dag: Any) -> dict[str, object]:
+def describe_pipeline(dag: Any) -> dict[str, object]:
     """The jobs of a workflow and which needs which, as `tracking.picturing.picture` reads it.
 
     Of many jobs only which rule needs which: what a job is takes some 20 µs to tell. In Snakemake's
@@ -32,12 +32,12 @@ def pipeline(dag: Any) -> dict[str, object]:
     rules = dict.fromkeys((need.rule.name, job.rule.name) for need, job in needs)
     found: dict[str, object] = {"jobs": [], "edges": [], "rule_edges": list(rules)}
     if len(jobs) <= MOST_JOBS:
-        ids = {job: identity(job) for job in jobs}
+        ids = {job: job_identity(job) for job in jobs}
         needed = set(dag.needrun_jobs(exclude_finished=False))
         found["jobs"] = [
             {
                 "id": ids[job],
-                "name": name_of(job),
+                "name": job_display_name(job),
                 "rule": job.rule.name,
                 "wildcards": {key: str(value) for key, value in job.wildcards_dict.items()},
                 "needed": job in needed,

@@ -15,7 +15,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
-from snakemake_executor_plugin_mantik.config.reading import read_all
+from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
 
@@ -76,7 +76,7 @@ def bootstrap(
     from snakemake_executor_plugin_mantik.rules.kinds.full_jobs import BOOTSTRAPPED
     from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 
-    known = read_all([site], Path()) if "=" in site or os.path.exists(site) else {}
+    known = read_configs([site], Path()) if "=" in site or os.path.exists(site) else {}
     name = next(iter(known), site)
     specs = [f"snakemake=={__version__}", *(package or [])]
     job = _Job(name, site if known else "", snakemake or [])

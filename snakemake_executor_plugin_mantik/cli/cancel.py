@@ -9,9 +9,13 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
-from snakemake_executor_plugin_mantik.connections.reconnect import Reconnected, journal_of, reach
+from snakemake_executor_plugin_mantik.connections.reconnect import (
+    Reconnected,
+    open_journal,
+    reach_sites,
+)
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 
 _UNCONFIRMED = 1
 """Exit code where a job may still run."""
@@ -41,7 +45,7 @@ def cancel(
     No Snakemake need run, or may run, in the directory. What has succeeded already stays: the next
     run takes its outputs. Exit code 1 if a job may still run.
     """
-    journal = journal_of(directory)
+    journal = open_journal(directory)
     if journal.remark:
         _say(journal.remark)
     try:
@@ -61,7 +65,7 @@ def _may_run(journal: Journal) -> list[TryRecord]:
     """What may wait or run at a site, the oldest first."""
     return [
         record
-        for record in history(journal.path.parent)
+        for record in read_history(journal.path.parent)
         if record.may_run or record.state is TryState.PLANNED
     ]
 
@@ -104,9 +108,9 @@ async def _cancel(
     journal: Journal, given: Sequence[str], records: Sequence[TryRecord], wait_s: float
 ) -> list[TryRecord]:
     names = sorted({record.site for record in records})
-    async with reach(journal, names, given, _say) as there:
-        left = await end(there, records, wait_s, _say)
-        now = {record.id: record for record in history(journal.path.parent)}
+    async with reach_sites(journal, names, given, _say) as there:
+        left = await cancel_tries(there, records, wait_s, _say)
+        now = {record.id: record for record in read_history(journal.path.parent)}
         unconfirmed = {record.id for record in left}
         for record in records:
             if record.id not in unconfirmed:
@@ -114,7 +118,7 @@ async def _cancel(
     return left
 
 
-async def end(
+async def cancel_tries(
     there: Reconnected,
     records: Sequence[TryRecord],
     wait_s: float,

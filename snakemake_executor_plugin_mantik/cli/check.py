@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.connect import Finding, connect
-from snakemake_executor_plugin_mantik.cli.hooks import unreadable
+from snakemake_executor_plugin_mantik.cli.connect import Finding, check_connections
+from snakemake_executor_plugin_mantik.cli.hooks import unreadable_hooks
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
-    name_mistake,
-    read_named,
+    check_site_name,
+    read_config_named,
     split_spec,
 )
 
@@ -76,7 +76,7 @@ def check(
     reports = [examine(file, project) for file in files]
     for report in reports:
         if with_site and report.loaded is not None and not report.mistakes:
-            report.findings = connect(report.loaded, project)
+            report.findings = check_connections(report.loaded, project)
     if as_json:
         typer.echo(json.dumps({"files": [report.as_json() for report in reports]}, indent=2))
     else:
@@ -95,17 +95,17 @@ def examine(spec: str, project: Path) -> Report:
     plain = _is_file(spec)
     name, file = (Path(spec).stem, spec) if plain else split_spec(spec)
     report = Report(file)
-    complaint = name_mistake(name)
+    complaint = check_site_name(name)
     report.mistakes = [Mistake(file, "", complaint)] if complaint and not plain else []
     try:
-        report.loaded = read_named(name, file, Path(), project=project)
+        report.loaded = read_config_named(name, file, Path(), project=project)
     except ConfigError as error:
         report.mistakes += error.mistakes
         return report
     report.warnings = list(report.loaded.warnings)
     if complaint and plain:  # the file is all right; a run has to be given another name for it
         report.warnings.append(f"{file}: {complaint}")
-    commands = unreadable(report.loaded.config.environment)
+    commands = unreadable_hooks(report.loaded.config.environment)
     report.warnings += [f"{file}: {warning}" for warning in commands]
     return report
 

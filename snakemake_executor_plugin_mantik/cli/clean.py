@@ -8,14 +8,18 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.cancel import end
+from snakemake_executor_plugin_mantik.cli.cancel import cancel_tries
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
-from snakemake_executor_plugin_mantik.common.humanize import size
-from snakemake_executor_plugin_mantik.connections.reconnect import Reconnected, journal_of, reach
+from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.connections.reconnect import (
+    Reconnected,
+    open_journal,
+    reach_sites,
+)
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 
 _LEFT = 1
 """Exit code where something is left that was to go."""
@@ -42,7 +46,7 @@ def clean(
     Inputs and outputs here stay; what is needed again goes up again. A workspace with jobs that may
     run, or whose outputs are not here yet, is left alone unless forced.
     """
-    journal = journal_of(directory)
+    journal = open_journal(directory)
     if journal.remark:
         typer.echo(printable(journal.remark))
     sites = journal.sites()
@@ -64,7 +68,7 @@ async def _clean(
     journal: Journal, names: Sequence[str], given: Sequence[str], *, yes: bool, force: bool
 ) -> bool:
     """Show, ask and remove; whether something is left that was to go."""
-    async with reach(journal, names, given, typer.echo) as there:
+    async with reach_sites(journal, names, given, typer.echo) as there:
         troubled = bool(there.away)
         for why in there.away.values():
             typer.echo(printable(why))
@@ -86,7 +90,7 @@ async def _clean(
                 troubled = True
             elif found:
                 cleared[name] = clearer
-        if not cleared or not (yes or agreed()):
+        if not cleared or not (yes or confirm()):
             return troubled
         for name, clearer in cleared.items():
             troubled = not await _clear(there, name, clearer) or troubled
@@ -115,7 +119,9 @@ async def _clear(there: Reconnected, name: str, clearer: Clearer) -> bool:
     """Empty a workspace whose tries are not needed any more; whether all of it went."""
     journal = there.journal
     running = [r for r in _needed(journal, name) if r.state is not TryState.ENDED]
-    if await end(there, running, 2 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))):
+    if await cancel_tries(
+        there, running, 2 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))
+    ):
         typer.echo(f"{name}: it stays, since a job of it may still run.")
         return False
     for record in _needed(journal, name):
@@ -133,7 +139,7 @@ def _needed(journal: Journal, name: str) -> list[TryRecord]:
     place = journal.sites()[name].place
     return [
         record
-        for record in history(journal.path.parent)
+        for record in read_history(journal.path.parent)
         if record.place == place
         and (record.may_run or (record.state is TryState.ENDED and record.outcome == "succeeded"))
     ]
@@ -151,11 +157,11 @@ def _table(found: Mapping[str, Part]) -> list[str]:
     lines = []
     for name, part in found.items():
         more = "more than " if part.more else ""
-        lines.append(f"  {name}: {more}{part.files} files, {size(part.size)}")
+        lines.append(f"  {name}: {more}{part.files} files, {humanize_size(part.size)}")
     return lines
 
 
-def agreed() -> bool:
+def confirm() -> bool:
     """Ask whether it is to go.
 
     Raises:

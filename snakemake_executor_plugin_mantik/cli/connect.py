@@ -20,16 +20,21 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnauthorized,
 )
-from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.environment import image_upload
-from snakemake_executor_plugin_mantik.config.images import architecture
-from snakemake_executor_plugin_mantik.config.known_sites import known_site
+from snakemake_executor_plugin_mantik.config.images import read_architecture
+from snakemake_executor_plugin_mantik.config.known_sites import find_known_site
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.messages import not_checked
-from snakemake_executor_plugin_mantik.engine.plan import ACCOUNT, Planner, misfits, unchecked
+from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
+from snakemake_executor_plugin_mantik.engine.plan import (
+    ACCOUNT,
+    Planner,
+    find_misfits,
+    unchecked_resources,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
+from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, Site, SiteDetails, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
@@ -65,10 +70,10 @@ class Finding:
     text: str
 
 
-def connect(loaded: LoadedConfig, project: Path) -> list[Finding]:
+def check_connections(loaded: LoadedConfig, project: Path) -> list[Finding]:
     """Talk to the site of a config, with the user's credentials from the environment or keyring."""
     config, findings = loaded.config, list[Finding]()
-    issuer = issuer_of(loaded, project)
+    issuer = make_issuer(loaded, project)
     try:
         credential = find_credentials(loaded.name, config.api, os.environ, issuer=issuer)
         credential.login()
@@ -155,7 +160,8 @@ def _credentials(credential: Credential, runtime_s: int | None) -> Iterator[Find
         yield Finding(
             "credentials",
             "warning",
-            f"{kind} expires at {when}, before a job of {duration(runtime_s or 0)} would be over",
+            f"{kind} expires at {when}, before the end of a job of"
+            f" {humanize_duration(runtime_s or 0)} that starts now",
         )
     else:
         yield Finding("credentials", "ok", f"{kind} found, expires at {when}")
@@ -169,7 +175,7 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
     else:
         yield Finding("user", "note", "the server does not say as whom jobs run")
     # Whether the account may be used is told of every site, below.
-    found = [misfit for misfit in misfits(resources, facts) if misfit.key != ACCOUNT]
+    found = [misfit for misfit in find_misfits(resources, facts) if misfit.key != ACCOUNT]
     for misfit in found:
         text = f"Resources.{misfit.key}: {misfit.what}. {misfit.do}."
         yield Finding("resources", "wrong", text)
@@ -179,13 +185,13 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
     yield Finding("queues", "ok", ", ".join(facts.queues))
     limits = facts.queues.get(resources.queue or "")
     if limits is not None:
-        told, left = _limits(limits), unchecked(resources, limits)
+        told, left = _limits(limits), unchecked_resources(resources, limits)
         text = f"{resources.queue} allows {told}" if told else f"{resources.queue} is there"
         yield Finding("queue", "ok", text)
         if not found and told:
             yield Finding("resources", "ok", "fit into what the queue is told to allow")
         if left:
-            yield Finding("resources", "note", not_checked(left))
+            yield Finding("resources", "note", unchecked_message(left))
 
 
 def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
@@ -222,7 +228,7 @@ def _space(free_bytes: int | None) -> Iterator[Finding]:
 
 
 def _purge(workspace: str, loaded: LoadedConfig) -> Iterator[Finding]:
-    site = known_site(loaded.config)
+    site = find_known_site(loaded.config)
     if site is None:
         yield Finding("purge", "note", "whether the site deletes old files is not told by the API")
     elif "scratch" in workspace.lower():
@@ -234,12 +240,12 @@ def _purge(workspace: str, loaded: LoadedConfig) -> Iterator[Finding]:
 def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
     if loaded.config.api != "unicore":
         return
-    from snakemake_executor_plugin_mantik.sites.unicore.description import lost_on_the_way
+    from snakemake_executor_plugin_mantik.sites.unicore.description import lost_resources
 
     # What any job with a GPU would meet, whatever this config asks for.
-    if not lost_on_the_way(Resources(gpus_per_node=1), server):
+    if not lost_resources(Resources(gpus_per_node=1), server):
         return
-    lost = lost_on_the_way(resources, server)
+    lost = lost_resources(resources, server)
     if loaded.config.site.scheduler == "none" and lost:
         text = f"{server} loses {' and '.join(lost)}; set Site: Scheduler to slurm or pbs"
         yield Finding("server", "wrong", text)
@@ -259,7 +265,7 @@ def _limits(limits: QueueLimits) -> str:
 
     told = []
     if limits.runtime_s:
-        told.append(f"runtime up to {duration(limits.runtime_s[1])}")
+        told.append(f"runtime up to {humanize_duration(limits.runtime_s[1])}")
     if limits.nodes:
         told.append(f"{pair(limits.nodes, '')} nodes")
     if limits.cpus_per_node:
@@ -299,7 +305,7 @@ def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
     image = image_upload(loaded.config, project)
     if image is None:
         return
-    built_for, site = architecture(image[0]), known_site(loaded.config)
+    built_for, site = read_architecture(image[0]), find_known_site(loaded.config)
     if built_for is None:
         text = f"{image[0]} does not say which processors it is for: is it a SIF file?"
         yield Finding("image", "warning", text)

@@ -14,7 +14,7 @@ _READ_S: Final = 10.0
 _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "after_on_login")
 
 
-def unreadable(environment: Environment) -> Iterator[str]:
+def unreadable_hooks(environment: Environment) -> Iterator[str]:
     """A warning for each command that is no bash, beginning with its key; none without bash here.
 
     Nothing is run: `bash -n` only reads. Each command is read for itself, as it will be run.

@@ -11,7 +11,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
-from snakemake_executor_plugin_mantik.config.reading import name_mistake, parse_backend_config
+from snakemake_executor_plugin_mantik.config.reading import check_site_name, parse_backend_config
 
 PROFILE: Final = Path("profiles", "default", "config.yaml")
 """Snakemake uses a profile of this name beside the Snakefile without being told."""
@@ -65,7 +65,7 @@ def init(  # noqa: PLR0917 - options of a command line
     if show_list:
         typer.echo(_listed())
         return
-    if mistake := name_mistake(site):
+    if mistake := check_site_name(site):
         raise UserError(mistake, where="--site")
     if path and environment == "none":
         raise UserError("--path is given without --environment", do="Say apptainer or python")

@@ -8,10 +8,10 @@ from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.options import Workdir
-from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, history
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, read_history
 
 _SHOWN = {
     TryState.PLANNED: "planned",
@@ -32,22 +32,22 @@ def jobs(
 
     The last try of each job, and all that may still be at a site. smk-mantik cancel ends them.
     """
-    records = history(directory / STATE)
+    records = read_history(directory / STATE)
     if not every:
         last = {record.job: record.id for record in records}
         records = [r for r in records if r.id == last[r.job] or r.may_run]
-    tables.console().print(table(records))
+    tables.make_console().print(jobs_table(records))
 
 
-def table(records: list[TryRecord]) -> Table:
+def jobs_table(records: list[TryRecord]) -> Table:
     """A table of tries, a line each, in the order of their making."""
     titles = ("job", "site", "queue", "id at the site", "waited", "ran", "outcome")
-    shown = tables.table(titles, right=("waited", "ran"))
+    shown = tables.new_table(titles, right=("waited", "ran"))
     for record in records:
-        times = [duration(t) if t is not None else "" for t in (record.waited, record.ran)]
+        times = [humanize_duration(t) if t is not None else "" for t in (record.waited, record.ran)]
         ids = ", ".join(record.site_jobs)
         cells = [record.name, record.site, record.queue, ids, *times, _outcome(record)]
-        tables.add(shown, cells)
+        tables.add_row(shown, cells)
     return shown
 
 

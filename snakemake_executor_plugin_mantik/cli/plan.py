@@ -14,9 +14,9 @@ from typer.core import TyperCommand
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
-from snakemake_executor_plugin_mantik.common.humanize import duration, size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Total, Uploads
-from snakemake_executor_plugin_mantik.engine.messages import not_checked
+from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
 _OURS: Final = ("--json", "--connect", "--details", "--help")
@@ -56,13 +56,13 @@ def plan(
             "snakemake is not installed beside this command", where="smk-mantik plan",
             do="Install it with: pip install snakemake",
         )  # fmt: skip
-    from snakemake_executor_plugin_mantik.adapter.dryrun import looking
-    from snakemake_executor_plugin_mantik.adapter.planning import planned
+    from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
+    from snakemake_executor_plugin_mantik.adapter.planning import plan_workflow
 
     def look(workflow: Any, options: Any, logger: Any) -> Plan:
-        return planned(workflow, options, logger, connect=connect)
+        return plan_workflow(workflow, options, logger, connect=connect)
 
-    made = looking(arguments or [], look)
+    made = dry_run(arguments or [], look)
     if made is None:
         raise typer.Exit(WRONG)
     if as_json:
@@ -76,7 +76,7 @@ def plan(
 
 
 def _tell(made: Plan, *, details: bool) -> None:
-    console = tables.console()
+    console = tables.make_console()
     if made.jobs:
         console.print(_table(made.jobs))
     if details:
@@ -95,9 +95,9 @@ def _table(jobs: list[Forecast]) -> Table:
         "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",
         "goes up", "",
     )  # fmt: skip
-    shown = tables.table(titles, right=("nodes", "tasks", "CPUs", "GPUs", "time"))
+    shown = tables.new_table(titles, right=("nodes", "tasks", "CPUs", "GPUs", "time"))
     for job in jobs:
-        tables.add(shown, _cells(job))
+        tables.add_row(shown, _cells(job))
     return shown
 
 
@@ -117,7 +117,7 @@ def _cells(job: Forecast) -> Iterator[str]:
         else:
             yield f"{asked.memory_mib_per_node} MiB" if asked.memory_mib_per_node else ""
         yield f"{gpus} {asked.gpu_model or ''}".rstrip() if gpus else ""
-        yield duration(asked.runtime_s) if asked.runtime_s else ""
+        yield humanize_duration(asked.runtime_s) if asked.runtime_s else ""
     known = job.command is not None
     yield ("full" if job.full else "thin") if known else ""
     yield _uploads(job.inputs, short=True) if known else ""
@@ -156,7 +156,7 @@ def _totals(made: Plan) -> Iterator[str]:
             + f"; files: {_uploads(total.uploads)}."
         )
         if total.unchecked:
-            yield f"{site}: {not_checked(total.unchecked)}."
+            yield f"{site}: {unchecked_message(total.unchecked)}."
     later = sum(job.site is None for job in made.jobs)
     if later:
         yield f"{_jobs(later)} at a site that {_LATER}."
@@ -187,8 +187,8 @@ def _uploads(files: Uploads, *, short: bool = False) -> str:
     """What goes up, in words."""
     if short:
         count = "1 file" if files.files == 1 else f"{files.files} files"
-        return f"{count}, {size(files.bytes)}" if files.files else ""
-    parts = [f"{files.files} to send ({size(files.bytes)})"]
+        return f"{count}, {humanize_size(files.bytes)}" if files.files else ""
+    parts = [f"{files.files} to send ({humanize_size(files.bytes)})"]
     for number, words in (
         (files.at_site, "there already"),
         (files.made_there, "made there by jobs before"),

@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import Preview, preview
+from snakemake_executor_plugin_mantik.engine.preview import Preview, make_preview
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.sites.unicore.hooks import HOOK_FILES
 from snakemake_executor_plugin_mantik.staging import sources
@@ -41,7 +41,7 @@ def render(
         raise typer.Exit(WRONG)
     # What is shown does not depend on the name, so one that no site can have is not in the way.
     told = [*report.warnings, *map(str, report.mistakes)]
-    made = rendered(report.loaded, told, project, command, unicore_version)
+    made = render_preview(report.loaded, told, project, command, unicore_version)
     for warning in made.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -50,7 +50,7 @@ def render(
         typer.echo(_for_people(made))
 
 
-def rendered(
+def render_preview(
     loaded: LoadedConfig, warnings: list[str], project: Path, command: str, unicore_version: str
 ) -> Preview:
     """What would be sent, with the files of the project looked at.
@@ -73,7 +73,7 @@ def rendered(
         )
     planner = Planner(config, find_account(loaded.name, os.environ), project)
     # Which files are products of rules only a workflow tells, so nothing is too much here.
-    chosen = sources.select(
+    chosen = sources.select_sources(
         project, Exclude(config.exclude), products=(),
         file_limit=config.site.source_file_limit_bytes, total_limit=_UNLIMITED,
         include=Include(config.site.include),
@@ -81,7 +81,7 @@ def rendered(
     image = planner.image
     told = [*warnings, *_sizes(loaded, chosen, image and image[1])]
     size = None if image is None or not image[0].is_file() else image[0].stat().st_size
-    return preview(
+    return make_preview(
         planner, loaded.name, command,
         uploads=chosen.paths, image_size=size, warnings=told, unicore_version=unicore_version,
     )  # fmt: skip

@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.mlproject.single_rule import command, prepared
+from snakemake_executor_plugin_mantik.mlproject.single_rule import (
+    prepare_single_rule,
+    snakemake_command,
+)
 
 
 def run(
@@ -68,14 +71,14 @@ def run(
     mlproject-runs/.
     """
     arguments = snakemake or []
-    snakefile = prepared(
+    snakefile = prepare_single_rule(
         project, entry_point, parameter or [], extra or [],
         site=site, inputs=inputs or [], outputs=outputs or [], here=_is_local(arguments),
         write=not check,
     )  # fmt: skip
     if check:
         return
-    words = command(snakefile, site)
+    words = snakemake_command(snakefile, site)
     if not any(word == "-e" or word.startswith("--executor") for word in arguments):
         words += ["--executor", "mantik", "--jobs", "1"]
     for stream in (sys.stdout, sys.stderr):

@@ -82,12 +82,12 @@ def submit(
     """
     from dataclasses import replace
 
-    from snakemake_executor_plugin_mantik.runs.configs import of_file
+    from snakemake_executor_plugin_mantik.runs.configs import config_of_file
     from snakemake_executor_plugin_mantik.runs.submit import Asked
-    from snakemake_executor_plugin_mantik.runs.submit import submit as submitted
+    from snakemake_executor_plugin_mantik.runs.submit import submit_run as submitted
 
     given = _pairs("-P", parameter)
-    chosen = replace(of_file(site, os.environ), extra=_pairs("--extra", extra))
+    chosen = replace(config_of_file(site, os.environ), extra=_pairs("--extra", extra))
     run_id = submitted(
         Asked(project, chosen, entry_point, version, given, experiment, name=name, account=account)
     )
@@ -111,22 +111,22 @@ def rerun(
 
     Another project, version or entry point is no run again: smk-mantik runs submit.
     """
-    from snakemake_executor_plugin_mantik.runs.configs import of_file
-    from snakemake_executor_plugin_mantik.runs.listing import find
-    from snakemake_executor_plugin_mantik.runs.submit import resubmit
+    from snakemake_executor_plugin_mantik.runs.configs import config_of_file
+    from snakemake_executor_plugin_mantik.runs.listing import find_run
+    from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
 
-    found = find(run)
+    found = find_run(run)
     if found.here is None:
         raise UserError(
             "it was not submitted from here, or its directory is gone", where=f"run {found.run_id}",
             do="Submit its project anew: smk-mantik runs submit. If it is that of a workflow's job,"
             " have the workflow run it again: snakemake --forcerun, with the rule's name",
         )  # fmt: skip
-    run_id = resubmit(
+    run_id = resubmit_run(
         found.here.request.run_id,
         parameters=_pairs("-P", parameter), extra=_pairs("--extra", extra), account=account,
         experiment=experiment, name=name,
-        site=of_file(site, os.environ) if site else None,
+        site=config_of_file(site, os.environ) if site else None,
     )  # fmt: skip
     _told_of(run_id, wait=wait, as_json=as_json)
 
@@ -155,14 +155,16 @@ def list_(
         raise UserError(
             f"there is no state {state!r}", where="--state", do=f"Give one of {', '.join(STATES)}"
         )
-    found = listing.rows(
-        listing.Wanted(experiment, wanted, site, listing.since(since) if since else 0.0, limit),
+    found = listing.list_rows(
+        listing.Wanted(
+            experiment, wanted, site, listing.parse_since(since) if since else 0.0, limit
+        ),
         lambda text: typer.echo(printable(text), err=True),
     )
     if as_json:
         _print([row.as_json() for row in found])
     elif found:
-        tables.console().print(runtable.table(found))
+        tables.make_console().print(runtable.runs_table(found))
     else:
         typer.echo("No run.")
 
@@ -172,11 +174,11 @@ def show(run: _Run, *, as_json: _AsJson = False) -> None:
     """Show a run: how it is, and all that was needed to submit it."""
     from snakemake_executor_plugin_mantik.cli import runtable
 
-    found = runtable.details(_find(run))
+    found = runtable.run_details(_find(run))
     if as_json:
         _print(found)
     else:
-        for line in runtable.lines(found):
+        for line in runtable.run_lines(found):
             typer.echo(one_line(line))
 
 
@@ -203,8 +205,8 @@ def logs(
             "it was not submitted from here", where=f"run {found.run_id}",
             do="Its log is among its artifacts in MLflow, below mantik/, once it is over",
         )  # fmt: skip
-    if controller or not said.of_job(found.here, _write, follow=follow):
-        said.of_controller(found.here, _write, follow=follow)
+    if controller or not said.write_job_log(found.here, _write, follow=follow):
+        said.write_controller_log(found.here, _write, follow=follow)
 
 
 def _write(text: str) -> None:
@@ -223,7 +225,7 @@ def cancel(run: _Run) -> None:
             "it was not submitted from here", where=f"run {found.run_id}",
             do="Cancel it where it was: smk-mantik cancel in the workflow's directory",
         )  # fmt: skip
-    ending.cancel(found.here, lambda text: typer.echo(printable(text)))
+    ending.cancel_run(found.here, lambda text: typer.echo(printable(text)))
     status = found.store.run(found.run_id).info.status
     typer.echo(f"Run {found.run_id}: {status}.")
 
@@ -236,11 +238,11 @@ def continue_(
 ) -> None:
     """Start the controllers of runs again that are gone; nothing runs twice."""
     from snakemake_executor_plugin_mantik.runs import local_runs
-    from snakemake_executor_plugin_mantik.runs.controller import start
+    from snakemake_executor_plugin_mantik.runs.controller import start_controller
 
     if not run:
-        gone = [each for each in local_runs.all_here() if each.gone]
-    elif (one := local_runs.find_here(run)) is None:
+        gone = [each for each in local_runs.list_local_runs() if each.gone]
+    elif (one := local_runs.find_local_run(run)) is None:
         raise UserError(
             f"no run {run!r} was submitted from here",
             do="smk-mantik runs list shows those that there are",
@@ -256,7 +258,7 @@ def continue_(
     else:
         gone = [one]
     for each in gone:
-        how = "goes on" if start(each.directory) else "its controller is there already"
+        how = "goes on" if start_controller(each.directory) else "its controller is there already"
         typer.echo(f"Run {each.request.run_id}: {how}.")
     if not gone:
         typer.echo("No run is to be continued.")
@@ -272,8 +274,8 @@ def delete(
     ] = False,
 ) -> None:
     """Delete a run that is over: in MLflow, its directory, and its workspace at the site."""
-    from snakemake_executor_plugin_mantik.cli.clean import agreed
-    from snakemake_executor_plugin_mantik.cli.runtable import what_goes
+    from snakemake_executor_plugin_mantik.cli.clean import confirm
+    from snakemake_executor_plugin_mantik.cli.runtable import deletion_lines
     from snakemake_executor_plugin_mantik.runs import ending
     from snakemake_executor_plugin_mantik.runs.store import ENDED
 
@@ -286,16 +288,16 @@ def delete(
             "it is not over", where=f"run {found.run_id}",
             do=f"Cancel it first: smk-mantik runs cancel {found.run_id}",
         )  # fmt: skip
-    for line in (*what_goes(found, site=not keep_site), *_repeated(found.run_id)):
+    for line in (*deletion_lines(found, site=not keep_site), *_repeated(found.run_id)):
         typer.echo(one_line(line))
-    if not (yes or agreed()):
+    if not (yes or confirm()):
         raise typer.Exit(_FAILED)
     if own and here is not None:
         if not keep_site:
-            ending.clean(here, lambda text: typer.echo(printable(text)))
+            ending.clean_run(here, lambda text: typer.echo(printable(text)))
         if found.run is not None:
             found.store.delete(found.run_id)
-        ending.remove(here)
+        ending.remove_run(here)
     elif found.run is not None:
         found.store.delete(found.run_id)
     typer.echo(f"Run {found.run_id}: deleted.")
@@ -315,7 +317,7 @@ def register(
     from snakemake_executor_plugin_mantik.runs import registry
 
     found = _in_mlflow(run)
-    made = registry.register(found.store, found.run, name, model)
+    made = registry.register_model(found.store, found.run, name, model)
     if as_json:
         _print({"name": made.name, "version": made.number, "run_id": found.run_id})
     else:
@@ -335,7 +337,7 @@ def unregister(
     from snakemake_executor_plugin_mantik.runs import registry
 
     found = _in_mlflow(run)
-    gone = registry.unregister(found.store, found.run, name, force=force)
+    gone = registry.unregister_model(found.store, found.run, name, force=force)
     if as_json:
         _print([{"name": v.name, "version": v.number} for v in gone])
     for version in [] if as_json else gone:
@@ -343,20 +345,20 @@ def unregister(
 
 
 def _find(run: str) -> "Found":
-    from snakemake_executor_plugin_mantik.runs.listing import find, refreshed
+    from snakemake_executor_plugin_mantik.runs.listing import find_run, refresh
 
-    return refreshed(find(run))
+    return refresh(find_run(run))
 
 
 def _repeated(run_id: str) -> list[str]:
     """What becomes of the schedules that repeat a run, once it is deleted."""
     from snakemake_executor_plugin_mantik.common.state_directory import data_home
-    from snakemake_executor_plugin_mantik.schedule.store import repeating
+    from snakemake_executor_plugin_mantik.schedule.store import repeated_by
 
     return [
         f"schedule {name} repeats it, and will fail: before that, have it repeat another one"
         f" (smk-mantik schedule edit {name} --run RUN), or remove it"
-        for name in repeating(data_home(), run_id)
+        for name in repeated_by(data_home(), run_id)
     ]
 
 
@@ -381,9 +383,9 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
     from snakemake_executor_plugin_mantik.runs import local_runs
-    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
+    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 
-    run = local_runs.here(RunDirectory(home() / run_id))
+    run = local_runs.read_local_run(RunDirectory(runs_home() / run_id))
     if as_json and not wait:
         _print({"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)})
     elif not as_json:
@@ -400,18 +402,18 @@ def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
 def _wait(run_id: str, *, as_json: bool) -> None:
     from snakemake_executor_plugin_mantik.cli import runtable
     from snakemake_executor_plugin_mantik.runs import controller, ending, local_runs
-    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
+    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 
-    directory = RunDirectory(home() / run_id)
+    directory = RunDirectory(runs_home() / run_id)
     try:
-        controller.wait(directory)
+        controller.wait_for_controller(directory)
     except KeyboardInterrupt:
         typer.echo("Cancelling it.", err=True)
-        ending.cancel(
-            local_runs.here(directory), lambda text: typer.echo(printable(text), err=True)
+        ending.cancel_run(
+            local_runs.read_local_run(directory), lambda text: typer.echo(printable(text), err=True)
         )
     found = _find(run_id)
-    details: dict[str, Any] = runtable.details(found)
+    details: dict[str, Any] = runtable.run_details(found)
     if as_json:
         _print(details)
     else:

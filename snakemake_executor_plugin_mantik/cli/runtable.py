@@ -9,7 +9,7 @@ from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.humanize import duration, size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ _METRICS: Final = 4
 """Metrics that a table shows of a run."""
 
 
-def table(rows: "Sequence[Row]") -> Table:
+def runs_table(rows: "Sequence[Row]") -> Table:
     """A table of runs, a line each."""
     titles = (
         "run", "name", "state", "site", "entry point", "experiment", "submitted", "waited", "ran",
         "metrics", "",
     )  # fmt: skip
-    shown = tables.table(titles, right=("waited", "ran"))
+    shown = tables.new_table(titles, right=("waited", "ran"))
     for row in rows:
-        times = [duration(t) if t is not None else "" for t in (row.waited, row.ran)]
-        tables.add(
+        times = [humanize_duration(t) if t is not None else "" for t in (row.waited, row.ran)]
+        tables.add_row(
             shown,
             [
                 row.run_id[:_SHORT], row.name, row.state, row.site, row.entry_point, row.experiment,
@@ -41,21 +41,21 @@ def table(rows: "Sequence[Row]") -> Table:
     return shown
 
 
-def details(found: "Found") -> dict[str, Any]:
+def run_details(found: "Found") -> dict[str, Any]:
     """All that is known of a run, for JSON."""
-    from snakemake_executor_plugin_mantik.runs.listing import finite, row
-    from snakemake_executor_plugin_mantik.runs.registry import of_run
+    from snakemake_executor_plugin_mantik.runs.listing import finite_metrics, make_row
+    from snakemake_executor_plugin_mantik.runs.registry import versions_of_run
 
     here = found.here
     made: dict[str, Any] = {"run_id": found.run_id, "state": "deleted in MLflow", "note": ""}
     if found.run is not None:
         experiment = found.store.experiment_name(found.run.info.experiment_id)
-        made |= row(found.run, experiment, here, found.store).as_json()
-        made["metrics"] = finite(found.run.data.metrics)
+        made |= make_row(found.run, experiment, here, found.store).as_json()
+        made["metrics"] = finite_metrics(found.run.data.metrics)
         made["parameters"] = dict(found.run.data.params)
         made["tags"] = {k: v for k, v in found.run.data.tags.items() if k.startswith("mantik.")}
         with suppress(MantikError):  # a server without a registry
-            models, registered = of_run(found.store, found.run)
+            models, registered = versions_of_run(found.store, found.run)
             made["models"] = models
             made["registered"] = [
                 {"name": v.name, "version": v.number, "aliases": list(v.aliases)}
@@ -81,7 +81,7 @@ def details(found: "Found") -> dict[str, Any]:
     return made
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The same for people."""
     request: Mapping[str, Any] = found.get("request", {})
     yield f"Run {found['run_id']}"
@@ -120,7 +120,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"    {name} = {value}" for name, value in sorted(values.items()))
 
 
-def what_goes(found: "Found", *, site: bool) -> Iterator[str]:
+def deletion_lines(found: "Found", *, site: bool) -> Iterator[str]:
     """What is deleted with a run.
 
     Args:
@@ -134,7 +134,7 @@ def what_goes(found: "Found", *, site: bool) -> Iterator[str]:
     if here is not None and here.request.run_id == found.run_id:
         files = [path for path in here.directory.path.rglob("*") if path.is_file()]
         total = sum(path.lstat().st_size for path in files)
-        yield f"here: {here.directory.path} ({len(files)} files, {size(total)})"
+        yield f"here: {here.directory.path} ({len(files)} files, {humanize_size(total)})"
         if site:
             yield f"at {here.request.site}: its workspace"
 
@@ -149,7 +149,7 @@ def _in_brackets(text: str) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    return duration(seconds) if seconds is not None else ""
+    return humanize_duration(seconds) if seconds is not None else ""
 
 
 def _short(value: float | str) -> str:

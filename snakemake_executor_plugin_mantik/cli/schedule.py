@@ -21,15 +21,25 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.schedule import planning
-from snakemake_executor_plugin_mantik.schedule.display import became, firing_as_json, in_json, when
-from snakemake_executor_plugin_mantik.schedule.loop import Processes, is_present, look, present
+from snakemake_executor_plugin_mantik.schedule.display import (
+    describe_outcome,
+    describe_time,
+    firing_as_json,
+    schedule_as_json,
+)
+from snakemake_executor_plugin_mantik.schedule.loop import (
+    Processes,
+    claim_due,
+    is_present,
+    mark_present,
+)
 from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, ScheduleRequest
 from snakemake_executor_plugin_mantik.schedule.schedules import Missed, Schedule
 from snakemake_executor_plugin_mantik.schedule.store import Store
-from snakemake_executor_plugin_mantik.schedule.submit import FIRING_S, forget_lock, shown
-from snakemake_executor_plugin_mantik.schedule.submit import fire as submit
+from snakemake_executor_plugin_mantik.schedule.submit import FIRING_S, forget_lock, format_moment
+from snakemake_executor_plugin_mantik.schedule.submit import submit_firing as submit
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
-from snakemake_executor_plugin_mantik.schedule.unit import unit as unit_file
+from snakemake_executor_plugin_mantik.schedule.unit import systemd_unit as unit_file
 
 app = typer.Typer(
     name="schedule", help="Submit runs again whenever their time has come.", no_args_is_help=True
@@ -76,9 +86,9 @@ def _the(store: Store, name: str) -> Schedule:
 
 
 def _run_id(word: str) -> str:
-    from snakemake_executor_plugin_mantik.runs.local_runs import find_here
+    from snakemake_executor_plugin_mantik.runs.local_runs import find_local_run
 
-    found = find_here(word)
+    found = find_local_run(word)
     if found is None:
         raise UserError(
             f"--run: no run {word!r} was submitted from here",
@@ -107,7 +117,7 @@ def add(
         if store.get(name) is not None:
             raise _taken(name)
         wish = ScheduleRequest(run, cron, tz, until, account, missed)
-        made = planning.new(name, wish, planning.now(), _run_id)
+        made = planning.make_schedule(name, wish, planning.utc_now(), _run_id)
         if not store.add(made):
             raise _taken(name)
         _tell(store, _the(store, name), as_json=as_json)
@@ -137,7 +147,9 @@ def edit(
     if wish == ScheduleRequest():
         raise UserError("nothing is to be changed", do="Give at least one option; see --help")
     with _store() as store:
-        if not store.edit(planning.edited(_the(store, name), wish, planning.now(), _run_id)):
+        if not store.edit(
+            planning.edit_schedule(_the(store, name), wish, planning.utc_now(), _run_id)
+        ):
             raise UserError("somebody else has changed it just now", where=name, do="Try again")
         _tell(store, _the(store, name), as_json=as_json)
 
@@ -157,10 +169,10 @@ def remove(name: _Name) -> None:
 
 def _tell(store: Store, schedule: Schedule, *, as_json: bool) -> None:
     if as_json:
-        _print_json(in_json(store, schedule, planning.now()))
+        _print_json(schedule_as_json(store, schedule, planning.utc_now()))
         return
-    due = next(schedule.due(planning.now()), None)
-    when = f"next due {shown(due)}" if due else "not due any more"
+    due = next(schedule.due(planning.utc_now()), None)
+    when = f"next due {format_moment(due)}" if due else "not due any more"
     typer.echo(printable(f"{schedule.name}: run {schedule.run}, {when}."))
     _hint(store)
 
@@ -174,8 +186,8 @@ def _hint(store: Store) -> None:
 
 
 def _next(schedule: Schedule) -> str:
-    due = next(schedule.due(planning.now()), None)
-    return shown(due) if due else "not due any more"
+    due = next(schedule.due(planning.utc_now()), None)
+    return format_moment(due) if due else "not due any more"
 
 
 # Looking
@@ -187,20 +199,22 @@ def list_schedules(as_json: _AsJson = False) -> None:
     with _store() as store:
         schedules = store.all()
         if as_json:
-            _print_json([in_json(store, schedule, planning.now()) for schedule in schedules])
+            _print_json(
+                [schedule_as_json(store, schedule, planning.utc_now()) for schedule in schedules]
+            )
             return
         if not schedules:
             typer.echo("There are no schedules. Make one: smk-mantik schedule add")
             return
-        rows = tables.table(["name", "run", "cron", "time zone", "until", "next", "last"])
+        rows = tables.new_table(["name", "run", "cron", "time zone", "until", "next", "last"])
         for schedule in schedules:
             last = store.history(schedule.id, 1)
-            tables.add(rows, [ schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
+            tables.add_row(rows, [ schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
                 str(schedule.until or ""), _next(schedule),
-                *(f"{when(schedule, firing)}: {became(store, schedule, firing)}"
+                *(f"{describe_time(schedule, firing)}: {describe_outcome(store, schedule, firing)}"
                   for firing in last),
             ])  # fmt: skip
-        tables.console().print(rows)
+        tables.make_console().print(rows)
         _hint(store)
 
 
@@ -212,7 +226,7 @@ def show(name: _Name, as_json: _AsJson = False) -> None:
         history = store.history(schedule.id)
         if as_json:
             each = [firing_as_json(schedule, firing) for firing in history]
-            _print_json(in_json(store, schedule, planning.now()) | {"history": each})
+            _print_json(schedule_as_json(store, schedule, planning.utc_now()) | {"history": each})
             return
         facts = {
             "run": schedule.run,
@@ -226,10 +240,13 @@ def show(name: _Name, as_json: _AsJson = False) -> None:
             typer.echo(one_line(f"{key + ':':10}{value}"))
         if history:
             typer.echo()
-            rows = tables.table(["due", "what became of it"])
+            rows = tables.new_table(["due", "what became of it"])
             for firing in history:
-                tables.add(rows, [when(schedule, firing), became(store, schedule, firing)])
-            tables.console().print(rows)
+                tables.add_row(
+                    rows,
+                    [describe_time(schedule, firing), describe_outcome(store, schedule, firing)],
+                )
+            tables.make_console().print(rows)
         _hint(store)
 
 
@@ -242,16 +259,16 @@ def next_times(
     """Show when schedules are due next."""
     with _store() as store:
         schedules = [_the(store, name)] if name else store.all()
-    now = planning.now()
+    now = planning.utc_now()
     found = [(due, s) for s in schedules for due in islice(s.due(now), number)]
     found = sorted(found, key=lambda each: each[0])[:number]
     if as_json:
         _print_json([{"name": s.name, "due": due.isoformat()} for due, s in found])
         return
-    rows = tables.table(["due", "schedule", "time zone"])
+    rows = tables.new_table(["due", "schedule", "time zone"])
     for due, schedule in found:
-        tables.add(rows, [shown(due), schedule.name, schedule.tz])
-    tables.console().print(rows)
+        tables.add_row(rows, [format_moment(due), schedule.name, schedule.tz])
+    tables.make_console().print(rows)
 
 
 # Running
@@ -263,7 +280,7 @@ def run(
 ) -> None:
     """Submit runs when they are due, until Ctrl-C. Several may run; each due time is one run."""
     stop = threading.Event()
-    with _store() as store, present(store.path.parent):
+    with _store() as store, mark_present(store.path.parent):
         processes = Processes()
         if once:
             _look(store, processes)
@@ -280,7 +297,7 @@ def run(
 def _look(store: Store, processes: Processes) -> float:
     """Look, and go on if the store cannot be used just now: a full disk, a file system away."""
     try:
-        return look(store, processes.submit, time.time)
+        return claim_due(store, processes.submit, time.time)
     except UserError:
         raise
     except (MantikError, OSError) as error:
@@ -292,13 +309,13 @@ def _look(store: Store, processes: Processes) -> float:
 def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
     signal.alarm(FIRING_S)  # which ends the process: it is as if it was killed
-    from snakemake_executor_plugin_mantik.runs import again
+    from snakemake_executor_plugin_mantik.runs import rerun
     from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
     for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)
     with _store() as store:
-        if line := submit(store, firing, again, time.time):
+        if line := submit(store, firing, rerun, time.time):
             typer.echo(printable(line))
 
 

@@ -12,13 +12,13 @@ _ONE_LINE = 10_000
 """Columns where nobody looks on but a program: each thing has a line of its own."""
 
 
-def console() -> Console:
+def make_console() -> Console:
     """Where tables are printed: as wide as the terminal, or each thing in one line."""
     found = Console()
     return found if found.is_terminal else Console(width=_ONE_LINE)
 
 
-def table(titles: Iterable[str], right: Container[str] = ()) -> Table:
+def new_table(titles: Iterable[str], right: Container[str] = ()) -> Table:
     """An empty table.
 
     Args:
@@ -31,6 +31,6 @@ def table(titles: Iterable[str], right: Container[str] = ()) -> Table:
     return made
 
 
-def add(to: Table, cells: Iterable[str]) -> None:
+def add_row(to: Table, cells: Iterable[str]) -> None:
     """Add a line. Cells are text, not markup: names and outcomes are the user's and the site's."""
     to.add_row(*(Text(" ".join(printable(cell).split())) for cell in cells))

@@ -10,11 +10,11 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
-from snakemake_executor_plugin_mantik.common.locks import is_held, unheld
+from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import FILE, history, sent_tries
+from snakemake_executor_plugin_mantik.journal import FILE, read_history, sent_try_ids
 from snakemake_executor_plugin_mantik.journal.database import LOCK as JOURNAL_LOCK
-from snakemake_executor_plugin_mantik.tracking.controller.invocation import settle
+from snakemake_executor_plugin_mantik.tracking.controller.invocation import settle_invocations
 from snakemake_executor_plugin_mantik.tracking.controller.messenger import Messenger
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
@@ -56,7 +56,7 @@ def track(
 
 def _work(directory: Path, kept: Path) -> str:
     """Have a worker tell what it can; why it could not tell the rest."""
-    if is_held(kept / LOCK):
+    if is_locked(kept / LOCK):
         return "another process is telling MLflow of them now."
     why = ""
 
@@ -73,9 +73,9 @@ def _work(directory: Path, kept: Path) -> str:
 def _settle(directory: Path, outbox: Outbox) -> None:
     """End the runs of workflows whose Snakemake is gone, if no job of theirs is under way."""
     state = directory / STATE
-    with unheld(state / JOURNAL_LOCK) as free:
+    with hold_if_free(state / JOURNAL_LOCK) as free:
         if free and (state / FILE).exists():
-            settle(outbox, sent_tries(history(state)))
+            settle_invocations(outbox, sent_try_ids(read_history(state)))
 
 
 def _runs(number: int) -> str:

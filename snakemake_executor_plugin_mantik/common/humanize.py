@@ -1,7 +1,7 @@
 """Bytes and seconds as people read them."""
 
 
-def size(number: float) -> str:
+def humanize_size(number: float) -> str:
     """Bytes as people read them: `3.2 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:
@@ -10,7 +10,7 @@ def size(number: float) -> str:
     return f"{number:.1f} TiB"
 
 
-def duration(seconds: float) -> str:
+def humanize_duration(seconds: float) -> str:
     """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"

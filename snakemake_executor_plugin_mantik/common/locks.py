@@ -11,7 +11,7 @@ _TRIES: Final = 4
 _PAUSE_S: Final = 0.1
 
 
-def take(file: IO[Any] | int) -> bool:
+def take_lock(file: IO[Any] | int) -> bool:
     """Take the lock of an open file, which is then the caller's until the file is closed.
 
     Returns:
@@ -32,14 +32,14 @@ def take(file: IO[Any] | int) -> bool:
     return False
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process has taken the lock of a file, which need not be there."""
-    with unheld(path) as free:
+    with hold_if_free(path) as free:
         return not free
 
 
 @contextmanager
-def unheld(path: Path) -> Iterator[bool]:
+def hold_if_free(path: Path) -> Iterator[bool]:
     """Whether no process has taken the lock of a file; while that is so, none gets it.
 
     A file that is not there, or goes at this moment, is nobody's.

@@ -24,7 +24,7 @@ def data_home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 @cache
-def umask() -> int:
+def read_umask() -> int:
     """The file mode mask of this process. It can only be read by setting it: once is enough."""
     mask = os.umask(0o077)
     os.umask(mask)
@@ -43,7 +43,7 @@ def make_private(directory: Path, *, shared: bool = False) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     if shared:
-        change_mode(directory, directory.stat().st_mode | 0o070 & ~umask())
+        change_mode(directory, directory.stat().st_mode | 0o070 & ~read_umask())
 
 
 def change_mode(path: str | Path, mode: int) -> None:

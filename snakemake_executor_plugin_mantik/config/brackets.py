@@ -32,7 +32,7 @@ class NoSetError(ValueError):
     """A set does not end, or names a class that does not exist: git matches nothing then."""
 
 
-def without_sets(pattern: str) -> tuple[str, dict[str, str]]:
+def replace_sets(pattern: str) -> tuple[str, dict[str, str]]:
     """The pattern with one character for each of its sets, and their regular expressions.
 
     The characters are of a private area and not in the pattern; nobody takes them for anything.

@@ -86,7 +86,7 @@ def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
     return _read_json(decoded) if kind == "json" else _read_yaml(decoded, odd)
 
 
-def duplicates(value: Any) -> list[tuple[str, ...]]:
+def find_duplicates(value: Any) -> list[tuple[str, ...]]:
     """The paths of all keys in `value` that were given more than once."""
     found: list[tuple[str, ...]] = []
     seen: set[int] = set()  # aliases make one value many: each is looked at once

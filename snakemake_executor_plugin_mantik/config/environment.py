@@ -22,7 +22,7 @@ _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later takes the CPUs of a task from here, not from the job."""
 
 
-def environment_of(
+def job_environment(
     config: BackendConfig, project: Path, cpus_per_task: int | None = None
 ) -> Environment:
     """The environment that a job of this site runs in.
@@ -53,7 +53,7 @@ def environment_of(
     )
 
 
-def resources_of(config: BackendConfig) -> Resources:
+def job_resources(config: BackendConfig) -> Resources:
     """What a job of this site asks for, unless its rule says otherwise.
 
     One task per node with `CPUsPerNode` CPUs, so that `srun` starts a command once on each node.
@@ -109,10 +109,10 @@ def _image_path(config: BackendConfig, project: Path) -> str:
     assert apptainer is not None
     if apptainer.type == "remote":
         return apptainer.path
-    return image_place(apptainer.path, project)
+    return image_path(apptainer.path, project)
 
 
-def image_place(path: str, project: Path) -> str:
+def image_path(path: str, project: Path) -> str:
     """The path in the workspace of an image that is here.
 
     One outside of the project folder has no place of its own in the workspace, which mirrors that

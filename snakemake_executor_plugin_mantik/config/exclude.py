@@ -12,13 +12,13 @@ from typing import Final
 
 from pathspec import GitIgnoreSpec, RegexPattern
 
-from snakemake_executor_plugin_mantik.config.brackets import NoSetError, without_sets
+from snakemake_executor_plugin_mantik.config.brackets import NoSetError, replace_sets
 from snakemake_executor_plugin_mantik.config.values import (
-    any_text,
-    describe,
+    as_written,
+    describe_value,
+    not_allowed,
+    parse_text,
     read_list,
-    unfit,
-    written,
 )
 
 _NEVER_SENT: Final = (".git/", ".snakemake/", ".mantik/")
@@ -34,13 +34,15 @@ def read_patterns(value: object) -> tuple[str, ...]:
         ValueError: it is no list of patterns, or some of them cannot mean what they say.
     """
     if not isinstance(value, (list, tuple)):
-        raise unfit("a list of patterns", value)
+        raise not_allowed("a list of patterns", value)
     return tuple(read_list(value, _pattern))
 
 
 def _pattern(value: object) -> str:
-    any_text(value, "a pattern")
-    text = written(value) if isinstance(value, (int, float)) else str(value)  # blanks may be meant
+    parse_text(value, "a pattern")
+    text = (
+        as_written(value) if isinstance(value, (int, float)) else str(value)
+    )  # blanks may be meant
     positive = text.removeprefix("!")
     if positive.startswith("/"):
         raise ValueError(
@@ -48,22 +50,22 @@ def _pattern(value: object) -> str:
             "a name matches anywhere in it, a/b from its top"
         )
     if "\n" in text or "\r" in text:
-        raise ValueError(f"has a line break in it, found {describe(text)}")
+        raise ValueError(f"has a line break in it, found {describe_value(text)}")
     if ".." in positive.split("/"):
-        raise ValueError(f"leaves the project folder, found {describe(text)}")
+        raise ValueError(f"leaves the project folder, found {describe_value(text)}")
     if "." in positive.rstrip(" ").rstrip("/").split("/"):
         raise ValueError(f"has . as a part, so that git's rules match nothing; found {text!r}")
     if "***" in text or "//" in text:
         raise ValueError(f"has *** or // in it, which say nothing clear; found {text!r}")
     if text.startswith("#"):
         raise ValueError(
-            f"is a comment in .gitignore; write \\# at its start, found {describe(text)}"
+            f"is a comment in .gitignore; write \\# at its start, found {describe_value(text)}"
         )
     try:
         _compiled(text)
     except ValueError as error:
         raise ValueError(
-            f"is no pattern that git knows ({error}), found {describe(text)}"
+            f"is no pattern that git knows ({error}), found {describe_value(text)}"
         ) from None
     return text
 
@@ -105,7 +107,7 @@ def _compiled(pattern: str) -> tuple[bool, str]:
         ValueError: it is none that git knows.
     """
     try:
-        text, sets = without_sets(pattern)
+        text, sets = replace_sets(pattern)
     except NoSetError:
         return False, _NOTHING
     compiled = next(iter(GitIgnoreSpec.from_lines([text]).patterns), None)

@@ -19,7 +19,7 @@ _NAMES: Final = {
 """Codes of the global header of the Singularity Image Format (sylabs/sif, pkg/sif/arch.go)."""
 
 
-def architecture(image: Path) -> str | None:
+def read_architecture(image: Path) -> str | None:
     """The processor architecture that an image was built for, as Go names it; None: not known."""
     try:
         with image.open("rb") as file:

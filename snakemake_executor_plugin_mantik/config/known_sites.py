@@ -107,15 +107,15 @@ KNOWN_SITES: Final = {
 """By name."""
 
 
-def cores_of_node(config: BackendConfig, queue: str | None) -> int | None:
+def node_cores(config: BackendConfig, queue: str | None) -> int | None:
     """The cores of a node that a job gets whole, where that is known of its site and queue."""
-    site = known_site(config)
+    site = find_known_site(config)
     if site is None:
         return None
     return site.cores.get(queue or "", site.cores.get(""))
 
 
-def known_site(config: BackendConfig) -> KnownSite | None:
+def find_known_site(config: BackendConfig) -> KnownSite | None:
     """The known site that a config is for, by API URL and machine."""
     machine = config.firecrest.machine.lower() if config.firecrest else ""
     wanted = (config.api_url, machine)

@@ -24,14 +24,14 @@ from snakemake_executor_plugin_mantik.config.values import (
     Options,
     Positive,
     Variables,
-    any_text,
-    describe,
+    describe_value,
     list_schema,
-    unfit,
-    whole_number,
+    not_allowed,
+    parse_integer,
+    parse_text,
     words_schema,
 )
-from snakemake_executor_plugin_mantik.jobs.pbs import features
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 
 _IMAGE_TYPES: Final = ("local", "remote")
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
@@ -42,26 +42,26 @@ _SSH: Final = "SSH is not supported: the site is reached through UnicoreApiUrl o
 def _whole(data: Mapping[str, Any], key: str) -> int | None:
     """The number of a key, None where it is none: its own message tells that."""
     try:
-        return whole_number(data.get(key), 1)
+        return parse_integer(data.get(key), 1)
     except ValueError:
         return None
 
 
 def _image_type(value: object) -> str:
-    name = any_text(value).lower()
+    name = parse_text(value).lower()
     if name not in _IMAGE_TYPES:
-        raise ValueError(f"{describe(value)} is not supported; it has to be local or remote")
+        raise ValueError(f"{describe_value(value)} is not supported; it has to be local or remote")
     return name
 
 
 def _path(value: object) -> str:
-    path = any_text(value, "a path")
+    path = parse_text(value, "a path")
     if not path.isprintable():
-        raise ValueError(f"may hold no control characters, found {describe(path)}")
+        raise ValueError(f"may hold no control characters, found {describe_value(path)}")
     if path.startswith(("~", "$")):
         raise ValueError(
             f"has to be a path that is absolute or relative to the project folder; ~ and variables "
-            f"are not expanded, found {describe(path)}"
+            f"are not expanded, found {describe_value(path)}"
         )
     return path
 
@@ -110,9 +110,12 @@ class Apptainer(Part):
             return
         kind, path = kind.strip().lower(), path.strip()
         if kind == "remote" and not path.startswith(("/", "~", "$")) and "://" not in path:
-            yield ("Path",), f"must be absolute for a remote image, found {describe(path)}"
+            yield ("Path",), f"must be absolute for a remote image, found {describe_value(path)}"
         if kind == "local" and "://" in path:
-            yield ("Path",), f"is no file on this machine, found {describe(path)}; Type: remote?"
+            yield (
+                ("Path",),
+                f"is no file on this machine, found {describe_value(path)}; Type: remote?",
+            )
 
 
 class _PythonEnvironment(Part):
@@ -125,11 +128,11 @@ def _python(value: object) -> str:
     elif isinstance(value, str):
         path = _path(value)
     else:
-        raise unfit("the path of a virtual environment, or a mapping with its Path", value)
+        raise not_allowed("the path of a virtual environment, or a mapping with its Path", value)
     if not path.startswith("/") and ".." in path.split("/"):
         raise ValueError(
             "leaves the project folder; give the path inside of it, or the absolute one at the "
-            f"site, found {describe(path)}"
+            f"site, found {describe_value(path)}"
         )
     return path.rstrip("/") or "/"
 
@@ -288,7 +291,7 @@ def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
         yield ("Resources", "QoS"), "is nothing that PBS knows; choose the Queue that stands for it"
     constraints = resources.get("NodeConstraints")
     try:
-        features(constraints if isinstance(constraints, str) else "")
+        pbs_features(constraints if isinstance(constraints, str) else "")
     except UserError as error:
         yield ("Resources", "NodeConstraints"), f"cannot be sent to PBS: {error.do}"
 

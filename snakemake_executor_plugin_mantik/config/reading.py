@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
 from snakemake_executor_plugin_mantik.config.documents import (
     DocumentError,
-    duplicates,
+    find_duplicates,
     read_document,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
@@ -107,7 +107,9 @@ def parse_backend_config(
         empty = "is empty; it has to hold a mapping with at least Resources and the API"
         raise ConfigError([Mistake(shown, "", empty)])
     found = [("", text) for text in odd]
-    found += [(".".join(keys), "is a duplicate key: keep one of them") for keys in duplicates(raw)]
+    found += [
+        (".".join(keys), "is a duplicate key: keep one of them") for keys in find_duplicates(raw)
+    ]
     config = None
     try:
         config = BackendConfig.model_validate(raw)
@@ -120,7 +122,7 @@ def parse_backend_config(
     return config, [f"{shown}: {warning}" for warning in _warnings(raw, config)]
 
 
-def read_all(
+def read_configs(
     specs: Sequence[str], base: Path, *, check_files: bool = True
 ) -> dict[str, LoadedConfig]:
     """Read the backend configs that `specs` name, each as `FILE` or `NAME=FILE`.
@@ -141,7 +143,7 @@ def read_all(
     first: dict[str, str] = {}
     for spec in specs:
         name, file = split_spec(spec)
-        if complaint := name_mistake(name):
+        if complaint := check_site_name(name):
             mistakes.append(Mistake(file or spec, "", complaint))
         elif name in first:
             mistakes.append(
@@ -149,7 +151,7 @@ def read_all(
             )
         first.setdefault(name, file)
         try:
-            found = read_named(name, file, base, project=base if check_files else None)
+            found = read_config_named(name, file, base, project=base if check_files else None)
             loaded.setdefault(name, found)
         except ConfigError as error:
             mistakes += error.mistakes
@@ -158,7 +160,7 @@ def read_all(
     return loaded
 
 
-def read_named(name: str, file: str, base: Path, *, project: Path | None) -> LoadedConfig:
+def read_config_named(name: str, file: str, base: Path, *, project: Path | None) -> LoadedConfig:
     """Read one backend config; whether `name` can be a site's is not looked at.
 
     Args:
@@ -186,7 +188,7 @@ def split_spec(spec: str) -> tuple[str, str]:
     return Path(spec.strip()).stem, spec.strip()
 
 
-def name_mistake(name: str) -> str:
+def check_site_name(name: str) -> str:
     """What is wrong with `name` as the name of a site; empty if nothing is."""
     if not _NAME.fullmatch(name):
         return (

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from snakemake_executor_plugin_mantik.config.values import describe, refuse
+from snakemake_executor_plugin_mantik.config.values import describe_value, refuse_values
 
 Keys = tuple[str, ...]
 
@@ -70,7 +70,9 @@ class Part(BaseModel):
             return data
         if not isinstance(data, Mapping):
             keys = ", ".join(cls.key_names())
-            refuse([((), f"has to be a mapping with keys out of {keys}; found {describe(data)}")])
+            refuse_values(
+                [((), f"has to be a mapping with keys out of {keys}; found {describe_value(data)}")]
+            )
         known = cls.key_names()
         unknown = [key for key in data if key not in known]
         empty = [key for key in data if key in known and data[key] is None]
@@ -86,7 +88,7 @@ class Part(BaseModel):
         except ValidationError as error:
             told = [(tuple(map(str, each["loc"])), _words(each)) for each in error.errors()]
             found += [(keys, words) for keys, words in told if not (keys and keys[0] in empty)]
-        refuse(found)
+        refuse_values(found)
         assert part is not None, "pydantic refused without a mistake"
         return part
 

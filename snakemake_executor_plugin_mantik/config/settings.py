@@ -19,9 +19,9 @@ from snakemake_executor_plugin_mantik.config.values import (
     Size,
     Text,
     Url,
-    any_text,
-    describe,
+    describe_value,
     list_schema,
+    parse_text,
     words_schema,
 )
 
@@ -30,25 +30,25 @@ _SHARING: Final = ("private", "group")
 
 
 def _scheduler(value: object) -> str:
-    name = any_text(value).lower()
+    name = parse_text(value).lower()
     if name not in _SCHEDULERS:
-        raise ValueError(f"has to be slurm, pbs or none, found {describe(value)}")
+        raise ValueError(f"has to be slurm, pbs or none, found {describe_value(value)}")
     return name
 
 
 def _sharing(value: object) -> str:
-    name = any_text(value).lower()
+    name = parse_text(value).lower()
     if name not in _SHARING:
-        raise ValueError(f"has to be private or group, found {describe(value)}")
+        raise ValueError(f"has to be private or group, found {describe_value(value)}")
     return name
 
 
 def _workspace(value: object) -> str:
-    path = any_text(value, "a path at the site")
+    path = parse_text(value, "a path at the site")
     if not path.isprintable() or path.startswith(("~", "$")) or ".." in path.split("/"):
         raise ValueError(
             "has to be a path at the site, absolute or relative to its storage, without '..', '~' "
-            f"and variables; found {describe(value)}"
+            f"and variables; found {describe_value(value)}"
         )
     return path.rstrip("/") or "/"
 

@@ -27,27 +27,27 @@ _DECIMAL: Final = r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*"
 _T = TypeVar("_T")
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """What `value` is, in a few words for a message: `the text 'x'`, `a list`."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, str):
         return f"the text {value[:_SHOWN]!r}{'…' if len(value) > _SHOWN else ''}"
     if isinstance(value, bool):
-        return written(value)
+        return as_written(value)
     if isinstance(value, (int, float)):
-        return f"the number {written(value)[:_SHOWN]}"
+        return f"the number {as_written(value)[:_SHOWN]}"
     if isinstance(value, (list, tuple)):
         return "a list"
     return "a mapping" if isinstance(value, Mapping) else "something else"
 
 
-def unfit(allowed: str, value: object) -> ValueError:
+def not_allowed(allowed: str, value: object) -> ValueError:
     """The error that says what a value has to be, and what was found instead."""
-    return ValueError(f"has to be {allowed}, found {describe(value)}")
+    return ValueError(f"has to be {allowed}, found {describe_value(value)}")
 
 
-def written(value: float | bool | str) -> str:
+def as_written(value: float | bool | str) -> str:
     """A scalar as it was written: numbers keep their digits, booleans are `true` and `false`."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -63,31 +63,33 @@ def _sendable(text: str) -> str:
     return text
 
 
-def any_text(value: object, allowed: str = "a text") -> str:
+def parse_text(value: object, allowed: str = "a text") -> str:
     """A text that is not empty; a number is taken as it is written, blanks around it go.
 
     Raises:
         ValueError: it is neither, or empty, or cannot be sent.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise unfit(f"{allowed} in quotes" if isinstance(value, bool) else allowed, value)
-    text = _sendable(written(value)).strip()
+        raise not_allowed(f"{allowed} in quotes" if isinstance(value, bool) else allowed, value)
+    text = _sendable(as_written(value)).strip()
     if not text:
         raise ValueError(f"is empty; it has to be {allowed}")
     return text
 
 
 def _line(value: object, allowed: str = "a text") -> str:
-    text = any_text(value, allowed)
+    text = parse_text(value, allowed)
     if not text.isprintable():
-        raise unfit("one line without control characters", text)
+        raise not_allowed("one line without control characters", text)
     return text
 
 
 def _name(value: object) -> str:
     text = _line(value, "a name")
     if set(text) & set(" '\"\\#"):
-        raise ValueError(f"may hold no blanks, quotes, backslashes or #, found {describe(text)}")
+        raise ValueError(
+            f"may hold no blanks, quotes, backslashes or #, found {describe_value(text)}"
+        )
     return text
 
 
@@ -104,7 +106,7 @@ def _url(value: object) -> str:
     except ValueError:
         good = False
     if not good or " " in text:
-        raise unfit("a URL that begins with https://", text)
+        raise not_allowed("a URL that begins with https://", text)
     return text.rstrip("/")
 
 
@@ -112,13 +114,13 @@ def _address(value: object) -> str:
     url = _url(value)
     if not is_confidential(url):
         raise ValueError(
-            f"is {describe(url)}, which is no https:// address: credentials could be read on their"
-            " way (http:// is for this machine only)"
+            f"is {describe_value(url)}, which is no https:// address: credentials could be read on"
+            " their way (http:// is for this machine only)"
         )
     return url
 
 
-def whole_number(value: object, lowest: int) -> int:
+def parse_integer(value: object, lowest: int) -> int:
     """A whole number of `lowest` or more, also as a text.
 
     Raises:
@@ -128,16 +130,16 @@ def whole_number(value: object, lowest: int) -> int:
     if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
         number = int(value)
     if number is None or not lowest <= number < 10**9:
-        raise unfit(f"a whole number of {lowest} or more", value)
+        raise not_allowed(f"a whole number of {lowest} or more", value)
     return int(number)
 
 
 def _positive(value: object) -> int:
-    return whole_number(value, 1)
+    return parse_integer(value, 1)
 
 
 def _count(value: object) -> int:
-    return whole_number(value, 0)
+    return parse_integer(value, 0)
 
 
 def _rate(value: object) -> float:
@@ -150,7 +152,7 @@ def _rate(value: object) -> float:
         except OverflowError:
             number = 0.0
     if isinstance(value, bool) or not 0 < number < 10**6:
-        raise unfit("a number above zero", value)
+        raise not_allowed("a number above zero", value)
     return number
 
 
@@ -169,9 +171,9 @@ def _size(value: object) -> int:
 def _measured(value: object, parse: Callable[[str], int]) -> int:
     scalar = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     try:
-        return parse(written(value) if scalar else "")  # type: ignore[arg-type]
+        return parse(as_written(value) if scalar else "")  # type: ignore[arg-type]
     except ValueError as error:
-        raise ValueError(f"{error}, found {describe(value)}") from None
+        raise ValueError(f"{error}, found {describe_value(value)}") from None
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -213,7 +215,7 @@ def split_words(text: str) -> tuple[str, ...]:
     return (*words, word) if word else tuple(words)
 
 
-def refuse(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
+def refuse_values(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
     """Raise one `ValidationError` with all mistakes of `found`: (keys below this one, message)."""
     details = [
         InitErrorDetails(type=PydanticCustomError("config", message), loc=keys, input=None)
@@ -236,7 +238,7 @@ def read_list(items: Sequence[object], read: Callable[[object], _T]) -> list[_T]
             values.append(read(item))
         except ValueError as error:
             found.append(((), f"entry {number} {error}"))
-    refuse(found)
+    refuse_values(found)
     return values
 
 
@@ -244,32 +246,32 @@ def _options(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return split_words(_sendable(value))
     if not isinstance(value, (list, tuple)):
-        raise unfit("a text or a list of texts", value)
-    return tuple(chain.from_iterable(read_list(value, lambda item: split_words(any_text(item)))))
+        raise not_allowed("a text or a list of texts", value)
+    return tuple(chain.from_iterable(read_list(value, lambda item: split_words(parse_text(item)))))
 
 
 def _modules(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
-        raise unfit("a list of module names", value)
+        raise not_allowed("a list of module names", value)
     return tuple(chain.from_iterable(line.split() for line in read_list(value, _line)))
 
 
 def _commands(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
-        return (any_text(value),)
+        return (parse_text(value),)
     if not isinstance(value, (list, tuple)):
-        raise unfit("of type str or list (a command or a list of them)", value)
+        raise not_allowed("of type str or list (a command or a list of them)", value)
     return tuple(read_list(value, _command))
 
 
 def _command(value: object) -> str:
     # In a list `true` is the command of that name.
-    return any_text(written(value) if isinstance(value, bool) else value)
+    return parse_text(as_written(value) if isinstance(value, bool) else value)
 
 
 def _variables(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise unfit("a mapping of names to values", value)
+        raise not_allowed("a mapping of names to values", value)
     found: list[tuple[tuple[str, ...], str]] = []
     variables: dict[str, str] = {}
     for key, item in value.items():
@@ -281,15 +283,15 @@ def _variables(value: object) -> dict[str, str]:
         elif name in BASH_OWN:
             found.append(((name,), "is set by bash itself, so that the command would not see it"))
         elif not isinstance(item, (str, int, float)):
-            found.append(((name,), f"has to be a text, found {describe(item)}"))
+            found.append(((name,), f"has to be a text, found {describe_value(item)}"))
         else:
             try:
-                variables[name] = _sendable(written(item))
+                variables[name] = _sendable(as_written(item))
                 if len(f"{name}={variables[name]}".encode()) > VARIABLE_BYTES:
                     found.append(((name,), f"is longer than {VARIABLE_BYTES} bytes; use a file"))
             except ValueError as error:
                 found.append(((name,), str(error)))
-    refuse(found)
+    refuse_values(found)
     return variables
 
 

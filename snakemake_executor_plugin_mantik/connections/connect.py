@@ -9,13 +9,17 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.sites import issuer_of, make_site
+from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all
 from snakemake_executor_plugin_mantik.tracking.controller.courier import MADE_WAIT_S
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
-from snakemake_executor_plugin_mantik.tracking.run import target
+from snakemake_executor_plugin_mantik.tracking.masking import (
+    credential_secrets,
+    make_masker,
+    secret_values,
+)
+from snakemake_executor_plugin_mantik.tracking.run import tracking_target
 from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
 
 _OF_CLIENTS = (
@@ -25,7 +29,9 @@ _OF_CLIENTS = (
 """The settings of a site that its client keeps to; the others are the engine's."""
 
 
-def credentials_of(configs: Mapping[str, LoadedConfig], workdir: Path) -> dict[str, Credential]:
+def find_site_credentials(
+    configs: Mapping[str, LoadedConfig], workdir: Path
+) -> dict[str, Credential]:
     """The credentials of the sites that configs describe, from the environment or the keyring.
 
     Raises:
@@ -34,11 +40,11 @@ def credentials_of(configs: Mapping[str, LoadedConfig], workdir: Path) -> dict[s
     return require_all(
         {name: c.config.api for name, c in configs.items()},
         os.environ,
-        issuers={name: issuer_of(c, workdir) for name, c in configs.items()},
+        issuers={name: make_issuer(c, workdir) for name, c in configs.items()},
     )
 
 
-def tracker_of(
+def make_tracker(
     configs: Mapping[str, LoadedConfig],
     credentials: Mapping[str, Credential],
     workdir: Path,
@@ -59,15 +65,15 @@ def tracker_of(
         direct: what those are given that log to the tracking server themselves.
         wait_s: seconds that they wait, at most, for MLflow to make their runs.
     """
-    secrets = [*secret_values(os.environ), *held_by(credentials.values())]
+    secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
     for loaded in configs.values():
         secrets += secret_values(loaded.config.environment.variables)
     texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
     return Tracker(
         workdir,
-        target(os.environ, workdir),
+        tracking_target(os.environ, workdir),
         texts,
-        mask=masker(secrets),
+        mask=make_masker(secrets),
         tell=lambda text: tell(printable(text)),
         workflow=workflow,
         direct=direct,
@@ -76,7 +82,7 @@ def tracker_of(
     )
 
 
-def sites_of(
+def make_sites(
     configs: Mapping[str, LoadedConfig],
     credentials: Mapping[str, Credential],
     planners: Mapping[str, Planner],

@@ -13,11 +13,15 @@ from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all, read_named
+from snakemake_executor_plugin_mantik.config.reading import (
+    LoadedConfig,
+    read_config_named,
+    read_configs,
+)
 from snakemake_executor_plugin_mantik.connections.connect import (
-    credentials_of,
-    sites_of,
-    tracker_of,
+    find_site_credentials,
+    make_sites,
+    make_tracker,
     workspace_name,
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
@@ -27,8 +31,8 @@ from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.journal import (
     Journal,
     TryRecord,
-    journal_file,
-    sent_tries,
+    journal_path,
+    sent_try_ids,
 )
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
@@ -37,14 +41,14 @@ from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY as TRACKIN
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 
 
-def journal_of(directory: Path) -> Journal:
+def open_journal(directory: Path) -> Journal:
     """The journal of the workflow in `directory`, whose controller is this process from now on.
 
     Raises:
         JournalError: there is none, or a Snakemake is running there.
     """
     state = directory / STATE
-    journal_file(state)
+    journal_path(state)
     try:
         return Journal(state)
     except JournalLocked as error:
@@ -88,7 +92,7 @@ class Reconnected:
 
 
 @asynccontextmanager
-async def reach(
+async def reach_sites(
     journal: Journal, names: Sequence[str], given: Sequence[str], tell: Callable[[str], None]
 ) -> AsyncIterator[Reconnected]:
     """Open the sites `names` as the last run reached them; their clients are closed in the end.
@@ -105,7 +109,7 @@ async def reach(
     with closing(journal):
         workdir = journal.path.parents[len(STATE.parts)].resolve()
         configs = _configs(journal, names, given)
-        credentials = credentials_of(configs, workdir)
+        credentials = find_site_credentials(configs, workdir)
         for credential in credentials.values():
             credential.login()
         planners = {
@@ -113,11 +117,11 @@ async def reach(
             for name, c in configs.items()
         }
         name = workspace_name(workdir, journal.workflow)
-        sites = sites_of(configs, credentials, planners, name)
+        sites = make_sites(configs, credentials, planners, name)
         tracker: Tracker | None = None
         if (workdir / TRACKING / OUTBOX).exists():
-            tracker = tracker_of(configs, credentials, workdir, tell)
-            tracker.start(tracked=False, open_tries=sent_tries(journal.all_open_tries()))
+            tracker = make_tracker(configs, credentials, workdir, tell)
+            tracker.start(tracked=False, open_tries=sent_try_ids(journal.all_open_tries()))
         try:
             runners, away = await _open(sites, journal, workdir, tell, tracker)
             yield Reconnected(journal, workdir, runners, away)
@@ -125,13 +129,13 @@ async def reach(
             clients = {id(site): site for site, _ in sites.values()}.values()
             await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
             if tracker is not None:
-                tracker.close(open_tries=sent_tries(journal.all_open_tries()))
+                tracker.close(open_tries=sent_try_ids(journal.all_open_tries()))
 
 
 def _configs(
     journal: Journal, names: Sequence[str], given: Sequence[str]
 ) -> dict[str, LoadedConfig]:
-    found = read_all(given, Path(), check_files=False)
+    found = read_configs(given, Path(), check_files=False)
     if strange := sorted(set(found) - set(journal.sites())):
         raise UserError(
             f"no job was sent to a site named {', '.join(strange)}",
@@ -151,7 +155,7 @@ def _configs(
                 where=f"site {name}",
                 do=f"Name it with --site {name}=FILE",
             )
-        found[name] = read_named(name, config, Path(), project=None)
+        found[name] = read_config_named(name, config, Path(), project=None)
     return {name: found[name] for name in names}
 
 

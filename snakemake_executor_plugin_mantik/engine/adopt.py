@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snakemake_executor_plugin_mantik.engine.request import UPDATED, JobRequest
-from snakemake_executor_plugin_mantik.jobs.paths import shown
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 
@@ -26,7 +26,7 @@ class Choice:
     unwanted: tuple[TryRecord, ...]
 
 
-def choose(
+def choose_tries(
     request: JobRequest,
     fingerprint: str,
     tries: Sequence[TryRecord],
@@ -82,7 +82,7 @@ _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
 
 
-def note(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:
+def encode_basis(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:
     """What the journal keeps of a try, to tell later what changed since.
 
     Args:
@@ -93,7 +93,7 @@ def note(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str)
     return json.dumps({"made_of": made_of, "resources": resources, "sources": sources})
 
 
-def unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
+def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
     """What to tell of an open try that is not taken up; empty if the user knows already."""
     if record.left_behind:
         why = "since it was left there when the workflow used another site"
@@ -107,10 +107,10 @@ def unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str])
         why = "as it is forced"
     else:
         return ""
-    return ended_since(record, why)
+    return ended_since_message(record, why)
 
 
-def ended_since(record: TryRecord, why: str) -> str:
+def ended_since_message(record: TryRecord, why: str) -> str:
     """What to tell of an open try of an earlier run that is given up."""
     return (
         f"{record.name}: what an earlier run sent to {record.site} is ended and its outputs are not"
@@ -118,7 +118,7 @@ def ended_since(record: TryRecord, why: str) -> str:
     )
 
 
-def kept(record: TryRecord, resources: Mapping[str, str]) -> str:
+def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
     """What to tell of a try that is taken up although it asks for other resources, else empty."""
     before = _noted(record).get("resources", resources)
     names = [n for n in {**before, **resources} if before.get(n) != resources.get(n)]
@@ -135,7 +135,7 @@ def kept(record: TryRecord, resources: Mapping[str, str]) -> str:
     )
 
 
-def stale(record: TryRecord, sources: str) -> str:
+def stale_message(record: TryRecord, sources: str) -> str:
     """What to tell of a try that was sent when files of the working directory were others."""
     if record.state is TryState.PLANNED or _noted(record).get("sources", sources) == sources:
         return ""
@@ -152,7 +152,7 @@ def _changes(record: TryRecord, made_of: Mapping[str, str]) -> str:
     if before is None:
         return "the executor's version"
     names = [n for n in {**before, **made_of} if before.get(n) != made_of.get(n)]
-    told = [_CHANGES.get(name) or shown(name.partition(" ")[2]) for name in names]
+    told = [_CHANGES.get(name) or display_path(name.partition(" ")[2]) for name in names]
     more = ["…"] if len(told) > _MOST_TOLD else []
     return ", ".join([*told[:_MOST_TOLD], *more])
 
@@ -165,7 +165,7 @@ def _noted(record: TryRecord) -> dict[str, Any]:
     return noted if isinstance(noted, dict) else {}
 
 
-def named(text: str, sources: Mapping[str, str]) -> dict[str, str]:
+def named_checksums(text: str, sources: Mapping[str, str]) -> dict[str, str]:
     """Those of `sources` that a command names: a file, a directory that it is in, a Python module.
 
     They are code of the job as much as the command is.

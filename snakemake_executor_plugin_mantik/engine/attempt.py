@@ -60,14 +60,14 @@ class Attempt:
         clocks cannot be the same, nothing is known.
         """
         if self.sent_at is None or marker.started is None:
-            return None, ran(marker)
+            return None, runtime_of(marker)
         waited = marker.started - self.sent_at
-        longest = time.time() - self.submitted_at - ran(marker)
+        longest = time.time() - self.submitted_at - runtime_of(marker)
         plausible = -_CLOCKS_DIFFER_S <= waited <= longest + _CLOCKS_DIFFER_S
-        return (max(0.0, waited) if plausible else None), ran(marker)
+        return (max(0.0, waited) if plausible else None), runtime_of(marker)
 
 
-def ran(marker: Marker) -> float:
+def runtime_of(marker: Marker) -> float:
     """Seconds that the job ran, by the node's own clock."""
     if marker.started is None or marker.ended is None:
         return 0.0

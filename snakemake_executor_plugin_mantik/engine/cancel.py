@@ -12,16 +12,16 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
     SiteRejected,
 )
-from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer
-from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage
+from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage_files
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.jobs.paths import marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
@@ -167,7 +167,7 @@ class Canceller:
     async def rescue(self, try_id: str) -> None:
         """Fetch what a try left to an observer and could not hand over itself."""
         if leftover := self._observer.leftover(try_id):
-            await salvage(self._site, leftover, self._workdir)
+            await salvage_files(self._site, leftover, self._workdir)
 
     def _drop_leftover(self, try_id: str) -> None:
         """What an observer has at the site goes at the end of the run: with one request mostly."""
@@ -249,7 +249,7 @@ class Canceller:
         for directory in {record.paths.tries for record in records}:
             with suppress(SiteNotFound):
                 for name in await self._site.list(directory):
-                    if (marker := marker_name(name)) is not None and marker[1] == 0:
+                    if (marker := parse_marker_name(name)) is not None and marker[1] == 0:
                         found.add(marker[0])
         return found
 
@@ -263,7 +263,7 @@ class Canceller:
         clock = asyncio.get_running_loop().time
         async with self._lanes:
             # A claim that was seen and is no longer there was purged: its job goes on.
-            stays = await self._retry.found(lambda: claims.revoke(self._site, record))
+            stays = await self._retry.found(lambda: claims.revoke_try(self._site, record))
             revoked = stays and not runs
             begun = told = asked = clock()
             signs = _Signs(begun)
@@ -279,8 +279,8 @@ class Canceller:
                 told = clock()
                 self._tell(
                     f"{record.name}: the job {', '.join(ids) or record.id} at {record.site} was"
-                    f" told to end {duration(told - begun)} ago but has not confirmed it yet;"
-                    " waiting for it."
+                    f" told to end {humanize_duration(told - begun)} ago but has not confirmed it"
+                    " yet; waiting for it."
                 )
             if signs.after_all:
                 self._tell(
@@ -327,7 +327,7 @@ class Canceller:
             if now - begun <= self._grace_s:
                 return False, None
             states = await self._site.states(ids) if ids else {}
-            holder = await claims.owner(self._site, record)
+            holder = await claims.read_owner(self._site, record)
         except SiteError:
             return False, None
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}

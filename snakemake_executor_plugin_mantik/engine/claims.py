@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.jobs.paths import marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
-from snakemake_executor_plugin_mantik.staging.transfers import read
+from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 _CLAIM_BYTES = 64 << 10
 """A claim says who holds it in its first lines; the heartbeats that follow need not be read."""
@@ -42,7 +42,7 @@ class Owner:
         return job_id in told or state.scheduler_id in told
 
 
-async def entries(site: Site, retry: SiteRetry, directory: str) -> dict[str, Entry]:
+async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str, Entry]:
     """What lies in a directory of claims; nothing if the site says twice that there is none.
 
     That is no small thing: who is not seen there has given no sign of life. A denial that comes
@@ -98,8 +98,8 @@ class Looks:
         return await asyncio.shield(task)
 
     async def _list(self, directory: str, now: float) -> Seen:
-        found = await entries(self._site, self._retry, directory)
-        markers = filter(None, map(marker_name, found))
+        found = await list_claims(self._site, self._retry, directory)
+        markers = filter(None, map(parse_marker_name, found))
         return Seen(now, found, dict(markers))
 
 
@@ -107,10 +107,10 @@ def _failed(task: asyncio.Task[Seen]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def owner(site: Site, record: TryRecord) -> Owner | None:
+async def read_owner(site: Site, record: TryRecord) -> Owner | None:
     """Who holds the claim of a try; None if there is no claim, or nobody's name in it."""
     try:
-        content = await read(site, record.paths.claim, _CLAIM_BYTES)
+        content = await read_file(site, record.paths.claim, _CLAIM_BYTES)
     except SiteNotFound:
         return None
     *lines, _ = content.decode(errors="replace").split("\n")
@@ -121,7 +121,7 @@ async def owner(site: Site, record: TryRecord) -> Owner | None:
     return found if found.site_job or found.scheduler_job else None
 
 
-async def revoke(site: Site, record: TryRecord) -> bool:
+async def revoke_try(site: Site, record: TryRecord) -> bool:
     """See to it that a try never runs; False if it does already, or has run.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.attempt import ran
+from snakemake_executor_plugin_mantik.engine.attempt import runtime_of
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -63,7 +63,7 @@ class FailureClassifier:
             ids: the site's ids of it; empty if a run that was killed did not hear them.
             limit: its walltime in seconds, where that is known.
         """
-        over = limit is not None and ran(marker) >= limit - _slack(limit)
+        over = limit is not None and runtime_of(marker) >= limit - _slack(limit)
         # A marker without room for more than its name cannot tell the signal.
         nameless = marker.bare and marker.started is None and marker.exit_code in _ASKED
         if marker.signal or nameless:

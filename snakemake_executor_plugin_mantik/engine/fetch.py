@@ -25,11 +25,16 @@ from snakemake_executor_plugin_mantik.jobs.markers import (
     OutputEntry,
     read_marker,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import shown
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
-from snakemake_executor_plugin_mantik.staging.transfers import Landing, Repeat, download, read
+from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
+from snakemake_executor_plugin_mantik.staging.transfers import (
+    Landing,
+    Repeat,
+    download_file,
+    read_file,
+)
 
 _LOG_ALONE_BYTES = 64 << 20
 """A log up to this size is fetched whole after a failure, a larger one's end only."""
@@ -112,7 +117,9 @@ class Fetcher:
         patient_s = max(self._retry.missing_s, self._retry.insist_s)
         while True:
             try:
-                content = await self._retry.found(lambda: read(self._site, path, size=end.size))
+                content = await self._retry.found(
+                    lambda: read_file(self._site, path, size=end.size)
+                )
                 return await asyncio.to_thread(
                     read_marker, content, try_id=record.id, exit_code=end.exit_code
                 )
@@ -142,7 +149,7 @@ class Fetcher:
         if marker.missing_outputs:
             raise OutputMissing(
                 "the command ended with 0 but did not make "
-                + ", ".join(map(shown, marker.missing_outputs)),
+                + ", ".join(map(display_path, marker.missing_outputs)),
                 where=f"{record.name} at {record.site}",
                 do="Correct the paths that it writes to, relative to the working directory",
             )
@@ -186,7 +193,7 @@ class Fetcher:
     ) -> None:
         local = self._scratch / f"{record.id}.tar"
         try:
-            await download(
+            await download_file(
                 self._site, record.paths.archive, local, size=marker.archive_size,
                 sha256=marker.archive_sha256, repeat=self._repeat(marker),
             )  # fmt: skip
@@ -199,14 +206,14 @@ class Fetcher:
         return self._retry.insist if marker.exit_code == 0 else self._retry.found
 
     async def _alone(self, entry: OutputEntry, landing: Landing, repeat: Repeat) -> None:
-        if not rest_safe(entry.path):
+        if not is_rest_safe(entry.path):
             # Such names travel in archives, unless the site had no room to make one.
             raise OutputsLost(
                 "the site's file API cannot carry the name, and it had no room for an archive",
                 where=f"site {self._site.name}, file {entry.path!r}",
                 do="Free space or quota there and run the rule again",
             )
-        await download(
+        await download_file(
             self._site, entry.path, landing.place(entry), size=entry.size, sha256=entry.sha256,
             repeat=repeat,
         )  # fmt: skip
@@ -230,7 +237,9 @@ class Fetcher:
 
     async def _whole_log(self, record: TryRecord) -> bytes:
         try:
-            return await self._retry.found(lambda: read(self._site, record.paths.log), at_once=True)
+            return await self._retry.found(
+                lambda: read_file(self._site, record.paths.log), at_once=True
+            )
         except SiteNotFound:
             return b""
 

@@ -17,13 +17,13 @@ from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.messages import Said
-from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer, how_failed
+from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer, failure_kind
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Member, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
-from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
@@ -105,7 +105,7 @@ class Finalizer:
                 request, attempt, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
         if self._purged(attempt, marker):
-            others = ", ".join(map(shown, marker.missing_inputs[:_MOST_TOLD]))
+            others = ", ".join(map(display_path, marker.missing_inputs[:_MOST_TOLD]))
             if others:
                 self._tell(
                     f"{record.name}: its inputs changed while it waited or ran ({others}), or the"
@@ -144,8 +144,8 @@ class Finalizer:
         except OSError as error:
             return self._failed(
                 request, attempt,
-                f"The outputs cannot be written here ({messages.trouble(error)}). They are still at"
-                " the site: free space and start again.\n", None, None,
+                f"The outputs cannot be written here ({messages.describe_os_error(error)}). They"
+                " are still at the site: free space and start again.\n", None, None,
                 reason=Reason.OUTPUTS, keep=True,
             )  # fmt: skip
         await self._log(record, marker, path)
@@ -216,7 +216,7 @@ class Finalizer:
             return None
         log = await self._log(attempt.record, None, path)
         await self._canceller.remove_secrets(attempt.record)
-        words = messages.stopped(end.state, attempt.where, Said(log, self._shown(path)))
+        words = messages.stopped_message(end.state, attempt.where, Said(log, self._shown(path)))
         await self._canceller.rescue(attempt.record.id)
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
@@ -243,7 +243,7 @@ class Finalizer:
         logs = [log for member, _ in members for log in member.logs] if members else None
         said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))
         ends = [(member.name, code) for member, code in members]
-        words = messages.failed(marker, attempt.where, said, reason, ends)
+        words = messages.failed_message(marker, attempt.where, said, reason, ends)
         outcome = self._failed(request, attempt, words, path, marker, reason=reason)
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 
@@ -344,7 +344,7 @@ class Finalizer:
         else:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
-            end = Ended(how_failed(reason), first, code, log, waited, ran, cpu, reason)
+            end = Ended(failure_kind(reason), first, code, log, waited, ran, cpu, reason)
             self._observer.ended(attempt.record, end)
             self._journal.ended(
                 attempt.record.id, f"failed: {first}", waited=waited, ran=ran,
@@ -365,7 +365,7 @@ class Finalizer:
                 with suppress(OSError), path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - _LOG_END_BYTES))
                     if end := file.read():
-                        yield shown(output.path), end
+                        yield display_path(output.path), end
 
     def _shown(self, path: Path) -> Path | None:
         """A log's path as the user reads it; None if there is none."""

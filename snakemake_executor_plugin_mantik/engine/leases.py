@@ -24,12 +24,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
     printable,
 )
-from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES, marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
-from snakemake_executor_plugin_mantik.staging.transfers import read
+from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 ASK, HERE = "ask.", "here."
 """How the names of a question to the leader, and of its answer, begin; who asks follows."""
@@ -219,7 +219,7 @@ class Leases:
         sizes: dict[str, int] = {}
         self._retry.note(
             f"another controller of this workflow ({about}) led it last; it is asked whether it"
-            f" still does, which takes up to {duration(last.wait_s)}"
+            f" still does, which takes up to {humanize_duration(last.wait_s)}"
         )
         try:
             growing = False
@@ -263,7 +263,7 @@ class Leases:
     async def _grows(self, directory: str, sizes: dict[str, int]) -> bool:
         """Whether a job that the journal does not know shows a heartbeat since the last look."""
         entries = await self._list(directory)
-        over = {marker[0] for name in entries if (marker := marker_name(name)) is not None}
+        over = {marker[0] for name in entries if (marker := parse_marker_name(name)) is not None}
         names = [
             n for n, e in entries.items() if _TRY.fullmatch(n) and not e.directory and n not in over
         ]
@@ -295,7 +295,7 @@ class Leases:
     async def _told(self, lease: Lease) -> str:
         """Who has a lease, in its own words."""
         try:
-            content = await read(self._site, lease.path, _TEXT_BYTES)
+            content = await read_file(self._site, lease.path, _TEXT_BYTES)
         except SiteError:
             return "it does not tell which"
         return " ".join(printable(content.decode(errors="replace")).split())[:300] or "?"

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.jobs.live import (
     Pack,
     PackDamaged,
     Packed,
-    packs,
+    read_packs,
 )
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -165,7 +165,7 @@ def _take(copy: _Copy, content: bytes) -> None:
     tree = copy.place / TREE
     if not tree.exists():
         _begin(copy)
-    for pack in packs(content[copy.read - copy.piece :]):
+    for pack in read_packs(content[copy.read - copy.piece :]):
         copy.written += sum(len(file.content) for file in pack.files)
         if copy.written > MOST_BYTES:
             raise PackDamaged(f"it is more than {MOST_BYTES >> 30} GiB")

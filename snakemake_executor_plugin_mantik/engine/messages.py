@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import one_line, printable
-from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState
@@ -93,32 +93,34 @@ class Said:
     logs: tuple[tuple[str, bytes], ...] = ()
 
 
-def submitted(name: str, site: str, site_job: str, queue: str | None) -> str:
+def submitted_message(name: str, site: str, site_job: str, queue: str | None) -> str:
     """A job has been submitted."""
     return f"{name}: submitted to {site}, queue {queue or 'default'}, as {site_job}."
 
 
-def started(name: str, site: str) -> str:
+def started_message(name: str, site: str) -> str:
     """A job has been seen to run."""
     return f"{name}: runs at {site}."
 
 
-def finished(name: str, site: str, waited: float | None, ran: float, log: Path | None) -> str:
+def finished_message(
+    name: str, site: str, waited: float | None, ran: float, log: Path | None
+) -> str:
     """A job has succeeded; how long it `waited` may not be known."""
-    times = f"ran {duration(ran)}"
+    times = f"ran {humanize_duration(ran)}"
     if waited is not None:
-        times = f"waited {duration(waited)}, {times}"
+        times = f"waited {humanize_duration(waited)}, {times}"
     kept = f"; output in {log}" if log is not None else ""
     return f"{name}: done at {site}, {times}{kept}."
 
 
-def ended(name: str, site: str, reason: Reason, words: str, log: Path | None) -> str:
+def ended_message(name: str, site: str, reason: Reason, words: str, log: Path | None) -> str:
     """A job has failed: a line that says why, and where its output is."""
     kept = f" Output in {log}." if log is not None else ""
     return f"{name}: failed at {site} for {reason.words}. {one_line(words).rstrip('.')}.{kept}"
 
 
-def trouble(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """What the operating system says, and of which file."""
     what = error.strerror or str(error)
     return f"{what}: {error.filename}" if error.filename else what
@@ -139,7 +141,7 @@ def _compose(what: str, where: str, said: Said, advice: str) -> str:
     return f"{what} ({where}).\n{shown}{kept}{advice}.\n"
 
 
-def failed(
+def failed_message(
     marker: Marker,
     where: str,
     said: Said,
@@ -189,7 +191,7 @@ def _signal(exit_code: int) -> str:
         return ""
 
 
-def stopped(state: JobState | None, where: str, said: Said) -> str:
+def stopped_message(state: JobState | None, where: str, said: Said) -> str:
     """A job ended without a word of its own; `state` is what the scheduler says."""
     reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
     detail = f": {printable(state.detail)}" if state is not None and state.detail else ""
@@ -203,7 +205,7 @@ def stopped(state: JobState | None, where: str, said: Said) -> str:
     return _compose(what, where, said, advice)
 
 
-def not_checked(names: Sequence[str]) -> str:
+def unchecked_message(names: Sequence[str]) -> str:
     """What of a job's resources cannot be checked before it is submitted, and who checks it."""
     return (
         f"{', '.join(names)}: not checked, since the site reports no limits of the queue; the"

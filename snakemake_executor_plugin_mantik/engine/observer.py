@@ -68,7 +68,7 @@ class JobExtras:
                 path.write_bytes(content)
 
 
-def how_failed(reason: Reason) -> How:
+def failure_kind(reason: Reason) -> How:
     """Whether a job that failed was stopped by somebody, or failed by itself."""
     return "killed" if reason is Reason.CANCELLED else "failed"
 

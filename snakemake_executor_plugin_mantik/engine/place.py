@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     PLACE,
     TRIES,
     WORK,
-    bundle_done,
+    bundle_done_path,
     bundle_path,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
@@ -40,7 +40,7 @@ _TIDY_WAIT_S = 30.0
 """Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
 
 
-def wait_s(settings: SiteSettings) -> int:
+def takeover_wait_s(settings: SiteSettings) -> int:
     """Seconds within which a controller that looks as often as is set answers a question."""
     return max(_SHORTEST_WAIT_S, 2 * settings.poll_max_s + _SHORTEST_WAIT_S // 2)
 
@@ -106,7 +106,7 @@ class Place:
         for left in scratch.iterdir():
             left.unlink()  # of a run that was killed
         self.scratch = scratch
-        retry = retry_of(site, workflow.tell)
+        retry = make_retry(site, workflow.tell)
         self.stager = Stager(site, self.id, journal, retry, scratch, term=lease.term)
         self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)
         self.conflicts = WriteConflicts(site, journal, self.stager, retry, workflow.give_up)
@@ -223,7 +223,7 @@ class Place:
     async def _empty(self) -> None:
         for bundle in self._journal.files.loose_bundles(self.id):
             await asyncio.gather(
-                *map(self._site.remove, [bundle_path(bundle), bundle_done(bundle)])
+                *map(self._site.remove, [bundle_path(bundle), bundle_done_path(bundle)])
             )
             self._journal.files.set_bundle(bundle, "gone")
         buckets = self._journal.retire_buckets(self.id)
@@ -283,7 +283,7 @@ class Places:
         # Where no version with places has been, the directory is all that is known.
         known = next((s.place for s in same if s.place and s.url == url), "")
         leases = Leases(
-            site, facts.workspace, journal, retry_of(site, self.workflow.tell),
+            site, facts.workspace, journal, make_retry(site, self.workflow.tell),
             self.workflow.about,
         )  # fmt: skip
         names = {s.site for s in same}
@@ -292,7 +292,7 @@ class Places:
             if r.site in names and r.place in ("", *(s.place for s in same))
         ]  # fmt: skip
         old = known or ("old" if any(not s.place for s in same) else "")
-        lease, told = await leases.take(wait_s(settings), known, mine, fresh=not old)
+        lease, told = await leases.take(takeover_wait_s(settings), known, mine, fresh=not old)
         if told:
             self.workflow.tell(told)
         if (place := self._known.get(lease.place)) is None:
@@ -304,7 +304,7 @@ class Places:
         return iter(list(self._known.values()))
 
 
-def retry_of(
+def make_retry(
     site: Site, tell: Callable[[str], None], missing_s: float = 0.0, insist_s: float = INSIST_S
 ) -> SiteRetry:
     """What repeats what a site does not answer; see `SiteRetry`."""

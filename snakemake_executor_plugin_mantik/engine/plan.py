@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.humanize import duration, size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 from snakemake_executor_plugin_mantik.config.environment import (
-    environment_of,
     image_upload,
-    resources_of,
+    job_environment,
+    job_resources,
     script_limits,
 )
-from snakemake_executor_plugin_mantik.config.known_sites import cores_of_node
+from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,
-    merge,
-    settled,
+    merge_resources,
+    resolve_total_cpus,
     slurm_directives,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
@@ -61,8 +61,8 @@ class Planner:
         return self._resources[key]
 
     def _computed(self, rule: Mapping[str, object], threads: int) -> Resources:
-        base = replace(resources_of(self.config), account=self.account)
-        asked = settled(merge(base, rule, threads))
+        base = replace(job_resources(self.config), account=self.account)
+        asked = resolve_total_cpus(merge_resources(base, rule, threads))
         scheduler = self.config.site.scheduler
         if scheduler == "pbs":
             pbs_directives(asked, "")
@@ -81,13 +81,13 @@ class Planner:
         Raises:
             UserError: it does not, or there is no such queue.
         """
-        for misfit in misfits(resources, facts):
+        for misfit in find_misfits(resources, facts):
             raise UserError(misfit.what, do=misfit.do)
 
     @property
     def environment(self) -> str:
         """The environment as text: a job whose environment changed is another job."""
-        return repr(environment_of(self.config, self.project))
+        return repr(job_environment(self.config, self.project))
 
     @property
     def image(self) -> tuple[Path, str] | None:
@@ -96,7 +96,7 @@ class Planner:
 
     def cores(self, resources: Resources) -> int | None:
         """The cores that a job occupies and that its site bills; None where that is not known."""
-        return billed_cores(resources, cores_of_node(self.config, resources.queue))
+        return billed_cores(resources, node_cores(self.config, resources.queue))
 
     def spec(
         self,
@@ -109,7 +109,7 @@ class Planner:
     ) -> JobSpec:
         """The complete try, sent by the controller that leads its place for the `term`."""
         resources = self.resources(request.resources, request.threads)
-        environment = environment_of(self.config, self.project, resources.cpus_per_task)
+        environment = job_environment(self.config, self.project, resources.cpus_per_task)
         if request.own_environment:
             environment = replace(environment, apptainer=None)
         return JobSpec(
@@ -157,7 +157,7 @@ class Misfit:
     do: str
 
 
-def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
+def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
     """What is asked beyond what the site says of its accounts and queues."""
     account = resources.account
     # Slurm does not distinguish capital letters in them.
@@ -198,7 +198,7 @@ def misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
             )
 
 
-def unchecked(resources: Resources, limits: QueueLimits) -> list[str]:
+def unchecked_resources(resources: Resources, limits: QueueLimits) -> list[str]:
     """Name what is asked for and the site reports no limit of."""
     ranges = [asked.name for asked in _limited(resources, limits) if asked.allowed is None]
     choices = [name for _, name, field, _ in _chosen(resources) if field not in limits.choices]
@@ -227,7 +227,7 @@ class _Asked:
 def _limited(resources: Resources, limits: QueueLimits) -> Iterator[_Asked]:
     cpus, memory = _cpus_per_node(resources), resources.memory_mib_per_node
     for key, name, number, allowed, words in (
-        ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, duration),
+        ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, humanize_duration),
         ("Nodes", "nodes", resources.nodes, limits.nodes, str),
         ("CPUsPerNode", "CPUs per node", cpus, limits.cpus_per_node, str),
         ("MemoryPerNode", "memory", memory, limits.memory_mib_per_node, _memory),
@@ -238,7 +238,7 @@ def _limited(resources: Resources, limits: QueueLimits) -> Iterator[_Asked]:
 
 
 def _memory(mib: int) -> str:
-    return size(mib << 20)
+    return humanize_size(mib << 20)
 
 
 def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:

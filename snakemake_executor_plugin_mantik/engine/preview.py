@@ -12,12 +12,12 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
-from snakemake_executor_plugin_mantik.engine.submit import submission_of
+from snakemake_executor_plugin_mantik.engine.submit import make_submission
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
-from snakemake_executor_plugin_mantik.sites.firecrest.script import request_body
-from snakemake_executor_plugin_mantik.sites.unicore.batch import directives
+from snakemake_executor_plugin_mantik.sites.firecrest.script import submission_body
+from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_directives
 from snakemake_executor_plugin_mantik.sites.unicore.description import job_description
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
@@ -60,7 +60,7 @@ class Preview:
         return asdict(self)
 
 
-def preview(
+def make_preview(
     planner: Planner,
     site: str,
     command: str,
@@ -87,7 +87,7 @@ def preview(
     """
     config = planner.config
     spec = _spec(planner, site, command, image_size)
-    submission, script = _submission(config, submission_of(spec), spec.workspace, unicore_version)
+    submission, script = _submission(config, make_submission(spec), spec.workspace, unicore_version)
     image = planner.image
     return Preview(
         site=site,
@@ -154,10 +154,10 @@ def _submission(
     """
     scheduler = config.site.scheduler
     if config.api == "firecrest":
-        body = request_body(submission, "pbs" if scheduler == "pbs" else "slurm", workspace)
+        body = submission_body(submission, "pbs" if scheduler == "pbs" else "slurm", workspace)
         return body, body["job"]["script"]
     description = job_description(submission, scheduler, None, unicore_version)
     if scheduler == "none":
         return description, submission.script
-    head = "\n".join([*directives(submission, scheduler), ""])
+    head = "\n".join([*batch_directives(submission, scheduler), ""])
     return description, head + submission.script.partition("\n")[2]

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRej
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import OUTSIDE, local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
-from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
+from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 
 
 class RemoteCleanup:
@@ -74,7 +74,7 @@ class RemoteCleanup:
             for file in files
             if not file.source
             and not self._here(file.path).exists()
-            and rest_safe(file.path)
+            and is_rest_safe(file.path)
             and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))
         ]
         await asyncio.gather(*(self._site.remove(path) for path in gone))

@@ -180,7 +180,7 @@ UPDATED = "updated"
 """The part of what a job is made of that it changes itself: what its `update()` outputs hold."""
 
 
-def fingerprint(made_of: Mapping[str, str]) -> str:
+def fingerprint_of(made_of: Mapping[str, str]) -> str:
     """What a job is made of, as one digest; what it changes itself in a second one, after a `+`."""
     parts = sorted((name, digest) for name, digest in made_of.items() if name != UPDATED)
     return "+".join([_digest(parts), *([made_of[UPDATED]] if UPDATED in made_of else [])])

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
-from snakemake_executor_plugin_mantik.sites.base import Site, rest_safe
+from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 
 SALVAGE_WAIT_S = 60.0
 """Seconds that it may take: an end waits for it."""
@@ -20,7 +20,7 @@ MOST_BYTES = 4 << 30
 _SUFFIX = ".mantik-salvage"
 
 
-async def salvage(site: Site, directory: str, workdir: Path) -> None:
+async def salvage_files(site: Site, directory: str, workdir: Path) -> None:
     """Bring what lies below `directory` at the site to the same place here, as far as possible.
 
     What is there already of the same name is replaced, once all of it has come.
@@ -51,7 +51,7 @@ async def _fetch(site: Site, directory: str, target: Path) -> None:
             below = folder / name
             if len(below.parts) != len(folder.parts) + 1 or len(below.parts) > DEEPEST:
                 continue
-            if name == ".." or not rest_safe(str(directory / below)):
+            if name == ".." or not is_rest_safe(str(directory / below)):
                 continue
             if entry.directory:
                 (target / below).mkdir()

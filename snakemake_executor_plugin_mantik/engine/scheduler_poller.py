@@ -180,7 +180,7 @@ class SchedulerPoller:
     async def _own(self, watched: Watched) -> bool:
         """See to it that we know who holds the claim of a try, if it has one."""
         if watched.claimed and watched.owner is None:
-            watched.owner = await claims.owner(self._site, watched.record)
+            watched.owner = await claims.read_owner(self._site, watched.record)
         return True
 
     async def _states(self, tries: list[Watched]) -> dict[str, JobState]:
@@ -302,7 +302,7 @@ class SchedulerPoller:
                 await self._site.put(f"{watched.record.paths.tries}/{LOOK}", b"\n")
             return True
         watched.revoked = True
-        if await claims.revoke(self._site, watched.record):
+        if await claims.revoke_try(self._site, watched.record):
             return True
         self._watching.alive(watched)
         return False

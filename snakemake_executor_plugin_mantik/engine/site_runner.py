@@ -16,12 +16,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import (
-    choose,
-    kept,
-    named,
-    note,
-    stale,
-    unwanted,
+    choose_tries,
+    encode_basis,
+    kept_message,
+    named_checksums,
+    stale_message,
+    why_unwanted,
 )
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
@@ -30,14 +30,14 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.live import LiveCopies
 from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer
-from snakemake_executor_plugin_mantik.engine.place import Place, Places, retry_of
+from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint_of
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
-from snakemake_executor_plugin_mantik.engine.submit import Submitter, submission_of
+from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
@@ -93,7 +93,7 @@ class SiteRunner:
         self._give_up = workflow.give_up
         logs = workflow.state / "logs"
         clock = asyncio.get_running_loop().time
-        retry = self._retry = retry_of(site, tell, settings.marker_grace_s, settings.fetch_wait_s)
+        retry = self._retry = make_retry(site, tell, settings.marker_grace_s, settings.fetch_wait_s)
         self._live = LiveCopies(site, self._observer, workdir, tell)
         self.watcher = Watcher(
             site, settings, retry, journal.submitted, clock, on_seen=place.saw,
@@ -249,14 +249,14 @@ class SiteRunner:
         inputs = {file.path: file.sha256 for file in files}
         code = self._code(request, inputs)
         made_of = request.made_of(inputs, self.planner.environment, code)
-        resources, sources = self._asked(request), fingerprint(self.place.sources)
-        choice = choose(
-            request, fingerprint(made_of), self._journal.open_tries(*request.jobs),
+        resources, sources = self._asked(request), fingerprint_of(self.place.sources)
+        choice = choose_tries(
+            request, fingerprint_of(made_of), self._journal.open_tries(*request.jobs),
             already=self._updated_already(request, files),
         )  # fmt: skip
         left = self._journal.left_tries(request.jobs, self.place.id)
         gone = (*choice.unwanted, *left)
-        for told in filter(None, (unwanted(request, record, made_of) for record in gone)):
+        for told in filter(None, (why_unwanted(request, record, made_of) for record in gone)):
             self._tell(told)
         await self._give_up(choice.unwanted)
         # Whatever their site's name means now, they are in this workspace.
@@ -264,21 +264,21 @@ class SiteRunner:
         for record in gone:
             self._unfetch(request, record)
         if choice.adopted is not None:
-            if told := kept(choice.adopted, resources):
+            if told := kept_message(choice.adopted, resources):
                 self._tell(told)
-            if told := stale(choice.adopted, sources):
+            if told := stale_message(choice.adopted, sources):
                 self._retry.note(told)
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
-            fingerprint=fingerprint(made_of), members=request.members,
-            made_of=note(made_of, resources, sources),
+            fingerprint=fingerprint_of(made_of), members=request.members,
+            made_of=encode_basis(made_of, resources, sources),
         )  # fmt: skip
 
     def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:
         """Checksums of the sources that a job's command names, inputs left out."""
         sources = {p: sha for p, sha in self.place.sources.items() if p not in inputs}
-        return named(_text(request), sources)
+        return named_checksums(_text(request), sources)
 
     def _updated_already(self, request: JobRequest, files: list[LocalFile]) -> bool:
         """Whether all that the job updates is here as the last job at the site left it."""
@@ -308,8 +308,8 @@ class SiteRunner:
                 changed += [path for file in now if file.sha256 != known[path].sha256]
         if changed:
             self._tell(
-                f"{request.name}: {', '.join(map(shown, changed))} changed while the job ran; its"
-                " outputs come of what was there before. To make them anew type: snakemake"
+                f"{request.name}: {', '.join(map(display_path, changed))} changed while the job"
+                " ran; its outputs come of what was there before. To make them anew type: snakemake"
                 f" --forcerun {request.rule}"
             )
 
@@ -374,7 +374,7 @@ class SiteRunner:
         )
         spec = self.planner.spec(request, attempt.record, self.facts, staged, term=self.place.term)
         spec = replace(spec, live=attempt.live)
-        submission = submission_of(spec)
+        submission = make_submission(spec)
         # From now on the job may change them there, whether it succeeds or not.
         self.place.stager.lost(outputs)
         self.place.stager.carry(attempt.record.id, staged, made)
@@ -413,7 +413,7 @@ class SiteRunner:
 
     async def _revoke(self, record: TryRecord) -> bool:
         """Whether a try is certain never to run from now on."""
-        return await self._retry.found(lambda: claims.revoke(self.site, record))
+        return await self._retry.found(lambda: claims.revoke_try(self.site, record))
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Snakemake knows the outcome: nothing of the try is needed any more.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.jobs.paths import shown
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
 
@@ -38,8 +38,8 @@ async def send_sources(
             if not left[error.path]:
                 del left[error.path]
                 tell(
-                    f"Sources: {shown(error.path)} is written to all the time and does not go to"
-                    " the site. Exclude in the backend config leaves it out without this line."
+                    f"Sources: not uploading {display_path(error.path)}, which changes all the"
+                    " time; add it to Exclude in the backend config to silence this line."
                 )
         else:
             return {file.path: file.sha256 for file in files}

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, WriteConflict
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site, rest_safe
+from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
@@ -117,7 +117,7 @@ class Stager:
         known = self._ledger.remote_files(self._place)
         gone = [file.path for file in known if file.source and file.path not in here]
         for path in gone:
-            if rest_safe(path):
+            if is_rest_safe(path):
                 await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
         await self._check(sources)
@@ -207,7 +207,7 @@ class Stager:
         for directory in named:
             if directory not in here:
                 known = self._ledger.remote_files(self._place, below=directory)
-                gone += [f.path for f in known if f.path not in here and rest_safe(f.path)]
+                gone += [f.path for f in known if f.path not in here and is_rest_safe(f.path)]
                 links.update(self._ledger.links(directory))
         for path in gone:
             if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
@@ -350,7 +350,7 @@ class Stager:
 
     async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:
         try:
-            if not rest_safe(directory):
+            if not is_rest_safe(directory):
                 raise SiteNotFound("not asked")
             entries = await self._retry(lambda: self._site.list(directory))
         except (SiteNotFound, SiteRejected):

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import SECRETS
-from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
@@ -22,7 +22,7 @@ _NOT_DONE = (SiteBusy, SiteUnauthorized, SiteNotFound)
 says of its own services while it starts."""
 
 
-def submission_of(spec: JobSpec) -> Submission:
+def make_submission(spec: JobSpec) -> Submission:
     """A try as a site is given it.
 
     Raises:
@@ -31,7 +31,7 @@ def submission_of(spec: JobSpec) -> Submission:
     return Submission(
         tag=spec.paths.try_id,
         name=spec.name,
-        script=render(spec),
+        script=render_script(spec),
         resources=spec.resources,
         before_on_login=spec.environment.before_on_login,
         after_on_login=spec.environment.after_on_login,

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.engine.lifetime import EXTEND_AFTER_S, Ext
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPoller
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import FIRST_CHECK_S, End, EndKind, Watched
-from snakemake_executor_plugin_mantik.jobs.paths import LIVE, marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import LIVE, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
@@ -196,7 +196,7 @@ class Watcher:
         failed: SiteError | None = None
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
-                entries = await claims.entries(self._site, self._retry, directory)
+                entries = await claims.list_claims(self._site, self._retry, directory)
                 self._see(bucket, entries)
                 self._on_seen(directory, entries.values())
             except SiteError as error:
@@ -207,7 +207,7 @@ class Watcher:
     def _see(self, bucket: int, entries: dict[str, Entry]) -> None:
         ends = {}
         for entry in entries.values():
-            if not entry.directory and (marker := marker_name(entry.name)) is not None:
+            if not entry.directory and (marker := parse_marker_name(entry.name)) is not None:
                 ends[marker[0]] = End(EndKind.MARKER, marker[1], entry.size, claimed=True)
         now = self._clock()
         for watched in list(self._in_bucket[bucket].values()):

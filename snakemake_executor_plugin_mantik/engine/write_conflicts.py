@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import compress
 
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.adopt import ended_since
+from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.jobs.paths import shown
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import MADE, Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
@@ -64,14 +64,14 @@ class WriteConflicts:
                 continue
             if makers := self._among(path, sha256, makes=True):
                 await self._give_up(makers)
-                why = f"since another job of this run has to do with {shown(path)}"
-                told += [ended_since(record, why) for record in makers]
+                why = f"since another job of this run has to do with {display_path(path)}"
+                told += [ended_since_message(record, why) for record in makers]
             if self._among(path, sha256, makes=False):
                 async with self._clearing:
                     late = self._among(path, sha256, makes=False)
                     never_run = await asyncio.gather(*map(self._keep_from_starting, late))
-                why = f"since these changed: {shown(path)}"
-                told += [ended_since(record, why) for record in compress(late, never_run)]
+                why = f"since these changed: {display_path(path)}"
+                told += [ended_since_message(record, why) for record in compress(late, never_run)]
         return told
 
     def _among(self, path: str, sha256: str, *, makes: bool) -> list[TryRecord]:
@@ -83,7 +83,7 @@ class WriteConflicts:
 
     async def _keep_from_starting(self, record: TryRecord) -> bool:
         """Whether a try will never run. Else it has unpacked already, and is in nobody's way."""
-        if await self._retry.found(lambda: claims.revoke(self._site, record)):
+        if await self._retry.found(lambda: claims.revoke_try(self._site, record)):
             await self._give_up([record])
             return True
         self._journal.files.landed(record.id)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES
-from snakemake_executor_plugin_mantik.jobs.script import expandable
-from snakemake_executor_plugin_mantik.jobs.templates import template
+from snakemake_executor_plugin_mantik.jobs.script import quote_expandable
+from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 MACHINES = {
     "linux-64": "x86_64",
@@ -94,10 +94,10 @@ class Image:
     arguments: str = ""
 
 
-def with_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
+def wrap_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
     """The command in the environment of `module load`, after a purge as Snakemake does it."""
     words = [word for name in modules for word in name.split()]
-    setup = template("envmodules.sh.j2").render(
+    setup = load_template("envmodules.sh.j2").render(
         who=_who(rule),
         modules=shlex.join(words),
         failed=shlex.quote(f"not all modules could be loaded: {' '.join(words)}"),
@@ -105,7 +105,7 @@ def with_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
     return setup + command
 
 
-def with_conda(
+def wrap_conda(
     environment: CondaFile | str,
     command: str,
     *,
@@ -143,7 +143,7 @@ def with_conda(
             "post_deploy": environment.post_deploy and shlex.quote(environment.post_deploy),
             "interpreter": environment.interpreter,
         }
-    setup = template("conda.sh.j2").render(
+    setup = load_template("conda.sh.j2").render(
         who=_who(rule),
         label=shlex.quote(label),
         what=shlex.quote(f"conda environment {label}"),
@@ -155,7 +155,7 @@ def with_conda(
     return setup + command
 
 
-def with_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:
+def wrap_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:
     """A program in a container, whose home and working directory are the workspace's.
 
     Args:
@@ -164,10 +164,10 @@ def with_container(image: Image, start: str, *, rule: str, times: Times | None =
         rule: the rule's name, for messages.
         times: of the fetching.
     """
-    arguments = [expandable(word) for word in image.options]
+    arguments = [quote_expandable(word) for word in image.options]
     if image.arguments:
         arguments.append(image.arguments)
-    return template("container.sh.j2").render(
+    return load_template("container.sh.j2").render(
         who=_who(rule),
         what=shlex.quote(f"image {image.source}"),
         advice=_lines(_NOT_MADE["image"]),

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.jobs.script import (
     COMMAND_BYTES,
-    encoded,
-    exports,
-    place,
-    quoted,
+    encode_text,
+    export_lines,
+    path_argument,
+    shell_quote,
 )
-from snakemake_executor_plugin_mantik.jobs.templates import template
+from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 TEMPORARY = ("TMPDIR", "TMP", "TEMPDIR", "TEMP")
 """The variables that tell where temporary files go."""
@@ -106,13 +106,13 @@ class GroupProgram:
     service_wait_s: int = 5
 
 
-def render(group: GroupProgram) -> str:
+def render_group(group: GroupProgram) -> str:
     """The bash script of a group; the same group gives the same script.
 
     Raises:
         UserError: for what no script can carry (`jobs.script.render`).
     """
-    return template("group.sh.j2").render(
+    return load_template("group.sh.j2").render(
         names=_words(member.name for member in group.members),
         prefixes=_words(_in_sed(f"[{member.name}] ") for member in group.members),
         teams=_numbers(member.team for member in group.members),
@@ -131,7 +131,7 @@ def render(group: GroupProgram) -> str:
         pipes=_paths(group.pipes),
         temporary=_paths(temporary.path for temporary in group.temporary),
         readers=_words(_numbers(temporary.readers) for temporary in group.temporary),
-        report=quoted(place(group.report), "the report"),
+        report=shell_quote(path_argument(group.report), "the report"),
         keep_going="yes" if group.keep_going else "no",
         service_wait_s=group.service_wait_s,
         measured=any(member.measured for member in group.members),
@@ -143,22 +143,25 @@ def _member(number: int, member: GroupMember) -> dict[str, object]:
     own_temporary = "TMPDIR" in member.variables
     return {
         "title": " ".join(member.name.split()),
-        "variables": exports(member.variables),
+        "variables": export_lines(member.variables),
         "temporary": "".join(
             f' {name}="$TMPDIR"'
             for name in TEMPORARY[1:]
             if own_temporary and name not in member.settled
         ),
-        "waits": [quoted(place(path), "an input") for path in member.waits],
-        "touches": [quoted(place(path), "an output") for path in member.touches],
-        "outputs": "".join(f" {quoted(place(path), 'an output')}" for path in member.outputs),
-        "measured": member.measured and quoted(place(member.measured), "the benchmark"),
+        "waits": [shell_quote(path_argument(path), "an input") for path in member.waits],
+        "touches": [shell_quote(path_argument(path), "an output") for path in member.touches],
+        "outputs": "".join(
+            f" {shell_quote(path_argument(path), 'an output')}" for path in member.outputs
+        ),
+        "measured": member.measured
+        and shell_quote(path_argument(member.measured), "the benchmark"),
         "commands": [
             {
-                "text": quoted(text, "the command"),
-                "shell": quoted(member.shell, "the shell"),
+                "text": shell_quote(text, "the command"),
+                "shell": shell_quote(member.shell, "the shell"),
                 "file": f"command.{number}.{run}"
-                if len(encoded(text, "the command")) > COMMAND_BYTES
+                if len(encode_text(text, "the command")) > COMMAND_BYTES
                 else "",
             }
             for run, text in enumerate(member.commands)
@@ -175,7 +178,7 @@ def _numbers(numbers: Iterable[int]) -> str:
 
 
 def _paths(paths: Iterable[str]) -> str:
-    return " ".join(quoted(place(path), "a path") for path in paths)
+    return " ".join(shell_quote(path_argument(path), "a path") for path in paths)
 
 
 def _in_sed(text: str) -> str:

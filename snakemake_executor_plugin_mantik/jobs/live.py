@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
-from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, plain_files
+from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
 
 PACK_BYTES: Final = 2 << 20
 """About as much is packed at once, of files as they are, and one file more: so much can be
@@ -60,7 +60,7 @@ class Pack:
     later: tuple[PurePosixPath, ...]
 
 
-def packs(data: bytes) -> Iterator[Pack]:
+def read_packs(data: bytes) -> Iterator[Pack]:
     """The packs that `data` begins with; one that is cut ends them.
 
     Raises:
@@ -85,7 +85,7 @@ def _pack(tar: bytes, size: int) -> Pack:
     files: list[Packed] = []
     later: list[PurePosixPath] = []
     try:
-        for name, pieces in plain_files(io.BytesIO(tar)):
+        for name, pieces in read_tar(io.BytesIO(tar)):
             content = b"".join(pieces)
             if name == "later":
                 text = content.decode("utf-8", "surrogateescape")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.jobs.tar_reader import MOST_ENTRIES, TarDamaged, plain_files
+from snakemake_executor_plugin_mantik.jobs.tar_reader import MOST_ENTRIES, TarDamaged, read_tar
 
 MARKER_LIMIT: Final = 256 << 20
 """Bytes of an unpacked marker that are read at most; scripts make far smaller ones."""
@@ -196,7 +196,7 @@ def _members(content: bytes) -> dict[str, bytes]:
         raise _invalid("it is cut, or something follows it")
     members: dict[str, bytes] = {}
     try:
-        for name, pieces in plain_files(io.BytesIO(data)):
+        for name, pieces in read_tar(io.BytesIO(data)):
             members.setdefault(name, b"".join(pieces))
     except TarDamaged as error:
         raise _invalid(f"it holds no tar ({error})") from error

@@ -115,7 +115,7 @@ def bundle_path(bundle: str) -> str:
     return f"{BUNDLES}/{bundle}.tar.gz"
 
 
-def bundle_done(bundle: str) -> str:
+def bundle_done_path(bundle: str) -> str:
     """The path of the empty file that says that `bundle` has been unpacked."""
     return f"{BUNDLES}/{bundle}.done"
 
@@ -130,23 +130,23 @@ def script_path(content: bytes, name: str) -> str:
     return f".snakemake/scripts/{hashlib.sha256(content).hexdigest()[:16]}.{name}"
 
 
-def outside(path: str) -> str:
+def outside_path(path: str) -> str:
     """The place of what lies at an absolute, normalised path outside of the working directory."""
     return f"{OUTSIDE}{path}"
 
 
 def local_path(path: str, workdir: Path) -> Path:
-    """Where a path of the workspace is here: in `workdir`, or where `outside` took it from."""
+    """Where a path of the workspace is here: in `workdir`, or where `outside_path` took it from."""
     beyond = path.removeprefix(f"{OUTSIDE}/")
     return workdir / path if beyond == path else Path("/", beyond)
 
 
-def shown(path: str) -> str:
+def display_path(path: str) -> str:
     """A path of the workspace as the user knows it."""
     return path.removeprefix(OUTSIDE) if path.startswith(f"{OUTSIDE}/") else path
 
 
-def marker_name(name: str) -> tuple[str, int] | None:
+def parse_marker_name(name: str) -> tuple[str, int] | None:
     """The try and the exit code that a marker's name tells; None if `name` is no marker's."""
     match = _MARKER_NAME.fullmatch(name)
     return (match["try"], int(match["code"])) if match else None

@@ -72,13 +72,13 @@ def _chunks(resources: Resources) -> str | None:
         f"mpiprocs={tasks}" if cpus else "",
         f"ngpus={resources.gpus_per_node}" if resources.gpus_per_node else "",
         f"mem={memory}mb" if memory else "",  # 1024-based, whatever it is called
-        *features(resources.constraint or ""),
+        *pbs_features(resources.constraint or ""),
     ]
     asked = [part for part in parts if part]
     return ":".join([str(nodes), *asked]) if asked or resources.nodes else None
 
 
-def features(constraint: str) -> list[str]:
+def pbs_features(constraint: str) -> list[str]:
     """Features that the nodes must have, as resources of a chunk: `a100` is `a100=True`.
 
     Raises:

@@ -47,7 +47,7 @@ FAILURES: Final = tuple(reason for reason in Reason if reason is not Reason.SUCC
 """Why a job can have failed."""
 
 
-def failures_of(names: str) -> frozenset[Reason]:
+def parse_reasons(names: str) -> frozenset[Reason]:
     """The reasons that a text names, with commas or blanks between them.
 
     Raises:

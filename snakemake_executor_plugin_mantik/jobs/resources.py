@@ -81,7 +81,7 @@ Locally `mem_mb=5` limits nothing; a scheduler would end the job before its comm
 """
 
 
-def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resources:
+def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -> Resources:
     """The resources of a job: those of its rule where it has any, else the backend config's.
 
     Args:
@@ -114,7 +114,7 @@ def merge(base: Resources, rule: Mapping[str, object], threads: int) -> Resource
     return _with_gpus(_with_memory(result, rule), rule)
 
 
-def meant(name: str) -> str | None:
+def suggest_resource(name: str) -> str | None:
     """The resource that a name without a meaning here is likely to stand for, if there is one."""
     if name in _KNOWN | _OF_SNAKEMAKE:
         return None
@@ -122,7 +122,7 @@ def meant(name: str) -> str | None:
     return _FOREIGN.get(name.lower()) or next(iter(close), None)
 
 
-def settled(resources: Resources) -> Resources:
+def resolve_total_cpus(resources: Resources) -> Resources:
     """The resources with `TotalCPUs` told in the other two as well, as the job will have them.
 
     Without CPUs of a node they are the total's share, and one node where no number of nodes is
@@ -178,7 +178,7 @@ def slurm_directives(
     Raises `UserError` for a value that sbatch would not read as one word, for CPUs that cannot be
     divided among the nodes, and for a kind of GPUs without their number.
     """
-    resources = settled(resources)
+    resources = resolve_total_cpus(resources)
     gpus: str | int | None = resources.gpus_per_node or None
     if resources.gpu_model is not None:
         if gpus is None:
@@ -208,7 +208,7 @@ def slurm_directives(
     return (*words, "--no-requeue")
 
 
-def is_word(text: str) -> bool:
+def is_single_word(text: str) -> bool:
     """Whether a scheduler can be told a text, such as an account: sbatch would read it as it is."""
     return bool(text) and text.isprintable() and not set(text) & set(" '\"\\#")
 
@@ -340,7 +340,7 @@ def _mebibytes(number: int | None) -> str | None:
 def _word(option: str, value: str | int) -> str:
     """The value as it stands in an #SBATCH line, which sbatch splits and unquotes like a shell."""
     text = str(value)
-    if not is_word(text):
+    if not is_single_word(text):
         raise UserError(
             f"{text!r} cannot be sent as --{option}",
             do="Use no blanks, quotes, backslashes, # or control characters",

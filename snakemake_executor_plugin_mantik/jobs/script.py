@@ -15,9 +15,9 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
-from snakemake_executor_plugin_mantik.jobs.templates import template
+from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 STEPS: Final = (
     "workspace",  # the workspace is there
@@ -72,7 +72,7 @@ _PARTS = re.compile(
 )
 
 
-def render(spec: JobSpec) -> str:
+def render_script(spec: JobSpec) -> str:
     """The bash script that runs the try `spec`; the same spec gives the same script.
 
     Raises `UserError` for what no script can carry: a NUL, a variable's name that the shell does
@@ -80,9 +80,9 @@ def render(spec: JobSpec) -> str:
     """
     paths, environment = spec.paths, spec.environment
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
-    return template("script.sh.j2").render(
+    return load_template("script.sh.j2").render(
         title=" ".join(spec.name.split())[:200],
-        workspace=quoted(spec.workspace, "the workspace"),
+        workspace=shell_quote(spec.workspace, "the workspace"),
         try_id=shlex.quote(paths.try_id),
         tries=shlex.quote(paths.tries),
         claim=shlex.quote(paths.claim),
@@ -94,28 +94,32 @@ def render(spec: JobSpec) -> str:
         inputs=_inputs(spec),
         outputs=_outputs(spec),
         bundles=[
-            {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done(name))}
+            {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done_path(name))}
             for name in spec.bundles
         ],
         inline=_base64(spec.inline),
-        numbers=[(quoted(place(p), "an input"), n) for p, n in sorted(spec.numbers.items())],
+        numbers=[
+            (shell_quote(path_argument(p), "an input"), n) for p, n in sorted(spec.numbers.items())
+        ],
         term=spec.term,
         sum_digits=_SUM_DIGITS,
         small_bytes=SMALL_BYTES,
         secrets=" ".join(_name(name) for name in spec.secrets),
         secrets_path=shlex.quote(f"./{paths.secrets}"),
-        variables=exports({**spec.variables, **environment.variables}),
-        modules=" ".join(quoted(name, "a module") for name in environment.modules),
+        variables=export_lines({**spec.variables, **environment.variables}),
+        modules=" ".join(shell_quote(name, "a module") for name in environment.modules),
         modules_text=_in_double_quotes(" ".join(environment.modules)),
-        before=[quoted(text, "a command") for text in environment.before_on_compute],
-        after=[quoted(text, "a command") for text in environment.after_on_compute],
-        python=environment.python and quoted(_readable(environment.python), "the environment"),
+        before=[shell_quote(text, "a command") for text in environment.before_on_compute],
+        after=[shell_quote(text, "a command") for text in environment.after_on_compute],
+        python=environment.python and shell_quote(_readable(environment.python), "the environment"),
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
         commands=_commands(spec),
-        benchmark=spec.benchmark and quoted(place(spec.benchmark.path), "the benchmark"),
+        benchmark=spec.benchmark
+        and shell_quote(path_argument(spec.benchmark.path), "the benchmark"),
         always_zero=bool(environment.after_on_login),
         launches=spec.launches,
-        live=spec.live and quoted(place(spec.live.path), "the directory that is shown"),
+        live=spec.live
+        and shell_quote(path_argument(spec.live.path), "the directory that is shown"),
         growing=spec.live and shlex.quote(spec.live.growing),
         pack_bytes=live.PACK_BYTES,
         piece_bytes=live.PIECE_BYTES,
@@ -123,7 +127,7 @@ def render(spec: JobSpec) -> str:
     )
 
 
-def without_files(script: str, spec: JobSpec) -> str:
+def strip_inline(script: str, spec: JobSpec) -> str:
     """The script of `spec` as people read it: without the files that it carries."""
     return script.replace(_base64(spec.inline), "")
 
@@ -136,10 +140,10 @@ def _commands(spec: JobSpec) -> list[dict[str, str]]:
     """The command, or each run of one that is measured: its text, its file if any, its start."""
     commands = []
     for number, text in enumerate(spec.benchmark.commands if spec.benchmark else [spec.command]):
-        command, shell = quoted(text, "the command"), quoted(spec.shell, "the shell")
+        command, shell = shell_quote(text, "the command"), shell_quote(spec.shell, "the shell")
         file = ""
         start = f"{shell} -c {command}"
-        if len(encoded(text, "the command")) > COMMAND_BYTES:
+        if len(encode_text(text, "the command")) > COMMAND_BYTES:
             file = f"{spec.paths.work}/command{number or ''}"
             absolute = f"{spec.workspace.rstrip('/')}/{file}"
             start = f"{shell} {shlex.quote(absolute)}"
@@ -152,10 +156,12 @@ def _commands(spec: JobSpec) -> list[dict[str, str]]:
 def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]:
     if apptainer is None:
         return {"image": ""}
-    options = [expandable(word) for word in apptainer.options]
+    options = [quote_expandable(word) for word in apptainer.options]
     is_file = "://" not in apptainer.image
     return {
-        "image": quoted(_readable(apptainer.image) if is_file else apptainer.image, "the image"),
+        "image": shell_quote(
+            _readable(apptainer.image) if is_file else apptainer.image, "the image"
+        ),
         "image_is_file": is_file,
         "options": "".join(f" {word}" for word in options),
         "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
@@ -166,7 +172,7 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
 
 def _readable(path: str) -> str:
     """The path as it was written, unless a program could take it for an option."""
-    path = place(path)
+    path = path_argument(path)
     return path if path.startswith("./-") else path.removeprefix("./")
 
 
@@ -174,7 +180,7 @@ def _inputs(spec: JobSpec) -> str:
     return _lines(
         f"{'/' if file.directory else '-' if file.size is None else file.size} "
         f"{file.sha256[:_SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
-        f"{quoted(place(file.path), 'an input')}"
+        f"{shell_quote(path_argument(file.path), 'an input')}"
         for file in spec.inputs
     )
 
@@ -182,7 +188,7 @@ def _inputs(spec: JobSpec) -> str:
 def _outputs(spec: JobSpec) -> str:
     return _lines(
         f"{file.kind} {'yes' if file.directory else 'no'} {'yes' if file.keep else 'no'} "
-        f"{quoted(place(file.path), 'an output')}"
+        f"{shell_quote(path_argument(file.path), 'an output')}"
         for file in spec.outputs
     )
 
@@ -192,22 +198,22 @@ def _lines(items: Iterable[str]) -> str:
     return f"\n{text}" if text else ""
 
 
-def place(path: str) -> str:
+def path_argument(path: str) -> str:
     """The path so that no program takes it for an option."""
     path = path.rstrip("/") or "/"
     return path if path.startswith("/") else f"./{path.removeprefix('./')}"
 
 
-def exports(variables: Mapping[str, str]) -> list[tuple[str, str]]:
+def export_lines(variables: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables and their values as bash's `export` takes them."""
     result = []
     for name, value in variables.items():
-        if len(encoded(f"{name}={value}", f"the variable {name}")) > VARIABLE_BYTES:
+        if len(encode_text(f"{name}={value}", f"the variable {name}")) > VARIABLE_BYTES:
             raise UserError(
                 f"the variable {name} is longer than {VARIABLE_BYTES} bytes",
                 do="Put the value into a file and name the file instead",
             )
-        result.append((_name(name), quoted(value, f"the variable {name}")))
+        result.append((_name(name), shell_quote(value, f"the variable {name}")))
     return result
 
 
@@ -220,26 +226,26 @@ def _name(name: str) -> str:
     return name
 
 
-def quoted(text: str, what: str) -> str:
+def shell_quote(text: str, what: str) -> str:
     """The text as one word of bash; `what` names it in the error."""
-    encoded(text, what)
+    encode_text(text, what)
     return shlex.quote(text)
 
 
-def encoded(text: str, what: str) -> bytes:
+def encode_text(text: str, what: str) -> bytes:
     """Its bytes; those of file names that are not UTF-8 as they are."""
     if "\0" in text:
         raise UserError(f"{what} holds a NUL character", do="Remove it")
     return text.encode("utf-8", "surrogateescape")
 
 
-def expandable(word: str) -> str:
+def quote_expandable(word: str) -> str:
     """A word as bash reads it, its quotes too; `$NAME` and `${NAME}` stay, nothing else expands.
 
     But for the home directory, `~` or `~/…`: Apptainer does not know it. Not so `~user`, `~+` and
     `NAME=~/…`, which bash would expand as well.
     """
-    encoded(word, "an option of Apptainer")
+    encode_text(word, "an option of Apptainer")
     if word == "~":
         return word
     home = "~/" if word.startswith("~/") else ""

@@ -9,7 +9,7 @@ import os
 import shlex
 from dataclasses import dataclass
 
-from snakemake_executor_plugin_mantik.jobs.templates import template
+from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Shadow:
     also: tuple[str, ...] = ()
 
 
-def in_shadow(
+def wrap_shadow(
     shadow: Shadow, start: str, *, rule: str, first: bool = True, last: bool = True
 ) -> str:
     """A text for bash that runs a program in a shadow directory.
@@ -47,7 +47,7 @@ def in_shadow(
         last: whether it is the last one, unless one fails: it empties and removes the directory.
     """
     folders = {os.path.dirname(path) for path in (*shadow.inputs, *shadow.outputs, *shadow.logs)}
-    return template("shadow.sh.j2").render(
+    return load_template("shadow.sh.j2").render(
         who=shlex.quote(f"rule {rule}"),
         shadow=shlex.quote(shadow.place),
         depth=shadow.depth,

@@ -34,7 +34,7 @@ class _Sparing:
         return self._file.read(size)
 
 
-def plain_files(file: IO[bytes]) -> Iterator[tuple[str, Iterator[bytes]]]:
+def read_tar(file: IO[bytes]) -> Iterator[tuple[str, Iterator[bytes]]]:
     """The names and contents of the plain files in an uncompressed tar.
 
     Contents come in pieces, to be taken before the next name is asked for.

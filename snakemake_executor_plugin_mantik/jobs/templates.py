@@ -6,7 +6,7 @@ import jinja2
 
 
 @cache
-def template(name: str) -> jinja2.Template:
+def load_template(name: str) -> jinja2.Template:
     """The template `name`; its values have to be quoted for bash by who gives them."""
     return _environment().get_template(name)
 

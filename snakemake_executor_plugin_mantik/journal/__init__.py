@@ -13,8 +13,8 @@ from snakemake_executor_plugin_mantik.journal.files import MADE, FileLedger, Wri
 from snakemake_executor_plugin_mantik.journal.journal import (
     BUCKET_SIZE,
     Journal,
-    history,
-    journal_file,
+    journal_path,
+    read_history,
 )
 from snakemake_executor_plugin_mantik.journal.records import (
     FileRecord,
@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     TryRecord,
     TryState,
     job_name,
-    sent_tries,
+    sent_try_ids,
 )
 
 __all__ = [
@@ -37,8 +37,8 @@ __all__ = [
     "TryRecord",
     "TryState",
     "WriteConflict",
-    "history",
     "job_name",
-    "journal_file",
-    "sent_tries",
+    "journal_path",
+    "read_history",
+    "sent_try_ids",
 ]

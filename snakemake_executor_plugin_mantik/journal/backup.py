@@ -68,27 +68,27 @@ class JournalBackup:
         self._file.close()
 
 
-def of_try(columns: Fact, members: Mapping[str, str]) -> Fact:
+def try_fact(columns: Fact, members: Mapping[str, str]) -> Fact:
     """The fact that a try may be at its site from now on."""
     return {"try": dict(columns), "members": dict(members)}
 
 
-def of_end(try_id: str) -> Fact:
+def end_fact(try_id: str) -> Fact:
     """The fact that a try is final."""
     return {"over": try_id}
 
 
-def of_site(columns: Fact) -> Fact:
+def site_fact(columns: Fact) -> Fact:
     """The fact where a site's workspace is."""
     return {"site": dict(columns)}
 
 
-def of_workflow(name: str) -> Fact:
+def workflow_fact(name: str) -> Fact:
     """The fact which workflow it is."""
     return {"workflow": name}
 
 
-def read(directory: Path) -> Known:
+def read_backup(directory: Path) -> Known:
     """What the spare in `directory` tells; nothing if there is none."""
     known = Known()
     over: set[str] = set()

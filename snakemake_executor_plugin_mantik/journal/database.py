@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked, printable
-from snakemake_executor_plugin_mantik.common.locks import take
+from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import TryState
@@ -262,7 +262,7 @@ class Database(Tables):
         Raises:
             JournalError, sqlite3.DatabaseError, OSError: that cannot be done; nothing has changed.
         """
-        known = backup.read(self.path.parent)
+        known = backup.read_backup(self.path.parent)
         if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or not known.workflow:
             raise self._damaged(str(error)) from error
         if hasattr(self, "db"):
@@ -329,7 +329,7 @@ def _locked(directory: Path) -> ExitStack:
     locks = ExitStack()
     lock = locks.enter_context((directory / LOCK).open("a+"))
     try:
-        taken = take(lock)
+        taken = take_lock(lock)
         if taken and directory.parts[-len(STATE.parts) :] == STATE.parts:
             taken = _take_directory(directory.parents[len(STATE.parts) - 1], locks)
     except OSError as error:
@@ -364,7 +364,7 @@ def _take_directory(directory: Path, locks: ExitStack) -> bool:
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     locks.callback(os.close, opened)
     try:
-        return take(opened)
+        return take_lock(opened)
     except OSError:
         return True
 

@@ -226,13 +226,13 @@ class FileLedger:
         ]
 
     def landed(self, try_id: str) -> None:
-        """What a try's script, or a bundle, carried is put nowhere any more; see `landed`."""
+        """What a try's script, or a bundle, carried is put nowhere any more; see `mark_landed`."""
         if self._db.execute("SELECT 1 FROM bundles WHERE id = ?", (try_id,)).fetchone():
             with self._database.write() as db:
-                landed(db, try_id)
+                mark_landed(db, try_id)
 
 
-def landed(db: sqlite3.Connection, try_id: str) -> None:
+def mark_landed(db: sqlite3.Connection, try_id: str) -> None:
     """In a transaction: a try is over, and what its script carried is put nowhere any more.
 
     Where it carried something else than what is known to lie there, that is not known any more.

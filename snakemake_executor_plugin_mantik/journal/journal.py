@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
 from snakemake_executor_plugin_mantik.journal.database import FILE, Database
-from snakemake_executor_plugin_mantik.journal.files import FileLedger, landed
+from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
 from snakemake_executor_plugin_mantik.journal.records import LEFT, SiteRecord, TryRecord, TryState
 
 BUCKET_SIZE = 500
@@ -59,7 +59,7 @@ class Journal:
     # The spare
 
     def _facts(self) -> Iterator[backup.Fact]:
-        yield backup.of_workflow(self.workflow)
+        yield backup.workflow_fact(self.workflow)
         for site in self.sites():
             yield self._site_fact(site)
         yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
@@ -68,7 +68,7 @@ class Journal:
         row = self._db.execute(
             "SELECT site, url, workspace, config, place FROM sites WHERE site = ?", (site,)
         ).fetchone()
-        return backup.of_site(dict(row))
+        return backup.site_fact(dict(row))
 
     def _try_facts(self, which: str, *values: str) -> Iterator[backup.Fact]:
         members: dict[str, dict[str, str]] = {}
@@ -79,7 +79,7 @@ class Journal:
         columns = "id, site, place, bucket, job, rule, name, fingerprint, made_of, created"
         found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
         for row in self._db.execute(found, values):
-            yield backup.of_try(dict(row), members.get(row["id"], {}))
+            yield backup.try_fact(dict(row), members.get(row["id"], {}))
 
     def _full(self, error: OSError) -> JournalError:
         return JournalError(
@@ -350,7 +350,7 @@ class Journal:
 
     def _over(self, try_id: str) -> None:
         with suppress(JournalError):  # then it is looked for once more, in vain
-            self._note(backup.of_end(try_id))
+            self._note(backup.end_fact(try_id))
         self._spared.discard(try_id)
 
     def _note(self, fact: backup.Fact, *, lasting: bool = False) -> None:
@@ -369,7 +369,7 @@ class Journal:
                 (state, *values.values(), try_id, *before),
             )
             if state in (TryState.ENDED, TryState.ABANDONED):
-                landed(db, try_id)
+                mark_landed(db, try_id)
 
     def open_tries(self, *jobs: str) -> list[TryRecord]:
         """The tries of jobs, and of groups that they are members of, that are not final.
@@ -422,7 +422,7 @@ def _read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) ->
     return records
 
 
-def journal_file(directory: Path) -> Path:
+def journal_path(directory: Path) -> Path:
     """The journal's file, in a workflow's directory for our state.
 
     Raises:
@@ -438,7 +438,7 @@ def journal_file(directory: Path) -> Path:
     return path
 
 
-def history(directory: Path, name: str = "") -> list[TryRecord]:
+def read_history(directory: Path, name: str = "") -> list[TryRecord]:
     """All tries of the workflow in `directory`, or those of the job `name` and of its groups.
 
     The oldest first, read beside a running controller.
@@ -446,7 +446,7 @@ def history(directory: Path, name: str = "") -> list[TryRecord]:
     Raises:
         JournalError: there is no journal, or it cannot be read.
     """
-    path = journal_file(directory)
+    path = journal_path(directory)
     try:
         with closing(
             sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)

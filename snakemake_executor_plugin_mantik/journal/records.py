@@ -104,7 +104,7 @@ class TryRecord:
         return TryPaths(self.bucket, self.id)
 
 
-def sent_tries(records: Iterable[TryRecord]) -> list[str]:
+def sent_try_ids(records: Iterable[TryRecord]) -> list[str]:
     """The ids of the tries that a site may know of, and that nobody has done with."""
     return [r.id for r in records if r.state is not TryState.PLANNED and not r.state.final]
 

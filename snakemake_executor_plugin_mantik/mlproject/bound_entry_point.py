@@ -17,9 +17,14 @@ from snakemake_executor_plugin_mantik.mlproject.call import Call
 from snakemake_executor_plugin_mantik.mlproject.entry import (
     EntryPoint,
     Parameter,
-    close,
+    suggest,
 )
-from snakemake_executor_plugin_mantik.mlproject.values import Value, Words, path_in, value_of
+from snakemake_executor_plugin_mantik.mlproject.values import (
+    Value,
+    Words,
+    parse_value,
+    path_in_folder,
+)
 
 _EXTRA: Final = (
     "correct the name, or give it in the mapping after the entry point's name to have it appended"
@@ -85,7 +90,7 @@ class BoundEntryPoint:
 
     def _take(self, values: dict[str, Value], name: str, given: object) -> None:
         try:
-            values[name] = value_of(given)
+            values[name] = parse_value(given)
         except ValueError as error:
             self._tell(name, str(error))
 
@@ -176,7 +181,7 @@ class BoundEntryPoint:
     def _resolve(self, name: str, value: Value, things: Mapping[str, Any]) -> Words:
         folder = str(self.project.folder)
         try:
-            return value.resolve(things, lambda path: path_in(folder, path))
+            return value.resolve(things, lambda path: path_in_folder(folder, path))
         except ValueError as error:
             self._tell(name, str(error))
             return Words(("",), "")
@@ -203,7 +208,7 @@ class BoundEntryPoint:
                     " name it as an input or output of the rule, and write {input.NAME} or"
                     " {output.NAME}",
                 )
-            found.append(path_in(str(self.project.folder), path))
+            found.append(path_in_folder(str(self.project.folder), path))
         return tuple(found)
 
     def _end(self) -> None:
@@ -239,7 +244,7 @@ def _is_there(path: str, known: set[str]) -> bool:
 def _undeclared(name: str, entry: EntryPoint) -> str:
     if not entry.parameters:
         return f"is no parameter of {entry.name}, which has none: {_EXTRA}"
-    return f"is no parameter of {entry.name}{close(name, entry.parameters)}: {_EXTRA}"
+    return f"is no parameter of {entry.name}{suggest(name, entry.parameters)}: {_EXTRA}"
 
 
 def _quoted_folder(folder: str) -> str:

@@ -29,7 +29,7 @@ class Call:
     arguments: Mapping[str, str]
 
 
-def call_of(params: Any) -> Call | None:
+def read_call(params: Any) -> Call | None:
     """The call that a job makes, if it runs an entry point.
 
     Args:

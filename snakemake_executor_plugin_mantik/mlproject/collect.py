@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import Function
-from snakemake_executor_plugin_mantik.mlproject.values import path_in
+from snakemake_executor_plugin_mantik.mlproject.values import path_in_folder
 
 _TICK_S: Final = 1
 """Seconds between the mark and the start: parallel file systems keep whole seconds of a change."""
@@ -27,7 +27,7 @@ rm {out}/.started
 """
 
 
-def collecting(params: Mapping[str, Any], out: str) -> dict[str, Any]:
+def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
     """Parameters of an entry point that also gather what it makes.
 
     Args:
@@ -43,7 +43,7 @@ def collecting(params: Mapping[str, Any], out: str) -> dict[str, Any]:
     project = given.project
 
     def command(wildcards: Any, **things: Any) -> str:
-        from_folder = path_in(str(project.folder), out)
+        from_folder = path_in_folder(str(project.folder), out)
         inside = not from_folder.startswith("../")
         own = f"-path {shlex.quote(f'./{from_folder}')} -prune -o" if inside else ""
         return _SCRIPT.format(

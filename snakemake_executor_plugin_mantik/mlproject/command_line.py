@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
-from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, close
-from snakemake_executor_plugin_mantik.mlproject.values import value_of
+from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, suggest
+from snakemake_executor_plugin_mantik.mlproject.values import parse_value
 
 _BRACES: Final = "Snakemake takes braces in a file's name for wildcards: rename {path!r}"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -89,7 +89,9 @@ class Wrong:
         """Take out the parameters that are given with the wrong option."""
         for name in [] if point.script else [n for n in given if n not in point.parameters]:
             del given[name]
-            told = f"is no parameter of {point.name}{close(name, point.parameters)}: {_UNDECLARED}"
+            told = (
+                f"is no parameter of {point.name}{suggest(name, point.parameters)}: {_UNDECLARED}"
+            )
             self.tell(shown, f"{point.name}.{name}", told)
         for name in [n for n in more if n in point.parameters]:
             given.setdefault(name, more.pop(name))
@@ -103,7 +105,7 @@ class Wrong:
         for option, values in options.items():
             for name, text in values.items():
                 try:
-                    value = value_of(text)
+                    value = parse_value(text)
                 except ValueError:
                     continue  # the entry point tells it
                 try:
@@ -112,7 +114,7 @@ class Wrong:
                     self.tell(option, name, f"{error}")
 
 
-def check_files(read: Files, made: Files) -> None:
+def check_command_files(read: Files, made: Files) -> None:
     """See to it that inputs and outputs can be a rule's.
 
     Raises:

@@ -39,7 +39,7 @@ class Parameter:
 
     def mistake(self, text: str) -> str:
         """What is wrong with the value `text`; empty if nothing is."""
-        if complaint := unsendable(text):
+        if complaint := unsendable_characters(text):
             return complaint
         if self.type in _FLOATS and not _is_number(text, float):
             return f"has to be a number, found {text!r}"
@@ -141,7 +141,7 @@ def _unknown_placeholder(name: str, command: str, known: Sequence[str]) -> str:
     if f"${{{name}" in command:
         return f"names the shell's variable ${{{name}}}: write ${{{{{name}}}}} for it"
     return (
-        f"has the placeholder {{{name}}}, but there is no such parameter{close(name, known)}:"
+        f"has the placeholder {{{name}}}, but there is no such parameter{suggest(name, known)}:"
         " declare it, or write {{ and }} for braces"
     )
 
@@ -154,7 +154,7 @@ def _fields(text: str) -> Iterator[str]:
             yield from _fields(spec or "")
 
 
-def close(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """A hint at the known name that `name` resembles, or at all of them."""
     names = [str(each) for each in known]
     likely = difflib.get_close_matches(name, names, n=1)
@@ -163,7 +163,7 @@ def close(name: str, known: Iterable[str]) -> str:
     return f" (there are {', '.join(names)})" if names else ""
 
 
-def unsendable(text: str) -> str:
+def unsendable_characters(text: str) -> str:
     """Why a text cannot be a word of a command; empty if it can."""
     if "\0" in text:
         return "has a NUL character in it, which no process can be given"

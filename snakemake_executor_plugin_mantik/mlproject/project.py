@@ -14,9 +14,9 @@ from snakemake_executor_plugin_mantik.mlproject.call import PARAMETER
 from snakemake_executor_plugin_mantik.mlproject.entry import (
     SCRIPTS,
     EntryPoint,
-    close,
     script_entry,
-    unsendable,
+    suggest,
+    unsendable_characters,
 )
 from snakemake_executor_plugin_mantik.mlproject.reading import ProjectFile, read_project
 
@@ -144,14 +144,14 @@ class Project:
             return self.entry_points[name]
         script = script_entry(name)
         if script is None:
-            known = close(name, self.entry_points)
+            known = suggest(name, self.entry_points)
             suffixes = ", ".join(SCRIPTS)
             said = f"there is no entry point {name!r}{known}, and it is no script ({suffixes})"
             if self._file.path is None:
                 said = f"there is no MLproject file, and {name!r} is no script ({suffixes})"
             raise ConfigError([Mistake(self._shown, "", said)])
-        if unsendable(name) or not (self.folder / name).is_file():
-            said = f"there is no script {name!r} in the project{close(name, self.entry_points)}"
+        if unsendable_characters(name) or not (self.folder / name).is_file():
+            said = f"there is no script {name!r} in the project{suggest(name, self.entry_points)}"
             raise ConfigError([Mistake(self._shown, "", said)])
         return script
 
@@ -162,12 +162,12 @@ class Project:
             UserError: the sources cannot be read, or there are too many.
         """
         if entry.name not in self._definitions:
-            from snakemake_executor_plugin_mantik.mlproject.project_sources import digest
+            from snakemake_executor_plugin_mantik.mlproject.project_sources import project_digest
 
             parts = [
                 entry.name, entry.command,
                 [(p.name, p.type, p.default) for p in entry.parameters.values()],
-                digest(self.folder, self._file.path, self._exclude, self._workflow),
+                project_digest(self.folder, self._file.path, self._exclude, self._workflow),
             ]  # fmt: skip
             told = json.dumps(parts, ensure_ascii=True)
             self._definitions[entry.name] = hashlib.sha256(told.encode()).hexdigest()
@@ -183,7 +183,7 @@ class Project:
         return self._shown
 
 
-def bound_entry_point_of(params: Any) -> BoundEntryPoint | None:
+def find_bound_entry_point(params: Any) -> BoundEntryPoint | None:
     """What a rule gives to an entry point, told from its parameters before they are evaluated.
 
     Args:

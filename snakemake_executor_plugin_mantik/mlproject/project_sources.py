@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, NOTHING
-from snakemake_executor_plugin_mantik.staging.sources import candidates
+from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 
 _FILE_LIMIT: Final = 16 << 20
 """Bytes above which a file is data and no source: name it as an input of the rules that read it."""
@@ -27,7 +27,7 @@ _NO_SOURCES: Final = ("Snakefile", "*.smk", "*.pyc", "mlflow.db", "*.mantik-part
 """What is there of Snakemake, Python and MLflow themselves."""
 
 
-def digest(
+def project_digest(
     folder: Path, file: Path | None, exclude: Sequence[str] = (), workflow: Any = None
 ) -> str:
     """A hash of the names, contents and execution bits of a project's sources.
@@ -45,7 +45,7 @@ def digest(
     ours = file.name if file is not None else ""
     # Whether a site includes what seems to hold a secret is not known: count it.
     made = _Made(folder, workflow)
-    for path, size in candidates(folder, _excluded(exclude), made, include=EVERYTHING):
+    for path, size in list_candidates(folder, _excluded(exclude), made, include=EVERYTHING):
         name = os.path.basename(path)
         if size > _FILE_LIMIT or path == ours or any(fnmatch.fnmatch(name, p) for p in _NO_SOURCES):
             continue

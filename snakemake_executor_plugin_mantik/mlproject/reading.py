@@ -19,8 +19,8 @@ from snakemake_executor_plugin_mantik.mlproject.entry import (
     TYPES,
     EntryPoint,
     Parameter,
-    close,
     command_mistakes,
+    suggest,
 )
 
 _FILE_NAME: Final = "MLproject"
@@ -117,7 +117,7 @@ class _Reader:
         entries = self._mapping(root, "")
         for key in entries:
             if key not in _KEYS:
-                self._warn(entries[key], key, f"means nothing to MLflow{close(key, _KEYS)}")
+                self._warn(entries[key], key, f"means nothing to MLflow{suggest(key, _KEYS)}")
         name = self._value(entries["name"], "name") if "name" in entries else None
         points: dict[str, EntryPoint] = {}
         if "entry_points" in entries:
@@ -137,7 +137,7 @@ class _Reader:
         if not isinstance(node, yaml.MappingNode):
             return None
         for unknown in entries.keys() - {"command", "parameters"}:
-            said = close(unknown, ("command", "parameters"))
+            said = suggest(unknown, ("command", "parameters"))
             self._warn(entries[unknown], f"{key}.{unknown}", f"means nothing to MLflow{said}")
         declared = entries.get("parameters")
         parameters = {} if declared is None else self._parameters(declared, f"{key}.parameters")
@@ -162,7 +162,7 @@ class _Reader:
             if isinstance(each, yaml.MappingNode):
                 entries = self._mapping(each, where)
                 for unknown in entries.keys() - {"type", "default"}:
-                    said = close(unknown, ("type", "default"))
+                    said = suggest(unknown, ("type", "default"))
                     self._warn(entries[unknown], f"{where}.{unknown}", f"means nothing{said}")
                 if "type" in entries:
                     kind = self._value(entries["type"], f"{where}.type")
@@ -288,7 +288,7 @@ def _reason(error: Exception) -> str:
 
 
 def _types(kind: object) -> str:
-    return close(str(kind), TYPES)
+    return suggest(str(kind), TYPES)
 
 
 def _list_of(value: object, *kinds: type) -> bool:

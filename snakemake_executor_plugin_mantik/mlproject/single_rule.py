@@ -11,11 +11,11 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_all
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.mlproject.command_line import (
     Files,
     Wrong,
-    check_files,
+    check_command_files,
     is_input,
     is_path,
 )
@@ -57,7 +57,7 @@ use rule mlproject from mantik as {rule} with:
 """
 
 
-def prepared(
+def prepare_single_rule(
     project: Path,
     entry_point: str,
     parameters: Sequence[str],
@@ -89,10 +89,10 @@ def prepared(
     given, more = wrong.pairs("-P", parameters), wrong.pairs("--extra", extra)
     read, made = wrong.files("--input", inputs), wrong.files("--output", outputs)
     with wrong.gathered():
-        check_files(read, made)
+        check_command_files(read, made)
     configs: dict[str, LoadedConfig] = {}
     with wrong.gathered():
-        configs = read_all([site], Path()) if site else {}
+        configs = read_configs([site], Path()) if site else {}
     try:
         loaded = load(project.absolute())
         point = loaded.entry(entry_point)
@@ -106,7 +106,7 @@ def prepared(
     paths = [v for name, v in given.items() if name in declared and is_path(declared, name)]
     files = [path for path in paths if is_input(path, read.all)]
     with wrong.gathered():
-        check_files(Files(files), made)
+        check_command_files(Files(files), made)
     found = [*read.plain, *files]
     if not read.all:
         with wrong.gathered():
@@ -143,7 +143,7 @@ def prepared(
     return _written(text, name, write=write)
 
 
-def command(snakefile: Path, site: str) -> list[str]:
+def snakemake_command(snakefile: Path, site: str) -> list[str]:
     """The words that run such a workflow, without those for the executor; more may follow.
 
     Raises:
@@ -213,18 +213,18 @@ def _escaped(text: str) -> str:
 def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str]) -> list[str]:
     """The project's files that are too large to go up as sources."""
     from snakemake_executor_plugin_mantik.config.exclude import Exclude
-    from snakemake_executor_plugin_mantik.staging.sources import candidates
+    from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 
     exclude = Exclude(config.config.exclude if config else ())
     limit = config.config.site.source_file_limit_bytes if config else _SOURCE_FILE_LIMIT
     products = {*map(os.path.normpath, made), RESULTS}
     found = []
-    for path, size in candidates(Path(folder), Exclude(()), ()):
+    for path, size in list_candidates(Path(folder), Exclude(()), ()):
         at = os.path.normpath(os.path.join(folder, path))
         parents = [str(parent) for parent in Path(at).parents]
         if size > limit and not exclude.matches(at) and not products & {at, *parents}:
             found.append(at)
-    check_files(Files(found), Files())
+    check_command_files(Files(found), Files())
     return found
 
 

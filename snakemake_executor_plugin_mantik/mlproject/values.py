@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.mlproject.entry import close, unsendable
+from snakemake_executor_plugin_mantik.mlproject.entry import suggest, unsendable_characters
 
 _ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
 """What placeholders can name: what Snakemake hands to a function in `params:`."""
@@ -65,7 +65,7 @@ class Value:
         raise NotImplementedError
 
 
-def value_of(given: object) -> Value:
+def parse_value(given: object) -> Value:
     """The value that somebody gave.
 
     Raises:
@@ -94,7 +94,7 @@ class _Literal(Value):
     def __init__(self, words: Words) -> None:
         self._words = words
         for word in words.words:
-            if complaint := unsendable(word):
+            if complaint := unsendable_characters(word):
                 raise ValueError(complaint)
 
     def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
@@ -146,7 +146,7 @@ class _Field:
 
 class _Template(Value):
     def __init__(self, text: str) -> None:
-        if complaint := unsendable(text):
+        if complaint := unsendable_characters(text):
             raise ValueError(complaint)
         try:
             self._parts = list(_parts(text))
@@ -208,7 +208,7 @@ def _parts(text: str) -> Iterator[str | _Field]:
 def _unknown(root: str) -> str:
     if root in ("params", "log", "config"):
         return f"{{{root}…}} is not known here; only {', '.join(_ROOTS)} are"
-    likely = close(root, _ROOTS) if root else ""
+    likely = suggest(root, _ROOTS) if root else ""
     return f"{{{root}}} is not known here; perhaps {{wildcards.{root or 'NAME'}}}{likely}"
 
 
@@ -218,7 +218,7 @@ def _look_up(part: _Field, things: Mapping[str, Any]) -> Any:
     except (LookupError, AttributeError, TypeError, ValueError):
         names: Any = getattr(things.get(part.root), "keys", list)()
         raise ValueError(
-            f"the job has no {part.text}{close(part.text, _shown(part, names))}"
+            f"the job has no {part.text}{suggest(part.text, _shown(part, names))}"
         ) from (None)
     return found
 
@@ -259,12 +259,12 @@ def _in_text(part: _Field, found: Any, relative: Callable[[str], str]) -> tuple[
 
 
 def _checked(raw: str, word: str | None = None, *, paths: bool = False) -> Words:
-    if complaint := unsendable(raw):
+    if complaint := unsendable_characters(raw):
         raise ValueError(complaint)
     return Words((raw if word is None else word,), raw, paths)
 
 
-def path_in(folder: str, path: str) -> str:
+def path_in_folder(folder: str, path: str) -> str:
     """What `path`, relative to the working directory, is in `folder`; absolute ones stay.
 
     Links are resolved in what both begin with, so that `..` leads where it should.

@@ -8,13 +8,13 @@ from typing import Any
 from snakemake_executor_plugin_mantik.rules import Job
 
 
-def identity(job: Job) -> str:
+def job_identity(job: Job) -> str:
     """A name for what the job is: its rule, wildcards and outputs."""
     wildcards = sorted((key, str(value)) for key, value in job.wildcards_dict.items())
-    parts = [job.rule.name, wildcards, [plain(path) for path in job.output]]
+    parts = [job.rule.name, wildcards, [plain_path(path) for path in job.output]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def plain(path: Any) -> str:
+def plain_path(path: Any) -> str:
     """A path as archives and listings have it: without `./` and `//`."""
     return os.path.normpath(str(path))

@@ -32,7 +32,7 @@ class Options:
     keep_incomplete: bool = False
 
 
-def options_of(workflow: Any) -> Options:
+def read_options(workflow: Any) -> Options:
     """What the options of this run ask for.
 
     Raises:
@@ -141,14 +141,14 @@ _UNUSED: tuple[tuple[str, str, str, tuple[object, ...], str], ...] = (
 """Options, their settings in Snakemake, all defaults that those have, and what there is instead."""
 
 
-def unused(workflow: Any) -> Iterator[str]:
+def ignored_options(workflow: Any) -> Iterator[str]:
     """What to tell of the options that are given and that nothing here is done with."""
     for option, group, name, defaults, instead in _UNUSED:
         if getattr(getattr(workflow, group), name) not in defaults:
             yield f"{option} is not used by the mantik executor: {instead}."
 
 
-def capped(workflow: Any, jobs: Iterable[Job]) -> Iterator[str]:
+def capped_options(workflow: Any, jobs: Iterable[Job]) -> Iterator[str]:
     """What to tell of rules whose jobs at sites get fewer threads than they declare.
 
     Snakemake (9.27, `Rule.expand_resources`) lets `--cores` limit the threads of each job, wherever

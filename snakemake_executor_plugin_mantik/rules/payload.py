@@ -1,6 +1,6 @@
 """What runs for one Snakemake job at a site: a text for a shell, and the files that it needs.
 
-Each kind of rule makes its text in a module of its own: `command` for `shell:`, `scripts` for
+Each kind of rule makes its text in a module of its own: `shell_command` for `shell:`, `scripts` for
 `script:` and `notebook:`, `nested` for what only a Snakemake at the site can run. What a directive
 of the rule puts around the command, whatever the kind (its environment, its shadow directory), is
 text around that text: it composes, and the job script knows nothing of it.
@@ -13,21 +13,21 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Context, Payload
 from snakemake_executor_plugin_mantik.rules.kinds import full_jobs
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
-    command,
-    executable_of,
-    in_shell,
-    on_node,
+    shell_command,
+    shell_executable,
+    use_node_tmpdir,
+    wrap_shell,
 )
 from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files, storage
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import places_of
-from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
-from snakemake_executor_plugin_mantik.rules.wrapping.deployment import deployed
-from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadowed
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_places
+from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.wrapping.deployment import wrap_deployment
+from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadow_payload
 
 
-def full(job: Job) -> str | None:
+def why_full_job(job: Job) -> str | None:
     """Why a job needs a Snakemake at its site, in words that follow "has"; None for a thin job."""
-    if storage.by_jobs(job.rule.workflow):
+    if storage.jobs_use_storage(job.rule.workflow):
         return storage.WORDS
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
@@ -35,10 +35,10 @@ def full(job: Job) -> str | None:
 
         imported = needs_snakemake(job)
         return f"a script that imports {', '.join(imported)}" if imported else None
-    return full_jobs.directive(job)
+    return full_jobs.full_job_directive(job)
 
 
-def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:
+def make_payload(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:
     """What runs for `job`, a single job that nothing stands in the way of.
 
     Args:
@@ -51,17 +51,19 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
         UserError: a value in it is not determined before the job runs, a script's files are too
             large, or a file of it or of its environment is not to be had.
     """
-    if full(job) is not None:
+    if why_full_job(job) is not None:
         # That Snakemake makes environment and shadow directory itself.
-        site = site_of(given_resources(job), context.sites)
-        text, uploads, inputs = full_jobs.command(
+        site = choose_site(given_resources(job), context.sites)
+        text, uploads, inputs = full_jobs.full_job_command(
             job, context.workdir, site, context.sites[site].config,
             context.deployment,
         )  # fmt: skip
         payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
     else:
         payload = _thin(job, context, tmpdir, iteration)
-        payload = shadowed(deployed(payload, job, context), job, iteration, also=payload.inputs)
+        payload = shadow_payload(
+            wrap_deployment(payload, job, context), job, iteration, also=payload.inputs
+        )
     if context.options.precommand:
         # As between Snakemake's own precommand and command: a failure ends the job.
         before = f"{{ {context.options.precommand}\n}} || exit\n"
@@ -71,17 +73,17 @@ def payload_of(job: Job, context: Context, tmpdir: str, iteration: int | None = 
 
 def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
     """What its kind of rule runs, without its environment and shadow directory."""
-    shell = os.path.basename(executable_of(job) or "bash")
-    places = places_of(job, context)
-    config = context.sites[site_of(given_resources(job), context.sites)].config
+    shell = os.path.basename(shell_executable(job) or "bash")
+    places = find_places(job, context)
+    config = context.sites[choose_site(given_resources(job), context.sites)].config
     if job.rule.is_script or job.rule.is_notebook:
         # It imports the parts of Snakemake that know languages and notebooks.
-        from snakemake_executor_plugin_mantik.rules.kinds.scripts import script
+        from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
 
-        text, uploads = script(job, places, tmpdir, iteration, config)
-        return Payload(in_shell(job, text), shell, uploads)
-    text = command(job, places, tmpdir, iteration)
-    text, uploads = source_files.in_command(job, text, lambda: places.workspace)
-    text, beside = snakefile_siblings.in_command(job, text, places, config)
-    text, shell = on_node(text, shell)
+        text, uploads = script_command(job, places, tmpdir, iteration, config)
+        return Payload(wrap_shell(job, text), shell, uploads)
+    text = shell_command(job, places, tmpdir, iteration)
+    text, uploads = source_files.upload_source_files(job, text, lambda: places.workspace)
+    text, beside = snakefile_siblings.upload_siblings(job, text, places, config)
+    text, shell = use_node_tmpdir(text, shell)
     return Payload(text, shell, (*uploads, *beside))

@@ -19,18 +19,20 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Context
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     NODE_TMPDIR,
-    resources_of,
-    tmpdir_of,
+    format_resources,
+    job_tmpdir,
 )
-from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import params_with
-from snakemake_executor_plugin_mantik.rules.payload import payload_of
+from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import replace_resources
+from snakemake_executor_plugin_mantik.rules.payload import make_payload
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
-from snakemake_executor_plugin_mantik.rules.units import members_of
+from snakemake_executor_plugin_mantik.rules.units import list_members
 
 _UNKNOWN: Final = str(TBDString())
 
 
-def mistakes(dag: Any, units: Iterable[Job], context: Context, linemaps: Any) -> dict[str, str]:
+def find_mistakes(
+    dag: Any, units: Iterable[Job], context: Context, linemaps: Any
+) -> dict[str, str]:
     """Why what some rules run cannot be made, by rule; found with one job of each rule.
 
     Args:
@@ -42,7 +44,7 @@ def mistakes(dag: Any, units: Iterable[Job], context: Context, linemaps: Any) ->
     found: dict[str, str] = {}
     seen: set[str] = set()
     here = (job for job in dag.needrun_jobs() if job.is_local)
-    for job in chain(here, *map(members_of, units)):
+    for job in chain(here, *map(list_members, units)):
         name = job.rule.name
         if name in seen or not _determined(job):
             continue
@@ -58,7 +60,7 @@ def mistakes(dag: Any, units: Iterable[Job], context: Context, linemaps: Any) ->
     return found
 
 
-def refuse(found: Mapping[str, str]) -> None:
+def refuse_mistakes(found: Mapping[str, str]) -> None:
     """See to it that there are no mistakes.
 
     Raises:
@@ -77,7 +79,7 @@ def _make(job: Job, context: Context) -> None:
     # Both are formatted when they are read, the latter other than it will run.
     job.message, job.shellcmd  # noqa: B018
     if not job.is_local:
-        payload_of(job, context, tmpdir_of(job), None if job.benchmark is None else 0)
+        make_payload(job, context, job_tmpdir(job), None if job.benchmark is None else 0)
 
 
 def _determined(job: Job) -> bool:
@@ -88,7 +90,7 @@ def _determined(job: Job) -> bool:
         values = given_resources(job)
         params = job.params
         if _UNKNOWN in str(params):  # it may be the node's directory for temporary files alone
-            params = params_with(job, resources_of(job, NODE_TMPDIR))
+            params = replace_resources(job, format_resources(job, NODE_TMPDIR))
     except (RuleException, WorkflowError):
         return False
     return _UNKNOWN not in str((params, values, job.threads))

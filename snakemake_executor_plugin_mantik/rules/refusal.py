@@ -8,13 +8,16 @@ from snakemake.settings.types import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.mlproject.project import bound_entry_point_of, folder_mistake
+from snakemake_executor_plugin_mantik.mlproject.project import (
+    find_bound_entry_point,
+    folder_mistake,
+)
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
-from snakemake_executor_plugin_mantik.rules.paths.storage import by_jobs, unstaged
-from snakemake_executor_plugin_mantik.rules.payload import full
-from snakemake_executor_plugin_mantik.rules.units import members_of
+from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged, jobs_use_storage
+from snakemake_executor_plugin_mantik.rules.payload import why_full_job
+from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
 
 
@@ -42,22 +45,22 @@ def _script(job: Job) -> str | None:
     if not (job.rule.is_script or job.rule.is_notebook):
         return None
     # It imports the parts of Snakemake that know languages and notebooks.
-    from snakemake_executor_plugin_mantik.rules.kinds.scripts import mistake
+    from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_mistake
 
-    return mistake(job)
+    return script_mistake(job)
 
 
 def _project(job: Job) -> str | None:
     """What of an MLproject is not at a site."""
-    given = bound_entry_point_of(job.rule.params)
+    given = find_bound_entry_point(job.rule.params)
     return folder_mistake(given.project.relative_folder()) or None if given is not None else None
 
 
 def _paths(job: Job) -> str | None:
     """Which path of a job cannot be mapped to one at a site."""
-    directive = full(job)
+    directive = why_full_job(job)
     benchmark = [job.benchmark] if job.benchmark is not None else []
-    if by_jobs(job.rule.workflow):
+    if jobs_use_storage(job.rule.workflow):
         if any(is_flagged(path, "nodelocal") for path in job.output):
             return (
                 "makes a temp(…, group_jobs=True) file, which stays on the node, where with"
@@ -74,7 +77,7 @@ def _paths(job: Job) -> str | None:
             return f"uses {path}: {OURS} is the executor's own directory at a site"
         if job.rule.shadow_depth is not None and ".." in path.split("/"):
             return f"has a shadow: directive and uses {path}, which has to be an absolute path"
-        if directive is None or is_source_file(path) or unstaged(job, path):
+        if directive is None or is_source_file(path) or is_unstaged(job, path):
             continue
         if os.path.isabs(path) or ".." in path.split("/"):
             return (
@@ -96,7 +99,7 @@ def _credential(job: Job, credentials: CredentialFiles) -> str | None:
     return None
 
 
-def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
+def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
     """See to it that all `jobs`, groups among them, can run at a site.
 
     Raises:
@@ -106,7 +109,7 @@ def refuse(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
     found: dict[str, str] = {}
     credentials = CredentialFiles.named_by(os.environ)
     for job in jobs:
-        for member in members_of(job):
+        for member in list_members(job):
             reason = (
                 _obstacle(member, deployment)
                 or group_obstacle(job, member)

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from snakemake.io import is_flagged
 
-from snakemake_executor_plugin_mantik.adapter.benchmark_files import measured_path
-from snakemake_executor_plugin_mantik.common.state_directory import umask
+from snakemake_executor_plugin_mantik.adapter.benchmark_files import benchmark_path
+from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Context, Payload
-from snakemake_executor_plugin_mantik.rules.identity import identity, plain
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, tmpdir_of
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, places_of
-from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, steady
-from snakemake_executor_plugin_mantik.rules.paths.storage import unstaged
-from snakemake_executor_plugin_mantik.rules.payload import payload_of
-from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
-from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launches
+from snakemake_executor_plugin_mantik.rules.identity import job_identity, plain_path
+from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, find_places
+from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
+from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
+from snakemake_executor_plugin_mantik.rules.payload import make_payload
+from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -33,7 +33,9 @@ THREAD_VARIABLES = (
 """What Snakemake sets to the number of threads around a shell command (snakemake/shell.py)."""
 
 
-def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: bool) -> JobRequest:
+def make_request(
+    job: Job, context: Context, *, secrets: Mapping[str, str], forced: bool
+) -> JobRequest:
     """What the engine is asked for a job.
 
     Args:
@@ -46,44 +48,44 @@ def request(job: Job, context: Context, *, secrets: Mapping[str, str], forced: b
         UserError: a value is not determined, or an unknown site is named.
     """
     resources = given_resources(job)
-    site = site_of(resources, context.sites)
-    runs = runs_of(job, context)
+    site = choose_site(resources, context.sites)
+    runs = find_runs(job, context)
     payloads = runs.payloads
     benchmark = None
     if runs.measured:
         benchmark = Benchmark(runs.measured, tuple(payload.command for payload in payloads))
     return JobRequest(
         number=job.jobid,
-        job=identity(job),
+        job=job_identity(job),
         rule=job.rule.name,
-        name=shown_name(job, name_of(job), context),
+        name=message_name(job, job_display_name(job), context),
         site=site,
         command=payloads[0].command,
         benchmark=benchmark,
         shell=payloads[0].shell,
         resources=resources,
         threads=job.threads,
-        variables=variables_of(job),
+        variables=job_variables(job),
         inputs=runs.inputs,
         uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
         outputs=runs.outputs,
-        umask=umask(),
+        umask=read_umask(),
         own_environment=payloads[0].own_environment,
         secrets=dict(secrets),
-        parameters=parameters_of(job),
+        parameters=job_parameters(job),
         forced=forced,
-        launches=launches(job),
+        launches=has_launcher(job),
         full=any(run.full for run in payloads),
         incomplete=context.options.keep_incomplete,
     )
 
 
-def name_of(job: Job) -> str:
+def job_display_name(job: Job) -> str:
     """Rule and wildcards, readable, as the journal finds the job."""
     return job_name(job.rule.name, job.wildcards_dict)
 
 
-def shown_name(job: Job, name: str, context: Context) -> str:
+def message_name(job: Job, name: str, context: Context) -> str:
     """The name of a job or group: as `--jobname` has it, else `name`."""
     wanted = context.options.jobname
     return name if wanted is None else str(job.format_wildcards(wanted))
@@ -107,31 +109,31 @@ class Runs:
     outputs: tuple[OutputFile, ...] = ()
 
 
-def runs_of(job: Job, context: Context) -> Runs:
+def find_runs(job: Job, context: Context) -> Runs:
     """What runs for a job, what it reads and what it makes.
 
     Raises:
         UserError: a value in it is not determined before the job runs.
     """
-    tmpdir, places = tmpdir_of(job), places_of(job, context)
+    tmpdir, places = job_tmpdir(job), find_places(job, context)
     measured = ""
-    outputs = list(outputs_of(job, places))
-    payloads = [payload_of(job, context, tmpdir, None if job.benchmark is None else 0)]
+    outputs = list(list_outputs(job, places))
+    payloads = [make_payload(job, context, tmpdir, None if job.benchmark is None else 0)]
     if job.benchmark is not None and payloads[0].full:
-        if not unstaged(job, job.benchmark):
-            outputs.append(OutputFile(plain(job.benchmark)))
+        if not is_unstaged(job, job.benchmark):
+            outputs.append(OutputFile(plain_path(job.benchmark)))
     elif job.benchmark is not None:
-        payloads += [payload_of(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
-        measured = measured_path(identity(job))
+        payloads += [make_payload(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
+        measured = benchmark_path(job_identity(job))
         outputs.append(OutputFile(measured))
     inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
     return Runs(tuple(payloads), measured, tuple(inputs), tuple(outputs))
 
 
-def outputs_of(job: Job, places: Places) -> Iterable[OutputFile]:
+def list_outputs(job: Job, places: Places) -> Iterable[OutputFile]:
     """What a job makes at its site, its logs among it, without what is measured."""
     for path in job.output:
-        if not unstaged(job, path) and (place := places.place(path)) is not None:
+        if not is_unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(
                 path=place,
                 kind="touched" if is_flagged(path, "touch") else "output",
@@ -139,25 +141,25 @@ def outputs_of(job: Job, places: Places) -> Iterable[OutputFile]:
                 keep=is_flagged(path, "update"),
             )
     for path in job.log:
-        if not unstaged(job, path) and (place := places.place(path)) is not None:
+        if not is_unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(path=place, kind="log")
 
 
-def variables_of(job: Job) -> dict[str, str]:
+def job_variables(job: Job) -> dict[str, str]:
     """The environment variables that Snakemake sets around a command."""
-    tmpdir = tmpdir_of(job)
+    tmpdir = job_tmpdir(job)
     variables = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     return variables if tmpdir == NODE_TMPDIR else {**variables, "TMPDIR": tmpdir}
 
 
-def parameters_of(job: Job) -> str:
+def job_parameters(job: Job) -> str:
     """The rule's parameters as text, those derived from other things left out."""
-    return steady(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
+    return stable_paths(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
 
 
 def _inputs(job: Job, places: Places) -> Iterable[str]:
     for path in job.input:
-        if unstaged(job, path) or is_source_file(path):
+        if is_unstaged(job, path) or is_source_file(path):
             continue
         if (place := places.place(path)) is not None:
             yield place

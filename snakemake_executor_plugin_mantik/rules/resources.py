@@ -11,8 +11,8 @@ from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, failures_of
-from snakemake_executor_plugin_mantik.jobs.resources import meant
+from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
+from snakemake_executor_plugin_mantik.jobs.resources import suggest_resource
 from snakemake_executor_plugin_mantik.rules import Job
 
 SITE_RESOURCE = "mantik_site"
@@ -45,7 +45,7 @@ def given_resources(job: Job) -> dict[str, object]:
     return given
 
 
-def determined(resources: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
+def split_undetermined(resources: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
     """The resources that are known, and the names of those that follow from files to be made yet.
 
     A function of `input` (`input.size_mb`) gives Snakemake's placeholder until its files are there.
@@ -54,7 +54,7 @@ def determined(resources: Mapping[str, object]) -> tuple[dict[str, object], froz
     return {name: value for name, value in resources.items() if name not in later}, later
 
 
-def known_yet(job: Job) -> bool:
+def are_resources_known(job: Job) -> bool:
     """Whether what a job asks for can be told before the jobs that it waits for have run.
 
     Snakemake asks functions of resources when a job is ready; asked earlier, they may raise
@@ -72,16 +72,16 @@ def known_yet(job: Job) -> bool:
     return True
 
 
-def retried(job: Job) -> Collection[Reason]:
+def job_retry_reasons(job: Job) -> Collection[Reason]:
     """The reasons for which a job that failed is tried again, as far as it has retries.
 
     Raises:
         UserError: the resource that tells them is wrong.
     """
-    return retry_reasons(job.resources.get(RETRY_RESOURCE))
+    return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
 
 
-def retry_reasons(value: object) -> Collection[Reason]:
+def parse_retry_reasons(value: object) -> Collection[Reason]:
     """The reasons that the value of `mantik_retry_on` names; all for none, or none that is known.
 
     Raises:
@@ -91,7 +91,7 @@ def retry_reasons(value: object) -> Collection[Reason]:
         return FAILURES
     where = f"the resource {RETRY_RESOURCE}={value!r}"
     try:
-        return failures_of(value if isinstance(value, str) else "")
+        return parse_reasons(value if isinstance(value, str) else "")
     except UserError as error:
         raise UserError(error.what, where=where, do=error.do) from None
 
@@ -107,7 +107,7 @@ def _expression(resource: Any) -> object:
     return inspect.getclosurevars(inspect.unwrap(evaluator)).nonlocals.get("value")
 
 
-def site_of(resources: dict[str, object], sites: Mapping[str, object]) -> str:
+def choose_site(resources: dict[str, object], sites: Mapping[str, object]) -> str:
     """The site that a rule's resources name, taken out of them; else the first one.
 
     Raises:
@@ -148,7 +148,7 @@ def refuse_misspelt(names: Iterable[str]) -> None:
                 )
 
 
-def remarks(jobs: Iterable[Job], limits: Collection[str]) -> Iterator[str]:
+def resource_warnings(jobs: Iterable[Job], limits: Collection[str]) -> Iterator[str]:
     """What to tell of resources that a site is not asked for and that are likely meant to be.
 
     Args:
@@ -159,7 +159,11 @@ def remarks(jobs: Iterable[Job], limits: Collection[str]) -> Iterator[str]:
     for job in jobs:
         for name in given_resources(job):
             rule = job.rule.name
-            if name not in limits and (rule, name) not in told and (likely := meant(name)):
+            if (
+                name not in limits
+                and (rule, name) not in told
+                and (likely := suggest_resource(name))
+            ):
                 told.add((rule, name))
                 yield (
                     f"rule {rule}: the resource {name} means nothing to a site and is not asked for"

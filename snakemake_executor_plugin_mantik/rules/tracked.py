@@ -6,20 +6,20 @@ from typing import Final, Literal
 from snakemake.common.tbdstring import TBDString
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.mlproject.call import call_of
-from snakemake_executor_plugin_mantik.mlproject.project import bound_entry_point_of
+from snakemake_executor_plugin_mantik.mlproject.call import read_call
+from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.request import name_of
+from snakemake_executor_plugin_mantik.rules.request import job_display_name
 from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
-from snakemake_executor_plugin_mantik.tracking.workflow import flat
+from snakemake_executor_plugin_mantik.tracking.workflow import flatten_config
 
 Which = Literal["mlproject", "all", "none"]
 """What `--mantik-track` says: the jobs that run an entry point, all, or none."""
 _WORDS: Final[Mapping[str, bool]] = {"all": True, "true": True, "none": False, "false": False}
 
 
-def asked(job: Job) -> bool | None:
+def tracking_request(job: Job) -> bool | None:
     """What a rule says itself of whether its jobs are tracked; None if it says nothing.
 
     Raises:
@@ -52,7 +52,7 @@ def is_tracked(members: Sequence[Job], which: Which) -> bool:
     """
     if which == "none":
         return False
-    says = [asked(member) for member in members]
+    says = [tracking_request(member) for member in members]
     if len(members) > 1:
         return True in says or (which == "all" and False not in says)
     if says[0] is not None:
@@ -67,29 +67,29 @@ def untracked_entry_points(members: Sequence[Job], which: Which) -> set[str]:
     return {
         member.rule.name
         for member in members
-        if _runs_entry_point(member) and asked(member) is None
+        if _runs_entry_point(member) and tracking_request(member) is None
     }
 
 
 def _runs_entry_point(job: Job) -> bool:
     params = job.rule.params
-    return bound_entry_point_of(params) is not None or call_of(params) is not None
+    return find_bound_entry_point(params) is not None or read_call(params) is not None
 
 
-def run_of(members: Sequence[Job]) -> TrackedRun:
+def make_tracked_run(members: Sequence[Job]) -> TrackedRun:
     """What a job's run is made with: an entry point's arguments, else wildcards and parameters.
 
     Of parameters those count that have names and plain values.
     """
     if len(members) > 1:
-        return TrackedRun(members=tuple(map(name_of, members)))
+        return TrackedRun(members=tuple(map(job_display_name, members)))
     [job] = members
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
-    if (call := call_of(job.params)) is not None:
+    if (call := read_call(job.params)) is not None:
         return TrackedRun(call, wildcards)
     plain = {
         name: value
         for name, value in job.params.items()
         if isinstance(value, str | int | float) and not isinstance(value, TBDString)
     }
-    return TrackedRun(None, wildcards, params=wildcards | flat(plain, str))
+    return TrackedRun(None, wildcards, params=wildcards | flatten_config(plain, str))

@@ -5,11 +5,11 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.identity import identity
-from snakemake_executor_plugin_mantik.rules.request import name_of
+from snakemake_executor_plugin_mantik.rules.identity import job_identity
+from snakemake_executor_plugin_mantik.rules.request import job_display_name
 
 
-def units_of(dag: Any) -> list[Job]:
+def list_units(dag: Any) -> list[Job]:
     """The jobs and groups of a DAG that are still to run, those that run here left out."""
     found: dict[Job, None] = {}
     for job in dag.needrun_jobs():
@@ -19,14 +19,14 @@ def units_of(dag: Any) -> list[Job]:
     return list(found)
 
 
-def members_of(job: Job) -> list[Job]:
+def list_members(job: Job) -> list[Job]:
     """The jobs that a group consists of, in an order that is the same in every run; or the job."""
     if not job.is_group():
         return [job]
-    return [member for layer in layers_of(job) for member in layer]
+    return [member for layer in list_layers(job) for member in layer]
 
 
-def title_of(job: Job) -> str:
+def member_title(job: Job) -> str:
     """What a job or group is called in messages."""
     if not job.is_group():
         return f"rule {job.rule.name}"
@@ -34,11 +34,11 @@ def title_of(job: Job) -> str:
     return f"group {job.groupid} (rules {rules})" if _named(job) else f"the group of rules {rules}"
 
 
-def name_of_unit(unit: Job) -> str:
+def unit_name(unit: Job) -> str:
     """A job's name; of a group its rules, and the wildcards that have one value in all of it."""
-    members = members_of(unit)
+    members = list_members(unit)
     if len(members) == 1:
-        return name_of(members[0])
+        return job_display_name(members[0])
     values: dict[str, set[str]] = {}
     for member in members:
         for key, value in member.wildcards_dict.items():
@@ -48,9 +48,9 @@ def name_of_unit(unit: Job) -> str:
     return job_name(f"{group}: {', '.join(sorted(unit.rules))}", common)
 
 
-def layers_of(group: Job) -> list[list[Job]]:
+def list_layers(group: Job) -> list[list[Job]]:
     """Snakemake's order, in which jobs of a layer stand in an order of chance."""
-    return [sorted(layer, key=lambda job: (name_of(job), identity(job)))
+    return [sorted(layer, key=lambda job: (job_display_name(job), job_identity(job)))
             for layer in group.toposorted]  # fmt: skip
 
 

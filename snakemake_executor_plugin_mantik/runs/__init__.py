@@ -13,10 +13,10 @@ goes on at its site, and `start` takes it up again.
 
 from collections.abc import Mapping
 
-__all__ = ["again"]
+__all__ = ["rerun"]
 
 
-def again(
+def rerun(
     run_id: str,
     *,
     account: str = "",
@@ -44,6 +44,6 @@ def again(
         UserError: there is no such run here, or something is wrong with it now.
         MantikError: MLflow cannot be asked.
     """
-    from snakemake_executor_plugin_mantik.runs.submit import resubmit
+    from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
 
-    return resubmit(run_id, account=account, name=name, tags=tags or {}, key=key)
+    return resubmit_run(run_id, account=account, name=name, tags=tags or {}, key=key)

@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.locks import take
+from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.runs.directories import NEW, RunDirectory, home
-from snakemake_executor_plugin_mantik.runs.request import read
-from snakemake_executor_plugin_mantik.runs.store import SUBMISSION, Store, is_there, quoted
+from snakemake_executor_plugin_mantik.runs.directories import NEW, RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.request import read_request
+from snakemake_executor_plugin_mantik.runs.store import (
+    SUBMISSION,
+    Store,
+    quote_filter,
+    store_exists,
+)
 
 NEVER: Final = "it was never submitted"
 _STALE_S: Final = 86400.0
@@ -30,43 +35,43 @@ GIVE_UP_S: Final = 30 * 86400.0
 
 
 @contextmanager
-def being_made(stage: RunDirectory) -> Iterator[None]:
+def mark_unfinished(stage: RunDirectory) -> Iterator[None]:
     """Let others see that the run of a directory is being submitted.
 
     Raises:
         OSError: its lock cannot be taken.
     """
     with open_private(stage.making, "ab") as lock:
-        take(lock)
+        take_lock(lock)
         yield
 
 
-def submission(stage: RunDirectory) -> dict[str, str]:
+def submission_tag(stage: RunDirectory) -> dict[str, str]:
     """The tag of the run that a directory is to become."""
     return {SUBMISSION: stage.path.name.removeprefix(NEW)}
 
 
-def end_unmade(store: Store, stage: RunDirectory) -> None:
+def end_aborted(store: Store, stage: RunDirectory) -> None:
     """End the run of a submission in MLflow, if it has one that never got its directory.
 
     Raises:
         MantikError: MLflow cannot be asked.
     """
-    for tag, value in submission(stage).items():
-        for run in store.search(f"tags.`{tag}` = {quoted(value)}"):
+    for tag, value in submission_tag(stage).items():
+        for run in store.search(f"tags.`{tag}` = {quote_filter(value)}"):
             run_id = str(run.info.run_id)
-            if not RunDirectory(home() / run_id).request.exists():
+            if not RunDirectory(runs_home() / run_id).request.exists():
                 store.end(run_id, "KILLED", NEVER)
 
 
-def clear_up() -> list[MantikError]:
+def remove_aborted() -> list[MantikError]:
     """End the runs whose submission was killed, and remove what is left of it.
 
     Returns:
         Why some could not be ended, for each store; they stay for the next time.
     """
     failed: dict[str, MantikError] = {}
-    for path in home().glob(f"{NEW}*"):
+    for path in runs_home().glob(f"{NEW}*"):
         try:
             _clear(path, failed)
         except OSError:  # it has just been renamed or removed, or is none of ours
@@ -82,7 +87,7 @@ def _clear(path: Path, failed: dict[str, MantikError]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         return
     with stage.making.open("rb") as lock:
-        if not take(lock):
+        if not take_lock(lock):
             return
         uri = _store(stage)
         if uri and not _ended(uri, stage, failed) and age < GIVE_UP_S:
@@ -93,10 +98,10 @@ def _clear(path: Path, failed: dict[str, MantikError]) -> None:
 
 def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> bool:
     """Whether there is no run of a submission at a store any more that has not ended."""
-    if uri in failed or not is_there(uri):
+    if uri in failed or not store_exists(uri):
         return False
     try:
-        end_unmade(Store(uri), stage)
+        end_aborted(Store(uri), stage)
     except MantikError as error:
         failed[uri] = error
         return False
@@ -106,6 +111,6 @@ def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> boo
 def _store(stage: RunDirectory) -> str:
     """The store that was asked for the run; empty: none was yet."""
     try:
-        return read(stage).tracking_uri
+        return read_request(stage).tracking_uri
     except MantikError:
         return ""

@@ -19,13 +19,13 @@ from mlflow.utils.logging_utils import eprint
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs import controller, local_runs
-from snakemake_executor_plugin_mantik.runs.configs import of_values
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
-from snakemake_executor_plugin_mantik.runs.ending import cancel
-from snakemake_executor_plugin_mantik.runs.settlement import settle
+from snakemake_executor_plugin_mantik.runs.configs import config_of_values
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.ending import cancel_run
+from snakemake_executor_plugin_mantik.runs.settlement import settle_run
 from snakemake_executor_plugin_mantik.runs.store import Store
-from snakemake_executor_plugin_mantik.runs.submit import Asked, submit
-from snakemake_executor_plugin_mantik.tracking.run import target, without_user
+from snakemake_executor_plugin_mantik.runs.submit import Asked, submit_run
+from snakemake_executor_plugin_mantik.tracking.run import tracking_target, without_user
 
 
 class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
@@ -35,7 +35,7 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
         """A run that was submitted from here."""
         super().__init__()
         self._run_id = run_id
-        self._directory = RunDirectory(home() / run_id)
+        self._directory = RunDirectory(runs_home() / run_id)
 
     @property
     def run_id(self) -> str:
@@ -44,28 +44,30 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
 
     def wait(self) -> bool:
         """Wait for the run's end, or that of its controller; whether it succeeded."""
-        controller.wait(self._directory)
-        run = local_runs.here(self._directory)
+        controller.wait_for_controller(self._directory)
+        run = local_runs.read_local_run(self._directory)
         if run.end is None:
             raise ExecutionException(
                 f"Run (ID '{self._run_id}'): its controller is gone, and its job may go on at"
                 f" {run.request.site}: smk-mantik runs continue {self._run_id}"
             )
         try:
-            settle(self._directory, run.request)
+            settle_run(self._directory, run.request)
         except MantikError as error:
             eprint(f"{error}")
         return bool(run.end["exit_code"] == 0)
 
     def get_status(self) -> str:
         """The run's status, in MLflow's words."""
-        run = Store(local_runs.here(self._directory).request.tracking_uri).run(self._run_id)
+        run = Store(local_runs.read_local_run(self._directory).request.tracking_uri).run(
+            self._run_id
+        )
         return "UNKNOWN" if run is None else str(run.info.status)
 
     def cancel(self) -> None:
         """Cancel the job at its site, and wait until that has confirmed it."""
         try:
-            cancel(local_runs.here(self._directory), eprint)
+            cancel_run(local_runs.read_local_run(self._directory), eprint)
         except MantikError as error:
             raise ExecutionException(str(error)) from None
         eprint(f"Run (ID '{self._run_id}'): {self.get_status()}")
@@ -90,10 +92,10 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
             ExecutionException: with all that is wrong; nothing was sent.
         """
         try:
-            chosen = of_values(backend_config, os.environ)
+            chosen = config_of_values(backend_config, os.environ)
             active = mlflow.active_run()
             tags = {"mlflow.parentRunId": active.info.run_id} if active is not None else {}
-            run_id = submit(
+            run_id = submit_run(
                 Asked(
                     project_uri.strip("'\""), chosen, entry_point, version or "",
                     parameters={name: str(value) for name, value in (params or {}).items()},
@@ -127,7 +129,7 @@ def _absolute(uri: str) -> str:
     """A tracking URI without user and password, a relative SQLite file made absolute."""
     from pathlib import Path
 
-    return target({"MLFLOW_TRACKING_URI": without_user(uri)}, Path.cwd()).uri
+    return tracking_target({"MLFLOW_TRACKING_URI": without_user(uri)}, Path.cwd()).uri
 
 
 def _wait(run: MantikRun) -> None:

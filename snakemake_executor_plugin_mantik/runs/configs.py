@@ -10,9 +10,9 @@ from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake,
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     KINDS,
-    name_mistake,
+    check_site_name,
     parse_backend_config,
-    read_named,
+    read_config_named,
     split_spec,
 )
 
@@ -56,7 +56,7 @@ class Chosen:
     wait: bool = False
 
 
-def of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
+def config_of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
     """The backend config that `[NAME=]FILE` names, or else the environment.
 
     Raises:
@@ -72,10 +72,10 @@ def of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
             )
         spec = named[0]
     name, file = split_spec(spec)
-    wrong = [Mistake(file or spec, "", told)] if (told := name_mistake(name)) else []
+    wrong = [Mistake(file or spec, "", told)] if (told := check_site_name(name)) else []
     try:
         # The files that it names are looked for in the snapshot, later.
-        loaded = read_named(name, file, Path(), project=None)
+        loaded = read_config_named(name, file, Path(), project=None)
     except ConfigError as error:
         raise ConfigError([*wrong, *error.mistakes]) from None
     if wrong:
@@ -84,7 +84,7 @@ def of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
     return Chosen(name, path.read_bytes(), path.suffix.lower(), loaded.config, str(path))
 
 
-def of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> Chosen:
+def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> Chosen:
     """The backend config that `mlflow run` hands over.
 
     Args:
@@ -115,7 +115,7 @@ def of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> Chosen:
         chosen = _of_keys(given, name or _UNNAMED)
     else:
         file = ours.get("config", "")
-        chosen = of_file(f"{name}={file}" if name and file else file, environ)
+        chosen = config_of_file(f"{name}={file}" if name and file else file, environ)
     return Chosen(
         chosen.site, chosen.content, chosen.suffix, chosen.config, chosen.source,
         account=ours.get("account", ""),
@@ -125,7 +125,7 @@ def of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> Chosen:
 
 
 def _of_keys(given: Mapping[str, Any], name: str) -> Chosen:
-    if told := name_mistake(name):
+    if told := check_site_name(name):
         raise ConfigError([Mistake(_SHOWN, "site", told)])
     content = json.dumps(given, indent=2, ensure_ascii=False).encode()
     config, _ = parse_backend_config(content, KINDS[".json"], None, shown=_SHOWN)

@@ -22,10 +22,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.common.locks import is_held, take
+from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.request import Request, read
+from snakemake_executor_plugin_mantik.runs.request import Request, read_request
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -42,7 +42,7 @@ _INTERRUPTED: Final = 130
 # As whoever starts and asks
 
 
-def start(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> bool:
+def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> bool:
     """Start the controller of a run; False: one is there.
 
     Args:
@@ -52,8 +52,8 @@ def start(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> 
     Raises:
         MantikError: the run's request cannot be read, or no process can be started.
     """
-    request = read(directory)
-    lock = taken(directory)
+    request = read_request(directory)
+    lock = hold_directory(directory)
     if lock is None:
         return False
     words = [sys.executable, "-P", "-m", MODULE, str(directory.path), str(lock.fileno())]
@@ -63,7 +63,9 @@ def start(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> 
             # The shell ends at once, and nobody need wait for what it has started.
             subprocess.run(
                 ["/bin/sh", "-c", '"$@" &', "sh", *words], cwd=directory.path,
-                env=environment(request, directory, os.environ if environ is None else environ),
+                env=controller_environment(
+                    request, directory, os.environ if environ is None else environ
+                ),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock.fileno()],
                 start_new_session=True, check=True,
             )  # fmt: skip
@@ -76,11 +78,11 @@ def start(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> 
     return True
 
 
-def environment(
+def controller_environment(
     request: Request, directory: RunDirectory, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """What the controller's environment is."""
-    from snakemake_executor_plugin_mantik.sites.lookup import variable
+    from snakemake_executor_plugin_mantik.sites.lookup import variable_prefix
     from snakemake_executor_plugin_mantik.tracking.run import without_user
 
     made = {n: v for n, v in environ.items() if not n.startswith(_FOREIGN)}
@@ -91,13 +93,13 @@ def environment(
     made["MLFLOW_EXPERIMENT_NAME"] = request.experiment
     made[_RUN_ID] = request.run_id
     if request.account:
-        made[f"{variable(request.site)}_COMPUTE_BUDGET_ACCOUNT"] = request.account
+        made[f"{variable_prefix(request.site)}_COMPUTE_BUDGET_ACCOUNT"] = request.account
     # The snapshot is in no repository, whatever lies above it.
     made["GIT_CEILING_DIRECTORIES"] = str((directory.path / request.folder).parent)
     return made
 
 
-def taken(directory: RunDirectory) -> BinaryIO | None:
+def hold_directory(directory: RunDirectory) -> BinaryIO | None:
     """The run's lock, which is the caller's from now on; None: a controller has it."""
     try:
         lock = open_private(directory.lock, "ab")
@@ -107,7 +109,7 @@ def taken(directory: RunDirectory) -> BinaryIO | None:
             where=str(directory.path),
             do="Check that it is yours, and on a file system that has locks",
         ) from None
-    if take(lock):
+    if take_lock(lock):
         # Nobody is interrupted whom an earlier holder has named.
         lock.truncate(0)
         return lock
@@ -117,16 +119,16 @@ def taken(directory: RunDirectory) -> BinaryIO | None:
 
 def is_alive(directory: RunDirectory) -> bool:
     """Whether a controller, or a Snakemake that it has started, is there."""
-    return is_held(directory.lock)
+    return is_locked(directory.lock)
 
 
-def wait(directory: RunDirectory) -> None:
+def wait_for_controller(directory: RunDirectory) -> None:
     """Wait until no controller is there."""
     with suppress(FileNotFoundError), directory.lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
-def interrupt(directory: RunDirectory) -> None:
+def interrupt_controller(directory: RunDirectory) -> None:
     """Press Ctrl-C, so to say, where the controller is.
 
     Raises:
@@ -145,12 +147,12 @@ def interrupt(directory: RunDirectory) -> None:
 
 def tries_in(workdir: Path) -> "list[TryRecord]":
     """What the journal of a workflow knows of its jobs; nothing if none was ever planned."""
-    from snakemake_executor_plugin_mantik.journal import FILE, history
+    from snakemake_executor_plugin_mantik.journal import FILE, read_history
 
-    return history(workdir / STATE) if (workdir / STATE / FILE).exists() else []
+    return read_history(workdir / STATE) if (workdir / STATE / FILE).exists() else []
 
 
-def left_at_site(workdir: Path) -> bool:
+def has_left_tries(workdir: Path) -> bool:
     """Whether a job of the workflow may be at its site, or has not been taken over yet."""
     from snakemake_executor_plugin_mantik.journal import TryState
 
@@ -174,7 +176,7 @@ class _Controller:
         os.write(self._lock, json.dumps(holder).encode())
         if self._directory.cancelled.exists():  # by somebody who could not see whom to interrupt
             self._stopped = signal.SIGINT
-        request = read(self._directory)
+        request = read_request(self._directory)
         workdir = self._directory.path / request.folder
         os.chdir(workdir)
         try:
@@ -182,23 +184,26 @@ class _Controller:
         except MantikError as error:
             sys.stderr.write(f"{error}\n")
             code = 2
-        if not left_at_site(workdir):
+        if not has_left_tries(workdir):
             self._directory.write_end(code)
             self._settle(request)
         return code
 
     def _words(self, request: Request) -> list[str]:
-        from snakemake_executor_plugin_mantik.mlproject.single_rule import command, prepared
+        from snakemake_executor_plugin_mantik.mlproject.single_rule import (
+            prepare_single_rule,
+            snakemake_command,
+        )
 
         site = f"{request.site}={self._directory.path / request.config}"
-        snakefile = prepared(
+        snakefile = prepare_single_rule(
             Path(), request.entry_point,
             [f"{name}={value}" for name, value in request.values.items()],
             [f"{name}={value}" for name, value in request.extra.items()],
             site=site, inputs=[], outputs=[],
         )  # fmt: skip
         return [
-            *command(snakefile, site), "--executor", "mantik", "--jobs", "1",
+            *snakemake_command(snakefile, site), "--executor", "mantik", "--jobs", "1",
             # What the user has set up for other workflows is none of this one.
             "--profile", "none", "--workflow-profile", "none",
             "--mantik-on-interrupt", "cancel",
@@ -220,10 +225,10 @@ class _Controller:
             self._child.send_signal(number)
 
     def _settle(self, request: Request) -> None:
-        from snakemake_executor_plugin_mantik.runs.settlement import settle
+        from snakemake_executor_plugin_mantik.runs.settlement import settle_run
 
         try:
-            settle(self._directory, request)
+            settle_run(self._directory, request)
         except MantikError as error:
             # Whoever asks about the run tries again.
             sys.stderr.write(f"MLflow has not been told of the end yet. {error}\n")

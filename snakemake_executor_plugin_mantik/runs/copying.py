@@ -10,7 +10,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.staging.secret_files import Matching
-from snakemake_executor_plugin_mantik.staging.sources import candidates
+from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 
 _FICLONE: Final = 0x40049409
 """Linux's ioctl that makes a file share another one's blocks (Btrfs, XFS, bcachefs)."""
@@ -55,7 +55,7 @@ def copy_sources(
         OSError: something cannot be copied.
     """
     target.mkdir(parents=True, exist_ok=True)
-    for path, _ in candidates(source, exclude, leave, include):
+    for path, _ in list_candidates(source, exclude, leave, include):
         copy_file(source / path, target / path)
 
 

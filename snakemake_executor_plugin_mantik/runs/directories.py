@@ -25,7 +25,7 @@ CONFIGS: Final = "site"
 _PROJECTS: Final = "project"
 
 
-def home(environ: Mapping[str, str] | None = None) -> Path:
+def runs_home(environ: Mapping[str, str] | None = None) -> Path:
     """The directory of all runs, which need not be there yet."""
     known = os.environ if environ is None else environ
     if given := known.get(HOME):
@@ -33,13 +33,13 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
     return data_home(known) / "runs"
 
 
-def make_home(environ: Mapping[str, str] | None = None) -> Path:
+def make_runs_home(environ: Mapping[str, str] | None = None) -> Path:
     """The directory of all runs; it is made if it is not there, closed to others.
 
     Raises:
         UserError: it cannot be made.
     """
-    found = home(environ)
+    found = runs_home(environ)
     try:
         make_private(found)
     except OSError as error:

@@ -10,13 +10,13 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, UserErro
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import FILE
 from snakemake_executor_plugin_mantik.runs import controller
-from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, here
-from snakemake_executor_plugin_mantik.runs.settlement import settle
+from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
+from snakemake_executor_plugin_mantik.runs.settlement import settle_run
 
 _INTERRUPTED = 130
 
 
-def cancel(run: LocalRun, say: Callable[[str], None]) -> None:
+def cancel_run(run: LocalRun, say: Callable[[str], None]) -> None:
     """Cancel a run and wait until its site has confirmed it. Needs mlflow.
 
     Args:
@@ -34,20 +34,20 @@ def cancel(run: LocalRun, say: Callable[[str], None]) -> None:
         )  # fmt: skip
     run.directory.cancelled.touch()
     if run.alive:
-        controller.interrupt(run.directory)
+        controller.interrupt_controller(run.directory)
         try:
-            controller.wait(run.directory)
+            controller.wait_for_controller(run.directory)
         except KeyboardInterrupt:
             # As at a terminal: the second one is not to wait for the site.
-            controller.interrupt(run.directory)
+            controller.interrupt_controller(run.directory)
             raise
-    if here(run.directory).end is None:
+    if read_local_run(run.directory).end is None:
         _without_controller(run, say)
-    settle(run.directory, run.request)
+    settle_run(run.directory, run.request)
 
 
 def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
-    lock = controller.taken(run.directory)
+    lock = controller.hold_directory(run.directory)
     if lock is None:
         raise UserError(
             "somebody has just started it again", where=f"run {run.request.run_id}",
@@ -56,7 +56,7 @@ def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
     with lock:
         if (run.workdir / STATE / FILE).exists():
             _at_site(run, say)
-        if controller.left_at_site(run.workdir):
+        if controller.has_left_tries(run.workdir):
             raise MantikError(
                 f"its job at {run.request.site} did not confirm that it was cancelled, or had"
                 " ended already",
@@ -72,7 +72,7 @@ def _at_site(run: LocalRun, say: Callable[[str], None]) -> None:
         say(line)
 
 
-def clean(run: LocalRun, say: Callable[[str], None]) -> None:
+def clean_run(run: LocalRun, say: Callable[[str], None]) -> None:
     """Remove what a run that is over has at its site.
 
     Raises:
@@ -83,18 +83,18 @@ def clean(run: LocalRun, say: Callable[[str], None]) -> None:
             say(line)
 
 
-def remove(run: LocalRun) -> None:
+def remove_run(run: LocalRun) -> None:
     """Remove the directory of a run that is over.
 
     Raises:
         UserError: it is not over.
         MantikError: something of it is left.
     """
-    lock = controller.taken(run.directory)
+    lock = controller.hold_directory(run.directory)
     if lock is None:
         raise _not_over(run, "it is under way")
     with lock:
-        if here(run.directory).end is None:
+        if read_local_run(run.directory).end is None:
             raise _not_over(run, "it is not over")
         try:
             shutil.rmtree(run.directory.path)
@@ -119,7 +119,7 @@ def _smk_mantik(run: LocalRun, *words: str) -> list[str]:
     Raises:
         MantikError: it has failed.
     """
-    environ = controller.environment(run.request, run.directory, os.environ)
+    environ = controller.controller_environment(run.request, run.directory, os.environ)
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", *words],
         cwd=run.workdir, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -86,7 +86,7 @@ def is_repository(folder: Path) -> bool:
     )
 
 
-def fetch(url: str, version: str, into: Path) -> str:
+def fetch_project(url: str, version: str, into: Path) -> str:
     """Fetch one version of a repository, with its submodules; the commit that it is.
 
     Args:
@@ -120,7 +120,7 @@ def fetch(url: str, version: str, into: Path) -> str:
     return _git(remote, "-C", str(into), "rev-parse", "HEAD").strip()
 
 
-def branch(repository: Path, version: str) -> str:
+def branch_name(repository: Path, version: str) -> str:
     """The branch that was fetched; empty: the version is none."""
     ended = _run(["-C", str(repository), "symbolic-ref", "--short", "--quiet", "HEAD"])
     if ended.returncode == 0:

@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.runs import local_runs
-from snakemake_executor_plugin_mantik.runs.aborted_submissions import clear_up
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.aborted_submissions import remove_aborted
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
-from snakemake_executor_plugin_mantik.runs.settlement import settle
+from snakemake_executor_plugin_mantik.runs.settlement import settle_run
 from snakemake_executor_plugin_mantik.runs.store import (
     SITE,
     Store,
-    conditions,
-    is_there,
-    quoted,
+    join_conditions,
+    quote_filter,
+    store_exists,
     tracking_uri,
 )
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
@@ -84,7 +84,7 @@ class Wanted:
     limit: int = 50
 
 
-def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
+def list_rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
     """The latest runs, in the user's store and in those that runs of this machine went to.
 
     Args:
@@ -95,13 +95,13 @@ def rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
         UserError: a condition cannot be asked for.
         MantikError: no store answers.
     """
-    for why in clear_up():
+    for why in remove_aborted():
         say(str(why))
-    there = local_runs.all_here()
+    there = local_runs.list_local_runs()
     for each in there:
         _settled(each, say)
     uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
-    stores = [uri for uri in uris if is_there(uri)]
+    stores = [uri for uri in uris if store_exists(uri)]
     found: list[Row] = []
     failed: list[MantikError] = []
     for uri in stores:
@@ -133,22 +133,26 @@ def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
 def _settled(run: LocalRun, say: Callable[[str], None]) -> None:
     if run.end is not None:
         try:
-            settle(run.directory, run.request)
+            settle_run(run.directory, run.request)
         except MantikError as error:
             say(f"run {run.request.run_id}: {error}")
 
 
 def _in_store(store: Store, wanted: Wanted, there: Mapping[str, LocalRun]) -> list[Row]:
-    condition = conditions(
+    condition = join_conditions(
         [
-            f"tags.`{SITE}` = {quoted(wanted.site)}" if wanted.site else f"tags.`{SITE}` LIKE '%'",
+            f"tags.`{SITE}` = {quote_filter(wanted.site)}"
+            if wanted.site
+            else f"tags.`{SITE}` LIKE '%'",
             f"attributes.start_time >= {int(wanted.since * 1000)}" if wanted.since else "",
-            f"attributes.status = {quoted(wanted.state)}" if wanted.state else "",
+            f"attributes.status = {quote_filter(wanted.state)}" if wanted.state else "",
         ]
     )
     runs = store.search(condition, wanted.experiment, wanted.limit)
     names = {e: store.experiment_name(e) for e in {run.info.experiment_id for run in runs}}
-    return [row(run, names[run.info.experiment_id], there.get(_owner(run)), store) for run in runs]
+    return [
+        make_row(run, names[run.info.experiment_id], there.get(_owner(run)), store) for run in runs
+    ]
 
 
 def _owner(run: Any) -> str:
@@ -157,7 +161,7 @@ def _owner(run: Any) -> str:
     return told if _ID.fullmatch(told) else str(run.info.run_id)
 
 
-def row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> Row:
+def make_row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> Row:
     """One of MLflow's runs.
 
     Args:
@@ -185,12 +189,14 @@ def row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> Row:
         started=info.start_time / 1000,
         ended=info.end_time / 1000 if info.end_time else None,
         waited=waited, ran=ran,
-        metrics=finite({k: v for k, v in run.data.metrics.items() if not k.startswith(_OURS)}),
+        metrics=finite_metrics(
+            {k: v for k, v in run.data.metrics.items() if not k.startswith(_OURS)}
+        ),
         note=note, here=here is not None, uri=store.uri,
     )  # fmt: skip
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float | str]:
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | str]:
     """Metrics for JSON, which has no infinity and nothing that is no number: these are texts."""
     return {name: v if math.isfinite(v) else str(v) for name, v in metrics.items()}
 
@@ -208,30 +214,32 @@ class Found:
     here: LocalRun | None
 
 
-def find(word: str) -> Found:
+def find_run(word: str) -> Found:
     """The run that a word names: its id, the beginning of it, or its name.
 
     Raises:
         UserError: there is none, or several.
         MantikError: MLflow cannot be asked.
     """
-    there = local_runs.find_here(word)
+    there = local_runs.find_local_run(word)
     if there is not None:
         store = Store(there.request.tracking_uri)
         return Found(there.request.run_id, store.run(there.request.run_id), store, there)
     uri = tracking_uri(os.environ)
-    uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in local_runs.all_here())])
-    for each in filter(is_there, uris):
+    uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in local_runs.list_local_runs())])
+    for each in filter(store_exists, uris):
         store = Store(each)
         ours = f"tags.`{SITE}` LIKE '%'"
         by_id = f"attributes.run_id LIKE '{word}%'" if _ID.fullmatch(word) else ""
-        runs = store.search(conditions([by_id, ours]), limit=5) if by_id else []
-        runs = runs or store.search(conditions([f"attributes.run_name = {quoted(word)}", ours]))
+        runs = store.search(join_conditions([by_id, ours]), limit=5) if by_id else []
+        runs = runs or store.search(
+            join_conditions([f"attributes.run_name = {quote_filter(word)}", ours])
+        )
         if len(runs) > 1:
-            raise local_runs.several(word, [run.info.run_id for run in runs])
+            raise local_runs.ambiguous_run(word, [run.info.run_id for run in runs])
         if runs:
-            directory = RunDirectory(home() / _owner(runs[0]))
-            found = local_runs.here(directory) if directory.request.exists() else None
+            directory = RunDirectory(runs_home() / _owner(runs[0]))
+            found = local_runs.read_local_run(directory) if directory.request.exists() else None
             return Found(runs[0].info.run_id, runs[0], store, found)
     raise UserError(
         f"there is no run {word!r} here or in {uri}",
@@ -239,17 +247,17 @@ def find(word: str) -> Found:
     )
 
 
-def refreshed(found: Found) -> Found:
+def refresh(found: Found) -> Found:
     """The same run as it is now, MLflow told of its end where it does not know it."""
     if found.here is None:
         return found
-    now = local_runs.here(found.here.directory)
+    now = local_runs.read_local_run(found.here.directory)
     if now.end is not None and found.run is not None:
-        settle(now.directory, now.request)
+        settle_run(now.directory, now.request)
     return replace(found, here=now, run=found.store.run(found.run_id))
 
 
-def since(text: str) -> float:
+def parse_since(text: str) -> float:
     """A time, seconds since the epoch: a date as 2027-03-31, or how long ago as 12h or 7d.
 
     Raises:

@@ -8,8 +8,8 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.runs import controller
-from snakemake_executor_plugin_mantik.runs.directories import NEW, RunDirectory, home
-from snakemake_executor_plugin_mantik.runs.request import Request, read
+from snakemake_executor_plugin_mantik.runs.directories import NEW, RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.request import Request, read_request
 
 _SHORTEST: Final = 4
 """Characters of a run's id that are enough to name it."""
@@ -47,30 +47,30 @@ class LocalRun:
         return controller.tries_in(self.workdir)
 
 
-def here(directory: RunDirectory) -> LocalRun:
+def read_local_run(directory: RunDirectory) -> LocalRun:
     """A run that was submitted from here.
 
     Raises:
         MantikError: its directory cannot be read.
     """
-    request = read(directory)
+    request = read_request(directory)
     # In this order: it writes down its end while it is alive.
     alive = controller.is_alive(directory)
     return LocalRun(directory, request, alive, directory.read_end())
 
 
-def all_here() -> list[LocalRun]:
+def list_local_runs() -> list[LocalRun]:
     """All runs that were submitted from here, the latest first; what cannot be read is left out."""
     found = []
     for path in _directories():
         try:
-            found.append(here(RunDirectory(path)))
+            found.append(read_local_run(RunDirectory(path)))
         except MantikError:
             continue
     return sorted(found, key=lambda each: each.request.created, reverse=True)
 
 
-def find_here(word: str) -> LocalRun | None:
+def find_local_run(word: str) -> LocalRun | None:
     """The run that a word names, by id, the beginning of it, or name; None: none from here.
 
     Raises:
@@ -78,24 +78,24 @@ def find_here(word: str) -> LocalRun | None:
     """
     if "/" in word:
         return None
-    if (home() / word / "request.json").is_file():
-        return here(RunDirectory(home() / word))
+    if (runs_home() / word / "request.json").is_file():
+        return read_local_run(RunDirectory(runs_home() / word))
     close = [p for p in _directories() if len(word) >= _SHORTEST and p.name.startswith(word)]
-    found = [here(RunDirectory(path)) for path in close]
-    found = found or [each for each in all_here() if each.request.name == word]
+    found = [read_local_run(RunDirectory(path)) for path in close]
+    found = found or [each for each in list_local_runs() if each.request.name == word]
     if len(found) > 1:
-        raise several(word, [each.request.run_id for each in found])
+        raise ambiguous_run(word, [each.request.run_id for each in found])
     return found[0] if found else None
 
 
-def several(word: str, ids: list[str]) -> UserError:
+def ambiguous_run(word: str, ids: list[str]) -> UserError:
     """The mistake that a word names several runs."""
     listed = "".join(f"\n  {run_id}" for run_id in ids)
     return UserError(f"{word!r} may be several runs:{listed}", do="Name one of them by its id")
 
 
 def _directories() -> list[Path]:
-    runs = home()
+    runs = runs_home()
     if not runs.is_dir():
         return []
     return [p for p in runs.iterdir() if not p.name.startswith(NEW) and p.is_dir()]

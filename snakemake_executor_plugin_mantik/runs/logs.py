@@ -10,10 +10,10 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.config.reading import read_named
+from snakemake_executor_plugin_mantik.config.reading import read_config_named
 from snakemake_executor_plugin_mantik.connections.connect import (
-    credentials_of,
-    sites_of,
+    find_site_credentials,
+    make_sites,
     workspace_name,
 )
 from snakemake_executor_plugin_mantik.engine.plan import Planner
@@ -34,7 +34,7 @@ _PIECE: Final = 1 << 16
 _Write = Callable[[str], None]
 
 
-def of_controller(run: LocalRun, write: _Write, *, follow: bool) -> None:
+def write_controller_log(run: LocalRun, write: _Write, *, follow: bool) -> None:
     """Write what a run's controller and Snakemake have said.
 
     Args:
@@ -53,7 +53,7 @@ def of_controller(run: LocalRun, write: _Write, *, follow: bool) -> None:
             time.sleep(_LOOK_S)
 
 
-def of_job(run: LocalRun, write: _Write, *, follow: bool) -> bool:
+def write_job_log(run: LocalRun, write: _Write, *, follow: bool) -> bool:
     """Write the output of a run's job, from the site as long as it is not here.
 
     Args:
@@ -126,8 +126,8 @@ async def _there(site: Site, path: str, shown: int, *, patient: bool) -> AsyncIt
 async def _site(run: LocalRun, record: TryRecord) -> AsyncIterator[Site]:
     """The site of a try, reached beside the controller."""
     path = str(run.directory.path / run.request.config)
-    configs = {record.site: read_named(record.site, path, run.workdir, project=None)}
-    credentials = credentials_of(configs, run.workdir)
+    configs = {record.site: read_config_named(record.site, path, run.workdir, project=None)}
+    credentials = find_site_credentials(configs, run.workdir)
     for credential in credentials.values():
         credential.login()
     config = configs[record.site].config
@@ -135,7 +135,7 @@ async def _site(run: LocalRun, record: TryRecord) -> AsyncIterator[Site]:
     copy = Copy(run.workdir / STATE)
     workflow = copy.db.execute("SELECT id FROM workflow").fetchone()["id"]
     copy.db.close()
-    sites = sites_of(configs, credentials, planners, workspace_name(run.workdir, workflow))
+    sites = make_sites(configs, credentials, planners, workspace_name(run.workdir, workflow))
     site, _ = sites[record.site]
     try:
         await site.open()

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 
@@ -45,7 +45,7 @@ class Taken:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def take(uri: str, version: str, config: BackendConfig, directory: RunDirectory) -> Taken:
+def take_project(uri: str, version: str, config: BackendConfig, directory: RunDirectory) -> Taken:
     """Take a project into a run directory; nothing is written where it lies.
 
     Args:
@@ -76,7 +76,7 @@ def take(uri: str, version: str, config: BackendConfig, directory: RunDirectory)
     return Taken(str(origin), target, origin, tags=_versioned(origin))
 
 
-def retake(old: Path, directory: RunDirectory) -> Path:
+def retake_project(old: Path, directory: RunDirectory) -> Path:
     """Take the snapshot of another run; what that run brought back is left out.
 
     Raises:
@@ -88,7 +88,7 @@ def retake(old: Path, directory: RunDirectory) -> Path:
     return target
 
 
-def values_in(taken: Taken, parameters: Mapping[str, str], paths: set[str]) -> dict[str, str]:
+def project_values(taken: Taken, parameters: Mapping[str, str], paths: set[str]) -> dict[str, str]:
     """The parameters as the workflow in the snapshot has them.
 
     A file that one of type path names is looked up where the command was typed, as `mlflow run`
@@ -108,7 +108,7 @@ def values_in(taken: Taken, parameters: Mapping[str, str], paths: set[str]) -> d
     }
 
 
-def missing(taken: Taken, values: Mapping[str, str], paths: set[str]) -> dict[str, Mistake]:
+def missing_values(taken: Taken, values: Mapping[str, str], paths: set[str]) -> dict[str, Mistake]:
     """Those of type path, by name, that name no file, here or in the project."""
     return {
         name: Mistake(
@@ -198,11 +198,11 @@ def _top(folder: Path) -> tuple[Path, str]:
 
 def _from_git(url: str, version: str, sub: str, directory: RunDirectory, shown: str) -> Taken:
     clone = directory.path / "clone"
-    commit = git.fetch(url, version, clone)
+    commit = git.fetch_project(url, version, clone)
     name = Path(sub).name or url.rstrip("/").removesuffix("/.git").removesuffix(".git")
     found = _inside(clone, sub, shown) if sub else clone
     tags = {**_versioned(found), "mlflow.source.git.commit": commit}
-    if branch := git.branch(clone, version):
+    if branch := git.branch_name(clone, version):
         tags["mlflow.source.git.branch"] = branch
     target = directory.project(name.replace(":", "/").rpartition("/")[2])
     with _telling(clone):
@@ -243,7 +243,7 @@ def _versioned(folder: Path) -> dict[str, str]:
 
 def _leave(origin: Path) -> set[str]:
     """What of a folder is never taken: results of its own runs, and the runs themselves."""
-    runs = home().resolve()
+    runs = runs_home().resolve()
     inside = runs.is_relative_to(origin.resolve())
     return {RESULTS, *([str(runs.relative_to(origin.resolve()))] if inside else [])}
 

@@ -10,7 +10,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.runs.store import Store, quoted
+from snakemake_executor_plugin_mantik.runs.store import Store, quote_filter
 
 _VERSIONS = "mlflow.modelVersions"
 """The tag of a logged model that MLflow's pages find its registered versions by."""
@@ -36,7 +36,7 @@ class Version:
     new: bool = False
 
 
-def register(store: Store, run: Any, name: str, model: str = "") -> Version:
+def register_model(store: Store, run: Any, name: str, model: str = "") -> Version:
     """Register the model of a run that has finished.
 
     Args:
@@ -64,7 +64,7 @@ def register(store: Store, run: Any, name: str, model: str = "") -> Version:
             return _again(store, name, run_id, logged)
         store.client.create_registered_model(name)
         try:
-            with as_the_only(store):
+            with only_store(store):
                 made = store.client.create_model_version(
                     name, source=_source(logged), run_id=run_id, model_id=logged.model_id
                 )
@@ -88,7 +88,7 @@ def _unfit(name: str) -> str:
     return f"it may have {_LONGEST} characters" if len(name) > _LONGEST else ""
 
 
-def of_run(store: Store, run: Any) -> tuple[list[str], list[Version]]:
+def versions_of_run(store: Store, run: Any) -> tuple[list[str], list[Version]]:
     """The names of the models that a run has logged, and what is registered of them."""
     with store.asked():
         return sorted({model.name for model in _logged(store, run)}), _versions(store, run)
@@ -97,12 +97,12 @@ def of_run(store: Store, run: Any) -> tuple[list[str], list[Version]]:
 def _versions(store: Store, run: Any) -> list[Version]:
     return [
         Version(v.name, str(v.version), _aliases(store, v.name, v.version))
-        for v in store.client.search_model_versions(f"run_id = {quoted(run.info.run_id)}")
+        for v in store.client.search_model_versions(f"run_id = {quote_filter(run.info.run_id)}")
     ]
 
 
 @contextmanager
-def as_the_only(store: Store) -> Iterator[None]:
+def only_store(store: Store) -> Iterator[None]:
     """Have MLflow take a store for the only one: it looks models up there, whatever it is asked."""
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(store.client.tracking_uri)
@@ -114,7 +114,7 @@ def as_the_only(store: Store) -> Iterator[None]:
 
 def _again(store: Store, name: str, run_id: str, logged: Any) -> Version:
     """The version that a name has already, if it is the same model."""
-    versions = store.client.search_model_versions(f"name = {quoted(name)}")
+    versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
     # Of a version MLflow tells the model in its source alone.
     same = [v for v in versions if v.source == _source(logged)]
     if not same:
@@ -127,7 +127,9 @@ def _again(store: Store, name: str, run_id: str, logged: Any) -> Version:
     return Version(name, str(same[0].version), _aliases(store, name, same[0].version))
 
 
-def unregister(store: Store, run: Any, name: str = "", *, force: bool = False) -> list[Version]:
+def unregister_model(
+    store: Store, run: Any, name: str = "", *, force: bool = False
+) -> list[Version]:
     """Take the models of a run out of the registry; those that went.
 
     A registered model without a version left goes, too; one with others stays as it is.
@@ -197,7 +199,7 @@ def _aliases(store: Store, name: str, version: object) -> tuple[str, ...]:
 
 
 def _logged(store: Store, run: Any) -> list[Any]:
-    condition = f"source_run_id = {quoted(run.info.run_id)}"
+    condition = f"source_run_id = {quote_filter(run.info.run_id)}"
     return list(store.client.search_logged_models([run.info.experiment_id], condition))
 
 

@@ -63,7 +63,7 @@ class Request:
         return {"format": _VERSION, **asdict(self)}
 
 
-def write(directory: RunDirectory, request: Request) -> None:
+def write_request(directory: RunDirectory, request: Request) -> None:
     """Write a run's request, all of it or nothing.
 
     Raises:
@@ -74,7 +74,7 @@ def write(directory: RunDirectory, request: Request) -> None:
     new.replace(directory.request)
 
 
-def read(directory: RunDirectory) -> Request:
+def read_request(directory: RunDirectory) -> Request:
     """Read a run's request.
 
     Raises:

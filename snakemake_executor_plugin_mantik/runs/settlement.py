@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 _REASON: Final = "it ended before a job was sent; see smk-mantik runs logs"
 
 
-def status_of(directory: RunDirectory) -> str:
+def run_status(directory: RunDirectory) -> str:
     """How a run that is over ended, in MLflow's words."""
     end = directory.read_end()
     if end is not None and end["exit_code"] == 0:
@@ -25,7 +25,7 @@ def status_of(directory: RunDirectory) -> str:
     return "KILLED" if directory.cancelled.exists() else "FAILED"
 
 
-def settle(directory: RunDirectory, request: Request) -> None:
+def settle_run(directory: RunDirectory, request: Request) -> None:
     """See to it that MLflow knows how a run ended that is over. Imports mlflow if it does not.
 
     What is still in the workflow's outbox goes first, by a process of its own.
@@ -42,7 +42,7 @@ def settle(directory: RunDirectory, request: Request) -> None:
     if not told:
         from snakemake_executor_plugin_mantik.runs.store import Store
 
-        Store(request.tracking_uri).end(request.run_id, status_of(directory), _REASON)
+        Store(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
     directory.told.touch()
 
 

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Do something to its end at Ctrl-C, which comes after it; the second one comes at once.
 
     What is interrupted in the middle of a transaction leaves it open: a SQLite file stays locked

@@ -15,7 +15,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.tracking.run import target, without_user, without_users
+from snakemake_executor_plugin_mantik.tracking.run import (
+    tracking_target,
+    without_user,
+    without_users,
+)
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make
 
 _BATCH: Final = 100
@@ -40,11 +44,11 @@ _VALUE: Final = 6000
 
 def tracking_uri(environ: Mapping[str, str]) -> str:
     """Where the user's runs are, absolute and without user and password."""
-    found = target(environ, Path.cwd()).uri or without_user(mlflow.get_tracking_uri())
+    found = tracking_target(environ, Path.cwd()).uri or without_user(mlflow.get_tracking_uri())
     return str(Path(found).absolute()) if ":" not in found else found
 
 
-def is_there(uri: str) -> bool:
+def store_exists(uri: str) -> bool:
     """Whether a store is there to be asked; MLflow would make a SQLite file that is not."""
     path = uri.removeprefix("sqlite:///")
     return path == uri or Path(path.partition("?")[0]).exists()
@@ -190,7 +194,7 @@ class Store:
             self.client.delete_run(run_id)
 
 
-def quoted(text: str) -> str:
+def quote_filter(text: str) -> str:
     """A text for a condition.
 
     Raises:
@@ -205,6 +209,6 @@ def quoted(text: str) -> str:
     )
 
 
-def conditions(parts: Sequence[str]) -> str:
+def join_conditions(parts: Sequence[str]) -> str:
     """All of some conditions."""
     return " AND ".join(part for part in parts if part)

@@ -17,17 +17,17 @@ from snakemake_executor_plugin_mantik.common.errors import (
     Mistake,
     UserError,
 )
-from snakemake_executor_plugin_mantik.config.reading import read_all
-from snakemake_executor_plugin_mantik.connections.connect import credentials_of
-from snakemake_executor_plugin_mantik.jobs.resources import is_word
+from snakemake_executor_plugin_mantik.config.reading import read_configs
+from snakemake_executor_plugin_mantik.connections.connect import find_site_credentials
+from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load
 from snakemake_executor_plugin_mantik.runs import controller, local_runs
 from snakemake_executor_plugin_mantik.runs.aborted_submissions import (
     NEVER,
-    being_made,
-    end_unmade,
-    submission,
+    end_aborted,
+    mark_unfinished,
+    submission_tag,
 )
 from snakemake_executor_plugin_mantik.runs.configs import Chosen
 from snakemake_executor_plugin_mantik.runs.directories import (
@@ -35,28 +35,28 @@ from snakemake_executor_plugin_mantik.runs.directories import (
     HOME,
     NEW,
     RunDirectory,
-    home,
-    make_home,
+    make_runs_home,
+    runs_home,
 )
 from snakemake_executor_plugin_mantik.runs.projects import (
     Taken,
-    missing,
-    retake,
-    take,
-    values_in,
+    missing_values,
+    project_values,
+    retake_project,
+    take_project,
 )
-from snakemake_executor_plugin_mantik.runs.request import Request, write
-from snakemake_executor_plugin_mantik.runs.signals import held_back
+from snakemake_executor_plugin_mantik.runs.request import Request, write_request
+from snakemake_executor_plugin_mantik.runs.signals import delay_signals
 from snakemake_executor_plugin_mantik.runs.store import (
     KEY,
     SITE,
     Made,
     Store,
-    quoted,
+    quote_filter,
     tracking_uri,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
-from snakemake_executor_plugin_mantik.tracking.run import user
+from snakemake_executor_plugin_mantik.tracking.run import user_name
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Asked:
     tracking_uri: str = ""
 
 
-def submit(asked: Asked) -> str:
+def submit_run(asked: Asked) -> str:
     """Submit a run; its MLflow id. Needs mlflow.
 
     Raises:
@@ -97,13 +97,13 @@ def submit(asked: Asked) -> str:
         MantikError: MLflow cannot be asked.
     """
     with _staging() as stage:
-        taken = take(asked.uri, asked.version, asked.chosen.config, stage)
+        taken = take_project(asked.uri, asked.version, asked.chosen.config, stage)
         config = _written(stage, asked.chosen)
         parameters, extra = dict(asked.parameters), dict(asked.chosen.extra)
         point = _entry(taken.folder, asked.entry_point)
         if point is not None and point.script:  # it declares none, and takes any
             parameters, extra = {}, {**parameters, **extra}
-        values = values_in(taken, parameters, _paths(point))
+        values = project_values(taken, parameters, _paths(point))
         account = asked.account or find_account(asked.chosen.site, os.environ) or ""
         request = Request(
             uri=taken.uri, version=taken.version,
@@ -117,10 +117,10 @@ def submit(asked: Asked) -> str:
             experiment=asked.experiment or _default("NAME", asked.experiment_id),
             name=asked.name, created=time.time(), tags={**taken.tags, **asked.tags},
         )  # fmt: skip
-        return _submitted(stage, request, point, missing(taken, values, _paths(point)))
+        return _submitted(stage, request, point, missing_values(taken, values, _paths(point)))
 
 
-def resubmit(
+def resubmit_run(
     run_id: str,
     *,
     parameters: Mapping[str, str] | None = None,
@@ -149,18 +149,18 @@ def resubmit(
         UserError: there is no such run here, or something is wrong with it now.
         MantikError: MLflow cannot be asked.
     """
-    old = RunDirectory(home() / run_id)
+    old = RunDirectory(runs_home() / run_id)
     if not old.request.exists():
         raise UserError(
             f"it was deleted, or not submitted from here: there is no {old.path}",
             where=f"run {run_id}",
             do="Submit its project anew: smk-mantik runs submit",
         )
-    before = local_runs.here(old).request
+    before = local_runs.read_local_run(old).request
     if key and (found := _of_key(before.tracking_uri, key)):
         return found
     with _staging() as stage:
-        folder = retake(old.path / before.folder, stage)
+        folder = retake_project(old.path / before.folder, stage)
         if site is None:
             with _writing(stage):
                 shutil.copytree(old.path / CONFIGS, stage.path / CONFIGS)
@@ -171,7 +171,7 @@ def resubmit(
         changed = dict(parameters or {})
         taken = Taken(before.uri, folder, None, before.version)
         scripted = point is not None and point.script
-        values = {} if scripted else values_in(taken, changed, _paths(point))
+        values = {} if scripted else project_values(taken, changed, _paths(point))
         if not account:
             account = before.account
             if site is not None and site.site != before.site:
@@ -192,18 +192,18 @@ def resubmit(
             tags={**_kept(before.tags), **(tags or {}), **({KEY: key} if key else {})},
             created=time.time(), again_of=run_id, run_id="",
         )  # fmt: skip
-        return _submitted(stage, request, point, missing(taken, values, _paths(point)))
+        return _submitted(stage, request, point, missing_values(taken, values, _paths(point)))
 
 
 @contextmanager
 def _staging() -> Iterator[RunDirectory]:
     """A directory for a run that is not made yet; those that never became any are removed."""
-    runs = make_home()
+    runs = make_runs_home()
     stage = RunDirectory(runs / f"{NEW}{uuid.uuid4().hex}")
     with ExitStack() as held:
         with _writing(stage):
             stage.path.mkdir(mode=0o700)
-            held.enter_context(being_made(stage))
+            held.enter_context(mark_unfinished(stage))
         try:
             yield stage
         finally:
@@ -244,7 +244,7 @@ def _paths(point: EntryPoint | None) -> set[str]:
 
 
 def _account(name: str) -> Iterator[Mistake]:
-    if name and not is_word(name):
+    if name and not is_single_word(name):
         may_not = "may hold no blanks, quotes, backslashes, # or control characters"
         yield Mistake("--account", "", f"{may_not}, found {name!r}")
 
@@ -262,11 +262,13 @@ def _kept(tags: Mapping[str, str]) -> dict[str, str]:
 def _of_key(uri: str, key: str) -> str:
     """The run that was made for a key before; one that never got a directory is given up."""
     store = Store(uri)
-    for run_id in (str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quoted(key)}")):
-        directory = RunDirectory(home() / run_id)
+    for run_id in (
+        str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quote_filter(key)}")
+    ):
+        directory = RunDirectory(runs_home() / run_id)
         if directory.request.exists():
-            if local_runs.here(directory).gone:
-                controller.start(directory)
+            if local_runs.read_local_run(directory).gone:
+                controller.start_controller(directory)
             return run_id
         store.end(run_id, "KILLED", NEVER)
     return ""
@@ -290,22 +292,22 @@ def _submitted(
     defaults = {p.name: p.default for p in point.parameters.values() if p.default is not None}
     params = {**defaults, **request.parameters, **request.extra}
     # By this it is found again, should MLflow make it and not be able to say so.
-    request = replace(request, tags={**request.tags, **submission(stage)})
+    request = replace(request, tags={**request.tags, **submission_tag(stage)})
     try:
-        with held_back():
+        with delay_signals():
             # Should this process be killed, it tells whoever comes later what to look for.
             with _writing(stage):
-                write(stage, request)
+                write_request(stage, request)
             made = store.make(
                 request.experiment, request.experiment_id, request.name, _tags(request, stage),
                 params,
             )  # fmt: skip
-        directory = RunDirectory(home() / made.run_id)
+        directory = RunDirectory(runs_home() / made.run_id)
         _become(stage, directory, request, made)
-        controller.start(directory)
+        controller.start_controller(directory)
     except BaseException:
         with suppress(MantikError):  # what has happened is to be told, not this
-            end_unmade(store, stage)
+            end_aborted(store, stage)
         raise
     return made.run_id
 
@@ -316,14 +318,14 @@ def _become(stage: RunDirectory, directory: RunDirectory, request: Request, made
         experiment=made.experiment,
     )  # fmt: skip
     with _writing(directory):
-        write(stage, complete)
+        write_request(stage, complete)
         stage.path.rename(directory.path)
 
 
 def _tags(request: Request, stage: RunDirectory) -> dict[str, str]:
     project = load(stage.path / request.folder, warn=False)
     found = {
-        "mlflow.user": user(),
+        "mlflow.user": user_name(),
         "mlflow.source.name": request.uri,
         "mlflow.source.type": "PROJECT",
         "mlflow.project.entryPoint": request.entry_point,
@@ -358,10 +360,10 @@ def _check(stage: RunDirectory, request: Request) -> None:
         told = ended.stderr.replace(config, request.config_source or "backend config")
         told = told.replace(str(workdir), request.uri)
         raise _ToldError(told.removeprefix("smk-mantik: ").strip())
-    configs = read_all([site], workdir)
+    configs = read_configs([site], workdir)
     if not configs:
         raise ConfigError([Mistake(site, "", "is no backend config")])
-    credentials_of(configs, workdir)
+    find_site_credentials(configs, workdir)
 
 
 class _ToldError(UserError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.reading import name_mistake
+from snakemake_executor_plugin_mantik.config.reading import check_site_name
 
 _APIS = ("unicore", "firecrest")
 """The APIs that a site of the sandbox can speak."""
@@ -187,7 +187,7 @@ class SiteOption:
         name, _, api = text.partition("=")
         api = api or "unicore"
         where = f"--site {text}"
-        if mistake := name_mistake(name):
+        if mistake := check_site_name(name):
             raise UserError(
                 mistake.partition(";")[0],
                 where=where,

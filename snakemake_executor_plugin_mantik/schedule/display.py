@@ -5,20 +5,20 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
-from snakemake_executor_plugin_mantik.runs.local_runs import here
-from snakemake_executor_plugin_mantik.runs.settlement import status_of
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.local_runs import read_local_run
+from snakemake_executor_plugin_mantik.runs.settlement import run_status
 from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
-from snakemake_executor_plugin_mantik.schedule.submit import is_under_way, shown
+from snakemake_executor_plugin_mantik.schedule.submit import format_moment, is_under_way
 
 
-def when(schedule: Schedule, firing: Firing) -> str:
+def describe_time(schedule: Schedule, firing: Firing) -> str:
     """When it was due, in the schedule's time zone."""
-    return shown(datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz)))
+    return format_moment(datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz)))
 
 
-def became(store: Store, schedule: Schedule, firing: Firing) -> str:
+def describe_outcome(store: Store, schedule: Schedule, firing: Firing) -> str:
     """What became of a due time so far."""
     if firing.state is State.FIRING:
         return _pending(store, schedule, firing)
@@ -32,18 +32,18 @@ def became(store: Store, schedule: Schedule, firing: Firing) -> str:
 def _run_state(run_id: str) -> str:
     """How far a run is, as its directory tells without asking MLflow."""
     try:
-        run = here(RunDirectory(home() / run_id))
+        run = read_local_run(RunDirectory(runs_home() / run_id))
     except MantikError:
         return "not here any more"
     if run.gone:
         return "its controller is gone: smk-mantik runs continue"
-    return "under way" if run.end is None else status_of(run.directory)
+    return "under way" if run.end is None else run_status(run.directory)
 
 
 def _pending(store: Store, schedule: Schedule, firing: Firing) -> str:
     if is_under_way(store.path.parent, schedule.id):
         return "is being submitted"
-    again = shown(datetime.fromtimestamp(firing.retry, ZoneInfo(schedule.tz)))
+    again = format_moment(datetime.fromtimestamp(firing.retry, ZoneInfo(schedule.tz)))
     if firing.begun:
         return f"its submission was interrupted, and goes on after {again}"
     if not firing.attempts:
@@ -51,7 +51,7 @@ def _pending(store: Store, schedule: Schedule, firing: Firing) -> str:
     return f"not submitted yet, again after {again}: {firing.told}"
 
 
-def in_json(store: Store, schedule: Schedule, now: datetime) -> dict[str, Any]:
+def schedule_as_json(store: Store, schedule: Schedule, now: datetime) -> dict[str, Any]:
     """A schedule, and what became of its last due time."""
     due = next(schedule.due(now), None)
     last = store.history(schedule.id, 1)

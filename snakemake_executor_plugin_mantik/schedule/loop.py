@@ -10,11 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.locks import take
+from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
 from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, Schedule, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
-from snakemake_executor_plugin_mantik.schedule.submit import RETRY_MOST_S, is_under_way, shown
+from snakemake_executor_plugin_mantik.schedule.submit import (
+    RETRY_MOST_S,
+    format_moment,
+    is_under_way,
+)
 
 LATE_S: Final = 120.0
 """Seconds after which a due time that nobody has looked at counts as missed."""
@@ -25,7 +29,7 @@ _PRESENT: Final = "schedulers.lock"
 
 
 @contextmanager
-def present(directory: Path) -> Iterator[None]:
+def mark_present(directory: Path) -> Iterator[None]:
     """Let others see that a scheduler is there; several may be."""
     with open_private(directory / _PRESENT, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -35,11 +39,11 @@ def present(directory: Path) -> Iterator[None]:
 def is_present(directory: Path) -> bool:
     """Whether a scheduler is there."""
     with suppress(FileNotFoundError), (directory / _PRESENT).open("rb") as file:
-        return not take(file)
+        return not take_lock(file)
     return False
 
 
-def look(store: Store, submit: Callable[[Firing], None], clock: Callable[[], float]) -> float:
+def claim_due(store: Store, submit: Callable[[Firing], None], clock: Callable[[], float]) -> float:
     """Claim due times, and have what is claimed submitted.
 
     Args:
@@ -85,7 +89,7 @@ def _claim(store: Store, schedule: Schedule, now: float) -> None:
 def _missed(first: datetime, last: datetime) -> str:
     if first == last:
         return "no scheduler was running"
-    return f"no scheduler was running from then to {shown(last)}"
+    return f"no scheduler was running from then to {format_moment(last)}"
 
 
 class Processes:

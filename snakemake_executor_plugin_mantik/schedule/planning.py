@@ -9,10 +9,10 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.resources import is_word
+from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
 from snakemake_executor_plugin_mantik.schedule.schedules import Missed, Schedule
-from snakemake_executor_plugin_mantik.schedule.submit import shown
+from snakemake_executor_plugin_mantik.schedule.submit import format_moment
 
 FOR_EVER: Final = "never"
 """What takes the end of a schedule away."""
@@ -39,7 +39,9 @@ class ScheduleRequest:
     missed: Missed | None = None
 
 
-def new(name: str, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]) -> Schedule:
+def make_schedule(
+    name: str, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]
+) -> Schedule:
     """A new schedule.
 
     Args:
@@ -65,7 +67,7 @@ def new(name: str, wish: ScheduleRequest, now: datetime, find: Callable[[str], s
     return _changed(bare, wish, now, find, mistakes)
 
 
-def edited(
+def edit_schedule(
     schedule: Schedule, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]
 ) -> Schedule:
     """A schedule with changes; due times up to now that nobody has looked at count no more.
@@ -122,7 +124,7 @@ def _check_due(schedule: Schedule, now: datetime) -> None:
             f"{schedule.cron!r} is never due", do="Name a day that there is in one of the months"
         )
     raise UserError(
-        f"it would never be due: first on {shown(first)}, and until {schedule.until} only",
+        f"it would never be due: first on {format_moment(first)}, and until {schedule.until} only",
         do="Give a later day with --until",
     )
 
@@ -181,7 +183,7 @@ def _day(text: str, today: date) -> date | None:
 
 
 def _account(name: str) -> str:
-    if name and not is_word(name):
+    if name and not is_single_word(name):
         raise UserError(
             f"--account: no scheduler can be told {name!r}",
             do="Use no blanks, quotes, backslashes, # or control characters",
@@ -189,6 +191,6 @@ def _account(name: str) -> str:
     return name
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     """The machine's time."""
     return datetime.now(UTC)

@@ -285,7 +285,7 @@ class Store:
             db.execute(f"UPDATE firings SET {setting} WHERE id = ?", (*values, firing.id))  # noqa: S608
 
 
-def repeating(directory: Path, run_id: str) -> list[str]:
+def repeated_by(directory: Path, run_id: str) -> list[str]:
     """The names of the schedules that repeat a run; no file is made for that.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.locks import is_held, take
+from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
 from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
@@ -40,7 +40,7 @@ class Again(Protocol):
         ...
 
 
-def fire(store: Store, firing_id: int, again: Again, clock: Callable[[], float]) -> str:
+def submit_firing(store: Store, firing_id: int, again: Again, clock: Callable[[], float]) -> str:
     """Submit a due time, unless another process is at it or it is over.
 
     Args:
@@ -55,7 +55,7 @@ def fire(store: Store, firing_id: int, again: Again, clock: Callable[[], float])
     firing = store.firing(firing_id)
     if firing is None:
         return ""
-    with lock(store.path.parent, firing.schedule) as ours:
+    with lock_schedule(store.path.parent, firing.schedule) as ours:
         firing = store.firing(firing_id) if ours else None
         schedule = store.by_id(firing.schedule) if firing is not None else None
         if firing is None or schedule is None or firing.state is not State.FIRING:
@@ -67,9 +67,9 @@ def _submit(
     store: Store, schedule: Schedule, firing: Firing, again: Again, clock: Callable[[], float]
 ) -> str:
     now = clock()
-    store.begin(firing, now, now + pause(firing.attempts))
+    store.begin(firing, now, now + retry_pause(firing.attempts))
     due = datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz))
-    what = f"{schedule.name}, due {shown(due)}"
+    what = f"{schedule.name}, due {format_moment(due)}"
     try:
         run = again(
             schedule.run,
@@ -89,26 +89,26 @@ def _submit(
     return f"{what}: submitted as run {run}."
 
 
-def pause(attempts: int) -> float:
+def retry_pause(attempts: int) -> float:
     """Seconds until what was begun so often before is begun once more."""
     return min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0 ** min(attempts, 20))
 
 
-def shown(moment: datetime) -> str:
+def format_moment(moment: datetime) -> str:
     """A moment as users read it, with the zone."""
     return f"{moment:%a %Y-%m-%d %H:%M %Z}"
 
 
 @contextmanager
-def lock(directory: Path, schedule_id: int) -> Iterator[bool]:
+def lock_schedule(directory: Path, schedule_id: int) -> Iterator[bool]:
     """Hold a schedule's lock if nobody else does; whether we do. It ends with the process."""
     with open_private(_lock_file(directory, schedule_id), "ab") as file:
-        yield take(file)
+        yield take_lock(file)
 
 
 def is_under_way(directory: Path, schedule_id: int) -> bool:
     """Whether a process is submitting something of a schedule just now."""
-    return is_held(_lock_file(directory, schedule_id))
+    return is_locked(_lock_file(directory, schedule_id))
 
 
 def forget_lock(directory: Path, schedule_id: int) -> None:

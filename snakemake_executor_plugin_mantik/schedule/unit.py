@@ -13,28 +13,28 @@ _SET: Final = ("XDG_DATA_HOME", "MANTIK_RUNS", "MLFLOW_TRACKING_URI")
 """Variables that say where things are. Credentials are not written into a unit."""
 
 
-def unit(environ: Mapping[str, str]) -> str:
+def systemd_unit(environ: Mapping[str, str]) -> str:
     """A unit file for the user's systemd.
 
     Args:
         environ: the environment that schedules were made in.
     """
-    from snakemake_executor_plugin_mantik.tracking.run import target
+    from snakemake_executor_plugin_mantik.tracking.run import tracking_target
 
     where = {name: environ[name] for name in _SET if environ.get(name)}
     if "MLFLOW_TRACKING_URI" in where:
-        where["MLFLOW_TRACKING_URI"] = target(environ, Path.cwd()).uri
+        where["MLFLOW_TRACKING_URI"] = tracking_target(environ, Path.cwd()).uri
     words = [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", "run"]
     template = (Path(__file__).parent / f"{SERVICE}.j2").read_text(encoding="utf-8")
     filled: str = jinja2.Template(template, keep_trailing_newline=True).render(
-        command=" ".join(quoted(word).replace("$", "$$") for word in words),
-        environment=[quoted(f"{name}={value}") for name, value in where.items()],
-        path=quoted(f"PATH={environ.get('PATH', os.defpath)}"),
+        command=" ".join(systemd_quote(word).replace("$", "$$") for word in words),
+        environment=[systemd_quote(f"{name}={value}") for name, value in where.items()],
+        path=systemd_quote(f"PATH={environ.get('PATH', os.defpath)}"),
     )
     return filled
 
 
-def quoted(word: str) -> str:
+def systemd_quote(word: str) -> str:
     """A word as systemd reads it back (systemd.syntax(7)); % begins a specifier there."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

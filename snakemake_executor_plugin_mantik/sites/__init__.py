@@ -52,7 +52,7 @@ def make_site(
     )
 
 
-def issuer_of(loaded: LoadedConfig, project: Path) -> Issuer:
+def make_issuer(loaded: LoadedConfig, project: Path) -> Issuer:
     """Where the site's access tokens are got, as its backend config says.
 
     Args:

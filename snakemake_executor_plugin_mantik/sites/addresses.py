@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 
 
-def checked_url(url: str, site: str, key: str) -> str:
+def check_url(url: str, site: str, key: str) -> str:
     """The base URL of an API without a slash at its end; plain HTTP only on this machine.
 
     Args:
@@ -46,7 +46,7 @@ _UNVERIFIED: Final = re.compile(
 """What OpenSSL says of a certificate, between other words."""
 
 
-def distrust(error: Exception) -> tuple[str, str]:
+def explain_tls_error(error: Exception) -> tuple[str, str]:
     """Why a server's certificate was not taken, and what to do; empty if that was not the trouble.
 
     Nothing of the request is in it.
@@ -64,7 +64,7 @@ def distrust(error: Exception) -> tuple[str, str]:
     return f"the certificate was not taken: {why}", do
 
 
-def tls(ca_file: Path | None, site: str) -> ssl.SSLContext:
+def tls_context(ca_file: Path | None, site: str) -> ssl.SSLContext:
     """Certificates are always checked: against the system's, certifi's, and `ca_file`.
 
     Raises:

@@ -53,12 +53,12 @@ class Pattern:
     do: str = ""
 
 
-def told(patterns: Iterable[Pattern], text: str) -> Pattern | None:
+def match_pattern(patterns: Iterable[Pattern], text: str) -> Pattern | None:
     """The first of the patterns that fits an error's text."""
     return next((p for p in patterns if re.search(p.text, text, re.IGNORECASE)), None)
 
 
-def error(
+def make_error(
     meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
 ) -> SiteError:
     """The error for an answer that means `meaning`.
@@ -71,7 +71,7 @@ def error(
         do: what the user may do.
     """
     request = response.request
-    text = shortened(text)
+    text = shorten(text)
     what = f"{request.method} {request.url.path} was answered with {response.status_code}"
     what = f"{what}: {text}" if text else what
     where = f"site {site}"
@@ -83,7 +83,7 @@ def error(
     return kind(what, where=where, do=do, status=status)
 
 
-def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
     """A server's text with its middle left out if it is longer than `longest` characters.
 
     It begins with what was to be done and ends with the cause.
@@ -121,7 +121,7 @@ _DEFINITE: Final = frozenset({413, 414, 431})
 """Statuses that say of the request itself that it is too large, whoever answers."""
 
 
-def is_gateways(response: httpx.Response) -> bool:
+def is_from_gateway(response: httpx.Response) -> bool:
     """Whether a 4xx is the word of something in between, which knows no file and no job.
 
     The servers' own errors are JSON.

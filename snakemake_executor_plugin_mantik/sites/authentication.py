@@ -146,7 +146,7 @@ class Bearer(Credential):
     """An access token that was got elsewhere and is not renewed."""
 
     def __init__(self, token: str) -> None:
-        self._token = header_safe(token)
+        self._token = check_header_value(token)
 
     def get_auth_header(self) -> str:
         """The Bearer header."""
@@ -161,7 +161,7 @@ class ApiKey(Credential):
     """A key of a service account, in a header of its own (firecREST behind a gateway)."""
 
     def __init__(self, key: str) -> None:
-        self._key = header_safe(key)
+        self._key = check_header_value(key)
 
     def headers(self) -> dict[str, str]:
         """The header that pyfirecrest's `ApiKeyAuth` sends."""
@@ -236,7 +236,7 @@ def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
     raise CredentialError(f"the key {file} {reason}", do=do)
 
 
-def header_safe(token: str) -> str:
+def check_header_value(token: str) -> str:
     """The token, if a header can carry it: the HTTP client's own error would show it."""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:

@@ -2,8 +2,8 @@
 
 Paths are relative to the workspace, with `/`, and may hold any character that a file name may;
 where an API cannot carry a name the site raises `SiteRejected` before it sends anything
-(`rest_safe` tells beforehand). Every method may raise the errors below `SiteError`; what a caller
-may rely on then is said once here and, where it differs, at the method:
+(`is_rest_safe` checks that beforehand). Every method may raise the errors below `SiteError`; what a
+caller may rely on then is said once here and, where it differs, at the method:
 
 - `SiteUnreachable`: unknown whether it happened. Reading and idempotent methods have already been
   repeated a few times.
@@ -161,7 +161,7 @@ class Entry:
     modified: float = 0.0
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing."""
 
 
@@ -198,7 +198,7 @@ class Site(Protocol):
         """Close all connections; nothing at the site changes."""
         ...
 
-    async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
+    async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
         """Submit a job and return the site's id of it.
 
         `begin` is called when it is its turn, before anything leaves; what it raises ends that.
@@ -288,7 +288,7 @@ class Site(Protocol):
         ...
 
 
-def rest_safe(path: str) -> bool:
+def is_rest_safe(path: str) -> bool:
     """Whether the file APIs of all sites can carry `path`; others travel in archives.
 
     UNICORE refuses `%`, newline, tab, backslash, breaks at a single quote and expands `$HOME`;

@@ -28,12 +28,12 @@ from snakemake_executor_plugin_mantik.sites.lookup import (
     Keyring,
     Values,
     ask_keyring,
-    in_environment,
-    service,
+    find_in_environment,
+    find_in_keyring,
+    keyring_service,
     system_keyring,
     tell_keyring,
-    variable,
-    with_keyring,
+    variable_prefix,
 )
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
     "expires_at",
     "find_account",
     "find_credentials",
-    "missing",
+    "missing_message",
     "require_all",
 ]
 
@@ -173,7 +173,7 @@ def find_credentials(
     known = {} if known is None else known
     issuer = issuer or Issuer()
     named = {"TOKEN_URL": Found(issuer.url, "")} if issuer.url else {}
-    prefixes = (variable(site), variable(api))
+    prefixes = (variable_prefix(site), variable_prefix(api))
 
     def made(kind: _Kind, values: Values) -> Credential:
         credential = kind.made(values, issuer, known)
@@ -186,8 +186,8 @@ def find_credentials(
 
     names = [name for kind in (*kinds, _LOGIN) for name in kind.names]
     try:
-        own = named | in_environment(environ, prefixes[:1], names)
-        every = named | in_environment(environ, prefixes, names)
+        own = named | find_in_environment(environ, prefixes[:1], names)
+        every = named | find_in_environment(environ, prefixes, names)
         for values in (own, every):
             for kind in kinds:
                 if all(name in values for name in kind.needs):
@@ -203,12 +203,12 @@ def find_credentials(
             )
             return login
         for kind in kinds:
-            with_ring = with_keyring(kind.needs, kind.optional, every, site, ring)
+            with_ring = find_in_keyring(kind.needs, kind.optional, every, site, ring)
             if all(name in with_ring for name in kind.needs):
                 return made(kind, with_ring)
     except CredentialError as error:
         raise CredentialError(error.what, where=f"site {site}", do=error.do) from error
-    told = missing(site, api, every.keys() - named.keys(), issuer.url is not None)
+    told = missing_message(site, api, every.keys() - named.keys(), issuer.url is not None)
     raise CredentialError(told, where=f"site {site}", do=_WHAT_TO_SET)
 
 
@@ -217,7 +217,7 @@ _WHAT_TO_SET: Final = (
 )
 
 
-def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = False) -> str:
+def missing_message(site: str, api: str, found: Iterable[str] = (), token_url: bool = False) -> str:
     """What was looked for in vain, as a text without any value.
 
     Args:
@@ -228,7 +228,7 @@ def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = Fa
     """
     names = "; ".join(
         " and ".join(
-            f"{variable(api)}_{name}"
+            f"{variable_prefix(api)}_{name}"
             for name in kind.needs
             if not (token_url and name == "TOKEN_URL")
         )
@@ -237,8 +237,8 @@ def missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = Fa
     there = ", ".join(sorted(found))
     some = f" (found only {there})" if there else ""
     return (
-        f"no credentials{some}; looked for {names}, each also as {variable(site)}_…, and in the "
-        f"keyring under the service {service(site)}"
+        f"no credentials{some}; looked for {names}, each also as {variable_prefix(site)}_…, and in"
+        f" the keyring under the service {keyring_service(site)}"
     )
 
 
@@ -286,7 +286,7 @@ def expires_at(credential: Credential) -> float | None:
 def find_account(site: str, environ: Mapping[str, str]) -> str | None:
     """The compute budget account: `MANTIK_<SITE>_COMPUTE_BUDGET_ACCOUNT` before the general one."""
     return (
-        environ.get(f"{variable(site)}_COMPUTE_BUDGET_ACCOUNT")
+        environ.get(f"{variable_prefix(site)}_COMPUTE_BUDGET_ACCOUNT")
         or environ.get("MANTIK_COMPUTE_BUDGET_ACCOUNT")
         or None
     )
@@ -329,7 +329,7 @@ class _Look:
 
     def now(self) -> dict[str, str]:
         """What the environment and its files hold now."""
-        found = in_environment(self.environ, self.prefixes, self.kind.names)
+        found = find_in_environment(self.environ, self.prefixes, self.kind.names)
         return {name: value.value for name, value in found.items()}
 
     def _newest(self, now: Mapping[str, str]) -> dict[str, str]:

@@ -14,9 +14,13 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
-from snakemake_executor_plugin_mantik.sites.addresses import distrust
+from snakemake_executor_plugin_mantik.sites.addresses import explain_tls_error
 from snakemake_executor_plugin_mantik.sites.http import post_form
-from snakemake_executor_plugin_mantik.sites.issuers import TOKEN_TIMEOUT_S, Refreshed, span
+from snakemake_executor_plugin_mantik.sites.issuers import (
+    TOKEN_TIMEOUT_S,
+    Refreshed,
+    valid_lifetime,
+)
 
 INTERVAL_S: Final = 5.0
 """Seconds between two questions where the issuer names none, and what `slow_down` adds."""
@@ -108,13 +112,13 @@ class DeviceLogin(Refreshed):
             raise SiteUnreachable(
                 f"the answer has no {error}", where=self._device_url, do="Check DEVICE_URL"
             ) from None
-        lasts = span(begun.get("expires_in"), _LONGEST_S)
+        lasts = valid_lifetime(begun.get("expires_in"), _LONGEST_S)
         words = (
             f"To log in, open {page} and confirm the code {shown} (within {lasts / 60:.0f} min)."
         )
         print(printable(words), file=sys.stderr, flush=True)  # noqa: T201 - a person is waiting
         form = {**who, "grant_type": _GRANT, "device_code": code}
-        self._adopt(self._wait(form, span(begun.get("interval"), INTERVAL_S), lasts))
+        self._adopt(self._wait(form, valid_lifetime(begun.get("interval"), INTERVAL_S), lasts))
 
     def _wait(self, form: Mapping[str, str], interval_s: float, lasts_s: float) -> dict[str, Any]:
         """The answer that brings the token, once the person has confirmed."""
@@ -145,7 +149,7 @@ class DeviceLogin(Refreshed):
             answer = response.json()
         except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
-            why, do = distrust(error)
+            why, do = explain_tls_error(error)
             what = f"no answer from the issuer of tokens: {why or type(error).__name__}"
             do = do or "Check the URLs and the network"
             raise SiteUnreachable(what, where=url, do=do) from None

@@ -15,12 +15,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
-from snakemake_executor_plugin_mantik.sites.addresses import distrust, tls
+from snakemake_executor_plugin_mantik.sites.addresses import explain_tls_error, tls_context
 from snakemake_executor_plugin_mantik.sites.authentication import (
     RENEW_BEFORE_S,
     Credential,
     Moment,
-    header_safe,
+    check_header_value,
 )
 from snakemake_executor_plugin_mantik.sites.http import post_form
 
@@ -38,7 +38,7 @@ _ASSUMED_LIFETIME_S: Final = 300.0
 _BAD_GRANT: Final = frozenset((400, 401, 403))
 
 
-def refused_by_issuer(error: CredentialError) -> SiteUnauthorized:
+def issuer_error(error: CredentialError) -> SiteUnauthorized:
     """The site's error for credentials that the issuer of its tokens refuses.
 
     It ends a run that starts. It does not end jobs that run: the run waits until the issuer, or the
@@ -68,7 +68,7 @@ class Issuer:
             UserError: `ca_file` cannot be used.
         """
         return httpx.Client(
-            verify=tls(self.ca_file, url),
+            verify=tls_context(self.ca_file, url),
             proxy=self.proxy,
             trust_env=not is_loopback(url),
             timeout=TOKEN_TIMEOUT_S,
@@ -144,9 +144,9 @@ class _Issued(Credential):
         token, lifetime = answer.get("access_token"), answer.get("expires_in")
         if not isinstance(token, str):
             raise SiteUnreachable("the answer has no access token", where=self._url)
-        self._token = header_safe(token)
+        self._token = check_header_value(token)
         self._keep(answer)
-        seconds = span(lifetime, _ASSUMED_LIFETIME_S)
+        seconds = valid_lifetime(lifetime, _ASSUMED_LIFETIME_S)
         self._renew_at.set(asked or Moment.now(), seconds - _left(seconds))
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ class _Issued(Credential):
             answer = response.json()
         except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
-            why, do = distrust(error)
+            why, do = explain_tls_error(error)
             raise SiteUnreachable(
                 f"no token from its issuer: {why or type(error).__name__}",
                 where=self._url,
@@ -234,7 +234,7 @@ class ClientCredentials(_Issued):
         super().__init__(token_url, form, client=client)
 
 
-def span(told: object, otherwise: float) -> float:
+def valid_lifetime(told: object, otherwise: float) -> float:
     """Seconds that an issuer tells, or `otherwise` where that is none or no such span."""
     if isinstance(told, int | float) and 0 < told <= _LONGEST_SPAN_S:
         return float(told)

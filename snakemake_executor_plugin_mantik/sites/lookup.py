@@ -36,17 +36,17 @@ Values = Mapping[str, Found]
 """What was found, by bare name (`USERNAME`)."""
 
 
-def variable(name: str) -> str:
+def variable_prefix(name: str) -> str:
     """How the variables of a site, or of all sites of an API, begin."""
     return f"MANTIK_{name.upper().replace('-', '_')}"
 
 
-def service(site: str) -> str:
+def keyring_service(site: str) -> str:
     """The service under which the keyring holds what belongs to a site."""
     return f"mantik:{site}"
 
 
-def in_environment(
+def find_in_environment(
     environ: Mapping[str, str], prefixes: Sequence[str], names: Iterable[str]
 ) -> dict[str, Found]:
     """The values of bare `names` (`USERNAME`) that there are; empty variables count as not set.
@@ -82,7 +82,7 @@ def _held_by(file: Path, origin: str) -> str:
     return value
 
 
-def with_keyring(
+def find_in_keyring(
     needs: Sequence[str], optional: Sequence[str], values: Values, site: str, ring: Keyring | None
 ) -> dict[str, Found]:
     """The values, and those of the keyring for what they lack; no more once one is missing."""
@@ -94,7 +94,7 @@ def with_keyring(
             continue
         value = ask_keyring(ring, site, name)
         if value:
-            found[name] = Found(value, f"{name} in the keyring under {service(site)}")
+            found[name] = Found(value, f"{name} in the keyring under {keyring_service(site)}")
         elif name in needs:
             break
     return found
@@ -107,7 +107,7 @@ def tell_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
     if ring is None:
         return
     try:
-        ring.set_password(service(site), "REFRESH_TOKEN", refresh_token)
+        ring.set_password(keyring_service(site), "REFRESH_TOKEN", refresh_token)
     except KeyringError as error:
         _log.info("the login at %s is not kept for the next run: %s", site, error)
 
@@ -119,7 +119,7 @@ def ask_keyring(ring: Keyring | None, site: str, name: str) -> str | None:
     if ring is None:
         return None
     try:
-        return ring.get_password(service(site), name)
+        return ring.get_password(keyring_service(site), name)
     except KeyringError:  # no backend, locked, refused: as if it held nothing
         return None
 

@@ -29,7 +29,7 @@ logging.getLogger("stamina").addHandler(logging.NullHandler())
 _T = TypeVar("_T")
 
 
-async def repeat(act: Callable[[], Awaitable[_T]], *, answered: bool = True) -> _T:
+async def repeat_request(act: Callable[[], Awaitable[_T]], *, answered: bool = True) -> _T:
     """Do `act`, and again a few times if the site is busy or cannot be reached.
 
     With `answered` also after an answer that leaves it unknown whether it happened.
@@ -61,12 +61,12 @@ def _worth_repeating(error: Exception) -> bool | float:
     return isinstance(error, SiteUnreachable)
 
 
-def longest(timeout_s: float, size: int = 0) -> float:
+def longest_request_s(timeout_s: float, size: int = 0) -> float:
     """Seconds that a request may take in all that carries `size` bytes of a file."""
     return timeout_s * (1 + size / _SLOW_BYTES)
 
 
-async def steady(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterator[bytes]:
+async def read_steadily(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterator[bytes]:
     """The chunks of a download, as long as they come fast enough.
 
     Raises:
@@ -76,7 +76,7 @@ async def steady(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterato
     came, waited = 0, 0.0
     while True:
         asked = clock()
-        async with asyncio.timeout(longest(timeout_s, came) - waited):
+        async with asyncio.timeout(longest_request_s(timeout_s, came) - waited):
             chunk = await anext(chunks, None)
         if chunk is None:
             return
@@ -85,7 +85,7 @@ async def steady(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterato
         yield chunk
 
 
-async def answers_of(
+async def ask_all(
     ids: Sequence[str],
     act: Callable[[str], Awaitable[_T]],
     places: int,

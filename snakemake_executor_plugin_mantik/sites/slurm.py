@@ -66,7 +66,7 @@ It calls every job so whose batch script a signal ended: `Reason=JobLaunchFailur
 """
 
 
-def hindrance(reason: str) -> tuple[str, bool]:
+def pending_obstacle(reason: str) -> tuple[str, bool]:
     """Why a pending job cannot start, empty if it is only not its turn; and whether it never will.
 
     Args:
@@ -77,7 +77,7 @@ def hindrance(reason: str) -> tuple[str, bool]:
     return reason, _NEVER.fullmatch(reason) is not None
 
 
-def reason_of_end(state: str, code: int | None, signal: int | None) -> Reason | None:
+def end_reason(state: str, code: int | None, signal: int | None) -> Reason | None:
     """Why a job ended; None if Slurm's state of it is none of an end.
 
     Args:
@@ -96,7 +96,7 @@ def reason_of_end(state: str, code: int | None, signal: int | None) -> Reason | 
     return Reason.LAUNCH_FAILURE if signal == LAUNCH_SIGNAL else Reason.UNKNOWN
 
 
-def words_of_end(state: str, reason: str, code: int | None, signal: int | None) -> str:
+def describe_end(state: str, reason: str, code: int | None, signal: int | None) -> str:
     """Slurm's words for an end on one line, without those that mislead.
 
     It gives the reason `JobLaunchFailure` to all jobs that a signal ended, and leaves to those that
@@ -113,7 +113,7 @@ def words_of_end(state: str, reason: str, code: int | None, signal: int | None) 
     return f"{words}, exit code {code}" if code else words
 
 
-def memory_words(output: str) -> str:
+def memory_message(output: str) -> str:
     """The line of a job's output in which Slurm says that it ran out of memory; else empty.
 
     Slurm's state of such a job need not say it: it kills one process after the other, and may see

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, key_of
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
 
 
 class FileChanged(UserError):  # noqa: N818 - reads as what it says
@@ -96,8 +96,8 @@ def _add(tar: tarfile.TarFile, file: LocalFile, originals: dict[tuple[int, int],
         return
     member.size = status.st_size
     with file.local.open("rb") as content:
-        if key_of(file.local, status) == file.key:
+        if file_key(file.local, status) == file.key:
             tar.addfile(member, content)
             status = file.local.stat()
-    if key_of(file.local, status) != file.key:
+    if file_key(file.local, status) != file.key:
         raise FileChanged(file)

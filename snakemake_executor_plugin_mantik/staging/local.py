@@ -71,7 +71,7 @@ class LocalFile:
     def is_touched(self) -> bool:
         """Whether it may be another one than when it was looked at; it may be gone."""
         try:
-            return key_of(self.local, self.local.stat()) != self.key
+            return file_key(self.local, self.local.stat()) != self.key
         except OSError:
             return True
 
@@ -115,10 +115,10 @@ class LocalFiles:
         found = await asyncio.to_thread(_walk_all, roots, may_go=source)
         checksums = await self._checksums(found)
         return [
-            LocalFile(at, here, 0, key_of(here, status), directory=True, source=source)
+            LocalFile(at, here, 0, file_key(here, status), directory=True, source=source)
             if stat.S_ISDIR(status.st_mode)
             else LocalFile(
-                at, here, status.st_size, key_of(here, status), checksums[key_of(here, status)],
+                at, here, status.st_size, file_key(here, status), checksums[file_key(here, status)],
                 source=source,
             )
             for at, here, status in found
@@ -126,7 +126,7 @@ class LocalFiles:
 
     async def _checksums(self, found: Iterable[_Found]) -> dict[Key, str]:
         """The checksums of files: known, being taken for another job, or taken now."""
-        keys = [key_of(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
+        keys = [file_key(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
         checksums = {key: sha for key in keys if (sha := self._ledger.local_file(*key)) is not None}
         unknown = dict.fromkeys(key for key in keys if key not in checksums)
         fresh = [key for key in unknown if key not in self._reading]
@@ -168,7 +168,7 @@ class LocalFiles:
         for file in files:
             local = local_path(file.path, self._workdir)
             try:
-                key = key_of(local, local.stat())
+                key = file_key(local, local.stat())
             except OSError:
                 continue  # a temp() file that is gone already needs no checksum
             if file.sha256 and (key[1], key[4]) == (file.size, self._inodes.pop(file.path, None)):
@@ -177,7 +177,7 @@ class LocalFiles:
             self._ledger.set_local_files(known)
 
 
-def key_of(path: Path, status: os.stat_result) -> Key:
+def file_key(path: Path, status: os.stat_result) -> Key:
     """What tells a file's content from any other that it had or will have."""
     return str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
@@ -273,13 +273,13 @@ def _checksums(keys: Iterable[Key]) -> dict[Key, str | OSError]:
     digests: dict[Key, str | OSError] = {}
     for key in keys:
         try:
-            digests[key] = checksum(Path(key[0]))
+            digests[key] = sha256_of(Path(key[0]))
         except OSError as error:
             digests[key] = error
     return digests
 
 
-def checksum(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Final, Protocol
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
-from snakemake_executor_plugin_mantik.common.state_directory import umask
+from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 
 _MOST_NAMED: Final = 20
@@ -222,7 +222,7 @@ def _suspicion(path: str, local: str, status: os.stat_result, root: str) -> str:
     if any(_NAMES.fullmatch(name) for name in (PurePath(path).name, target.name)):
         return "named like a secret"
     # With a file mode mask that closes every new file, the mode says nothing.
-    if not status.st_mode & 0o077 and umask() & 0o077 != 0o077:
+    if not status.st_mode & 0o077 and read_umask() & 0o077 != 0o077:
         return f"closed to others, mode {stat.S_IMODE(status.st_mode):04o}"
     return "a private key" if _holds_key(local) else ""
 

@@ -49,7 +49,7 @@ class Sources:
     withheld: str = ""
 
 
-def select(
+def select_sources(
     workdir: Path,
     exclude: Matching,
     *,
@@ -97,12 +97,12 @@ def select(
     return Sources(tuple(paths), total, tuple(too_large), str(withheld))
 
 
-def candidates(
+def list_candidates(
     workdir: Path, exclude: Matching, products: Container[str], include: Matching = NOTHING
 ) -> Iterator[tuple[str, int]]:
     """All files below `workdir` that are sources whatever their size, with their sizes in bytes.
 
-    In a fixed order. Arguments as for `select`; `products` is asked about directories, too.
+    In a fixed order. Arguments as for `select_sources`; `products` is asked about directories, too.
     """
     withheld = Withheld(workdir, include)
     for path, status in _walk(workdir, exclude, products):

@@ -24,11 +24,11 @@ from snakemake_executor_plugin_mantik.common.state_directory import (
     change_mode,
     make_private,
     open_private,
-    umask,
+    read_umask,
 )
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
-from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, plain_files
+from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -45,7 +45,9 @@ class _OtherError(TransferError):
     """A file has the right size and another content."""
 
 
-async def read(site: Site, path: str, limit: int = 64 << 20, *, size: int | None = None) -> bytes:
+async def read_file(
+    site: Site, path: str, limit: int = 64 << 20, *, size: int | None = None
+) -> bytes:
     """A small file's content, `limit` bytes at most; `size` as for `Site.get`.
 
     Raises:
@@ -60,7 +62,7 @@ async def read(site: Site, path: str, limit: int = 64 << 20, *, size: int | None
     return b"".join(parts)[:limit]
 
 
-async def download(
+async def download_file(
     site: Site, path: str, target: Path, *, size: int, sha256: str, repeat: Repeat
 ) -> None:
     """Fetch one file to the local `target`, going on where an earlier attempt stopped.
@@ -233,7 +235,7 @@ class Landing:
         wanted = {entry.path: entry for entry in entries}
         try:
             with archive.open("rb") as file:
-                for name, content in plain_files(file):
+                for name, content in read_tar(file):
                     entry = wanted.pop(os.path.normpath(name), None)
                     if entry is not None:
                         self._stream(entry, content)
@@ -272,7 +274,7 @@ class Landing:
                     where=entry.path,
                 )
             if entry.type != "l":
-                mode = entry.mode & ~umask()  # a job may have opened it to everybody
+                mode = entry.mode & ~read_umask()  # a job may have opened it to everybody
                 change_mode(path, mode | (0o700 if entry.type == "d" else 0o400))
         # Made last, so that nothing is ever written through a link.
         for place, target in links.items():

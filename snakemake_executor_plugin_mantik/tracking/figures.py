@@ -18,7 +18,7 @@ _STATES: Final[Mapping[str, str]] = {
 }
 
 
-def of_job(end: Ended, job: JobRow | None) -> dict[str, float]:
+def job_figures(end: Ended, job: JobRow | None) -> dict[str, float]:
     """The metrics of a job that has ended, as far as they are known."""
     asked = job.cores if job is not None else None
     found = {
@@ -31,7 +31,7 @@ def of_job(end: Ended, job: JobRow | None) -> dict[str, float]:
     return {f"{_FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
 
 
-def of_workflow(jobs: Iterable[JobRow]) -> dict[str, float]:
+def workflow_figures(jobs: Iterable[JobRow]) -> dict[str, float]:
     """How many jobs there are in which state, the last try of each; and what all tries used."""
     last: dict[str, str] = {}
     core_hours = cpu = 0.0

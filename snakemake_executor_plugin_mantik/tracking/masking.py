@@ -27,7 +27,7 @@ def secret_values(variables: Mapping[str, str]) -> Iterator[str]:
             yield value
 
 
-def held_by(credentials: Iterable[object]) -> Iterator[str]:
+def credential_secrets(credentials: Iterable[object]) -> Iterator[str]:
     """What credentials hold, wherever they come from; not the addresses that they are for."""
     for credential in credentials:
         for name, value in vars(credential).items():
@@ -40,7 +40,7 @@ def held_by(credentials: Iterable[object]) -> Iterator[str]:
                 yield from secret_values({k: v for k, v in value.items() if isinstance(v, str)})
 
 
-def masker(secrets: Iterable[str]) -> Callable[[str], str]:
+def make_masker(secrets: Iterable[str]) -> Callable[[str], str]:
     """What replaces each of `secrets` in a text."""
     known = sorted({s for s in secrets if len(s) >= _SHORTEST}, key=len, reverse=True)
     if not known:

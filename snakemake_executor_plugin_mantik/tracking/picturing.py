@@ -18,7 +18,7 @@ _STATES: Final[Mapping[str, State]] = {
 }
 
 
-def picture(title: str, pipeline: Any, jobs: Sequence[JobRow], now: float) -> Picture:
+def make_picture(title: str, pipeline: Any, jobs: Sequence[JobRow], now: float) -> Picture:
     """What there is to be drawn.
 
     Args:

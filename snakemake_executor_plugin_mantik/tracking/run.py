@@ -69,7 +69,7 @@ class Target:
     run_id: str = ""
 
 
-def target(environ: Mapping[str, str], workdir: Path) -> Target:
+def tracking_target(environ: Mapping[str, str], workdir: Path) -> Target:
     """Where the user's runs go.
 
     MLflow hands a relative SQLite URI on as it is, so that another working directory would mean
@@ -89,13 +89,13 @@ def target(environ: Mapping[str, str], workdir: Path) -> Target:
     )
 
 
-def tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) -> dict[str, str]:
+def run_tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) -> dict[str, str]:
     """The tags that a run has from its start: those of `mlflow run`, and ours.
 
     May ask git, once per project.
     """
     found = {
-        "mlflow.user": user(),
+        "mlflow.user": user_name(),
         "mlflow.runName": record.name,
         **(_of_project(run.call, workdir) if run.call else _of_rule(snakefile, workdir)),
         "mantik.site": record.site,
@@ -131,7 +131,7 @@ def _json(value: object) -> str:
 
 
 @cache
-def user() -> str:
+def user_name() -> str:
     """The user's login name, as far as it can be found out."""
     try:
         return getpass.getuser()

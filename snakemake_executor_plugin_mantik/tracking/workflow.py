@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     TAG_LENGTH,
     Target,
     git_tags,
-    user,
+    user_name,
     without_user,
 )
 
@@ -65,18 +65,18 @@ class Workflow:
         return f"{workdir.name}: {(inside.parent if inside.name in _USUAL else inside).name}"
 
 
-def tags(
+def workflow_tags(
     workflow: Workflow, key: str, target: Target, workdir: Path, mask: Callable[[str], str]
 ) -> dict[str, str]:
     """The tags that a workflow's run has from its start. May ask git, once per directory."""
     found = {
-        "mlflow.user": user(),
+        "mlflow.user": user_name(),
         "mlflow.source.name": workflow.snakefile,
         "mlflow.source.type": "LOCAL",
         **git_tags(workdir),
         PARENT: target.above,
         WORKFLOW: key,
-        "mantik.command": command_line(workflow.command, mask),
+        "mantik.command": mask_command(workflow.command, mask),
         "mantik.directory": str(workdir),
         "mantik.host": platform.node(),
         "mantik.snakemake": workflow.version,
@@ -84,7 +84,7 @@ def tags(
     return {name: value[:TAG_LENGTH] for name, value in found.items() if value}
 
 
-def command_line(words: Sequence[str], mask: Callable[[str], str]) -> str:
+def mask_command(words: Sequence[str], mask: Callable[[str], str]) -> str:
     """A command line without what its own words, or their names, say to be secret."""
     shown = []
     for word in words:
@@ -94,7 +94,7 @@ def command_line(words: Sequence[str], mask: Callable[[str], str]) -> str:
     return " ".join(shown)
 
 
-def flat(values: Mapping[str, object], mask: Callable[[str], str]) -> dict[str, str]:
+def flatten_config(values: Mapping[str, object], mask: Callable[[str], str]) -> dict[str, str]:
     """Values as parameters: `a: {b: 1}` is `a.b`; secrets are masked, and what is too long is cut.
 
     Lists of plain values are one value, as JSON.

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.cli.check import examine
-from snakemake_executor_plugin_mantik.cli.render import rendered
+from snakemake_executor_plugin_mantik.cli.render import render_preview
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.config.model import (
     Apptainer,
@@ -154,7 +154,7 @@ def test_apptainer_gets_the_words_of_its_options(
         config.write_text(json.dumps(document))
         report = examine(str(config), Path(folder))
         assert report.loaded is not None, report.mistakes
-        script = rendered(report.loaded, [], Path(folder), "true", "").script
+        script = render_preview(report.loaded, [], Path(folder), "true", "").script
         script = script.replace("[ -e /i.sif ]", "true")
         told = Path(folder, "words")
         path = f"{programs}:{os.environ['PATH']}"
@@ -185,7 +185,7 @@ def test_a_process_sees_what_the_file_says(variables: dict[str, str]) -> None:
         config.write_text(json.dumps(document))
         report = examine(str(config), Path(folder))
         assert report.loaded is not None, report.mistakes
-        shown = rendered(report.loaded, [], Path(folder), "cat /proc/self/environ", "")
+        shown = render_preview(report.loaded, [], Path(folder), "cat /proc/self/environ", "")
         assert shown.variables == variables
         subprocess.run(
             ["bash", "-c", shown.script], env={"PATH": os.environ["PATH"]}, check=True, timeout=60
@@ -221,7 +221,7 @@ def test_a_process_sees_any_name_that_is_not_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))
     report = examine(str(tmp_path / "config.json"), tmp_path)
     assert report.loaded is not None, report.mistakes
-    script = rendered(report.loaded, [], tmp_path, "cat /proc/self/environ", "").script
+    script = render_preview(report.loaded, [], tmp_path, "cat /proc/self/environ", "").script
     subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=60)
     log = (workspace / ".mantik/work/0" / TRY / "log").read_bytes()
     seen = dict(item.decode().partition("=")[::2] for item in log.split(b"\0") if item)

@@ -13,11 +13,11 @@ from typer.testing import CliRunner, Result
 from snakemake_executor_plugin_mantik.cli import _app, connect
 from snakemake_executor_plugin_mantik.cli.connect import Finding
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, known_site
+from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, find_known_site
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import System, known_defects
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import System, list_known_defects
 from snakemake_executor_plugin_mantik.sites.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import (
@@ -220,11 +220,11 @@ def anyio_backend() -> str:
 
 def test_what_is_known_of_firecrests_versions() -> None:
     system = System("s", "slurm", "firecREST 2.x.x", ())
-    assert list(known_defects(system)) == []
-    assert list(known_defects(replace(system, server="firecREST 2.6.0"))) == []
-    assert "before 2.6" in next(known_defects(replace(system, server="firecREST 2.5.6")))
-    assert "streamer" in next(known_defects(replace(system, transfer="streamer")))
-    assert list(known_defects(replace(system, unhealthy=("a", "b")))) == ["a", "b"]
+    assert list(list_known_defects(system)) == []
+    assert list(list_known_defects(replace(system, server="firecREST 2.6.0"))) == []
+    assert "before 2.6" in next(list_known_defects(replace(system, server="firecREST 2.5.6")))
+    assert "streamer" in next(list_known_defects(replace(system, transfer="streamer")))
+    assert list(list_known_defects(replace(system, unhealthy=("a", "b")))) == ["a", "b"]
 
 
 @pytest.mark.parametrize("site", KNOWN_SITES.values(), ids=lambda site: site.name)
@@ -234,7 +234,7 @@ def test_images_are_held_against_the_processors_of_known_sites(site: Any, tmp_pa
         api = {"Firecrest": {"ApiUrl": f"{site.url}/", "TokenUrl": site.token_url}}
         api["Firecrest"]["Machine"] = site.machine.upper()
     config = BackendConfig.model_validate({**api, "Resources": {"Queue": "q"}})
-    assert known_site(config) == (site if site.url else None)
+    assert find_known_site(config) == (site if site.url else None)
     loaded: Any = type("Loaded", (), {"config": config})()
     image = {"Environment": {"Apptainer": {"Path": "i.sif"}}}
     loaded.config = BackendConfig.model_validate({**api, **image, "Resources": {"Queue": "q"}})

@@ -9,7 +9,7 @@ from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.cli.init import PROFILE, init, next_steps
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
-from snakemake_executor_plugin_mantik.config.reading import read_all, read_backend_config
+from snakemake_executor_plugin_mantik.config.reading import read_backend_config, read_configs
 
 URL = "https://hpc.example.org:8080/SITE/rest/core"
 
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_without_a_word(tmp_path: Path) -> None:
         "nolock": True,
         "rerun-incomplete": True,
     }
-    loaded = read_all(profile["mantik-backend-config"], tmp_path)["big-one"]
+    loaded = read_configs(profile["mantik-backend-config"], tmp_path)["big-one"]
     assert loaded.warnings == ()
     assert loaded.config.api_url == URL
     assert loaded.config.resources.queue == "batch"
@@ -76,7 +76,7 @@ def test_configs_of_known_sites_pass_the_check(
     file = tmp_path / f"{site.name}.yaml"
     checked = CliRunner().invoke(_app(), ["check", str(file), "--project", str(tmp_path)])
     assert (checked.exit_code, checked.stderr) == (0, ""), checked.output
-    config = read_all([file.name], tmp_path)[site.name].config
+    config = read_configs([file.name], tmp_path)[site.name].config
     assert (config.api, config.api_url) == (site.api, site.url or URL)
     assert config.resources.queue == site.queues[0]
     assert (config.environment.apptainer is not None) == (environment == "apptainer")
@@ -113,12 +113,12 @@ def test_options_win_over_what_is_known(tmp_path: Path) -> None:
     )
     words += ("--token-url", "https://t.example.org", "--queue", "gpu", "-d", str(tmp_path))
     assert run(*words, "--environment", "python", "--path", "/p/ve nv").exit_code == 0
-    config = read_all(["my-alps.yaml"], tmp_path)["my-alps"].config
+    config = read_configs(["my-alps.yaml"], tmp_path)["my-alps"].config
     assert config.firecrest is not None
     assert (config.api_url, config.firecrest.machine) == ("https://f.example.org/v2", "alp")
     assert (config.resources.queue, config.environment.python) == ("gpu", "/p/ve nv")
     assert run("--site", "daint", "--queue", "debug", "-d", str(tmp_path)).exit_code == 0
-    assert read_all(["daint.yaml"], tmp_path)["daint"].config.resources.queue == "debug"
+    assert read_configs(["daint.yaml"], tmp_path)["daint"].config.resources.queue == "debug"
 
 
 def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
@@ -179,5 +179,5 @@ def test_without_options_an_example_is_written_and_said_to_be_one(tmp_path: Path
     done = run("-d", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "examples" in done.output
-    loaded = read_all(["hpc.yaml"], tmp_path)["hpc"]
+    loaded = read_configs(["hpc.yaml"], tmp_path)["hpc"]
     assert loaded.config.api_url == "https://unicore.example.org/SITE/rest/core"

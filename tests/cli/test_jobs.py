@@ -4,16 +4,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from snakemake_executor_plugin_mantik.cli.jobs import jobs, table
+from snakemake_executor_plugin_mantik.cli.jobs import jobs, jobs_table
 from snakemake_executor_plugin_mantik.common.errors import JournalError
-from snakemake_executor_plugin_mantik.journal import Journal, history
+from snakemake_executor_plugin_mantik.journal import Journal, read_history
 
 STATE = Path(".snakemake", "mantik")
 
 
 def shown(directory: Path) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table(history(directory / STATE)))
+    console.print(jobs_table(read_history(directory / STATE)))
     return console.export_text()
 
 

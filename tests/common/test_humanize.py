@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.humanize import duration, size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.humanize import duration, size
     ],
 )
 def test_sizes(number: int, text: str) -> None:
-    assert size(number) == text
+    assert humanize_size(number) == text
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_sizes(number: int, text: str) -> None:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert humanize_duration(seconds) == text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.locks import is_held, take, unheld
+from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked, take_lock
 
 HOLD = """
 import sys
@@ -34,30 +34,30 @@ def held(tmp_path: Path) -> Iterator["tuple[Path, subprocess.Popen[bytes]]"]:
 
 def test_one_holds_until_it_is_killed(held: "tuple[Path, subprocess.Popen[bytes]]") -> None:
     path, process = held
-    assert is_held(path)
+    assert is_locked(path)
     with path.open("ab") as file:
-        assert not take(file)
+        assert not take_lock(file)
         process.kill()
         process.wait()
-        assert not is_held(path)
-        assert take(file)
-        assert is_held(path)
-    assert not is_held(path)
+        assert not is_locked(path)
+        assert take_lock(file)
+        assert is_locked(path)
+    assert not is_locked(path)
 
 
 def test_a_lock_that_was_never_made_is_free_and_is_not_made(tmp_path: Path) -> None:
-    assert not is_held(tmp_path / "lock")
+    assert not is_locked(tmp_path / "lock")
     assert not (tmp_path / "lock").exists()
 
 
 def test_many_may_look_at_once_and_nobody_takes_it_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
-    with unheld(path) as one, unheld(path) as other, path.open("ab") as file:
+    with hold_if_free(path) as one, hold_if_free(path) as other, path.open("ab") as file:
         assert one
         assert other
-        assert not take(file)
-    assert not is_held(path)
+        assert not take_lock(file)
+    assert not is_locked(path)
 
 
 def test_whoever_looks_does_not_turn_away_whoever_takes(
@@ -65,9 +65,9 @@ def test_whoever_looks_does_not_turn_away_whoever_takes(
 ) -> None:
     path = tmp_path / "lock"
     path.touch()
-    looking = unheld(path)
+    looking = hold_if_free(path)
     assert looking.__enter__()
     # Looking ends while the other one pauses.
     monkeypatch.setattr(time, "sleep", lambda _: looking.__exit__(None, None, None))
     with path.open("ab") as file:
-        assert take(file)
+        assert take_lock(file)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
-from snakemake_executor_plugin_mantik.config.environment import environment_of
+from snakemake_executor_plugin_mantik.config.environment import job_environment
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config
 
@@ -59,7 +59,7 @@ def holds(config: BackendConfig, fact: str) -> None:
     kind, _, rest = fact.partition(" ")
     if kind == "variables":
         name, _, value = rest.partition("=")
-        assert environment_of(config, Path("/project")).variables[name] == value
+        assert job_environment(config, Path("/project")).variables[name] == value
     elif kind == "options":
         assert config.environment.apptainer is not None
         assert list(config.environment.apptainer.options) == rest.split("|")

@@ -11,12 +11,12 @@ from ruamel.yaml import YAML
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.documents import (
     DocumentError,
-    duplicates,
+    find_duplicates,
     read_document,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config
-from snakemake_executor_plugin_mantik.config.values import written
+from snakemake_executor_plugin_mantik.config.values import as_written
 
 KEYS = [
     *BackendConfig.key_names(),
@@ -185,13 +185,13 @@ def test_yaml_1_1_surprises_stay_texts(text: str) -> None:
 def test_scalars_of_the_core_schema(text: str, value: Any) -> None:
     found = read_document(text.encode(), "yaml")
     assert found == value
-    assert type(found) is type(value) or written(found) == text
+    assert type(found) is type(value) or as_written(found) == text
 
 
 @pytest.mark.parametrize("kind", ["yaml", "json"])
 def test_duplicates_have_paths_and_the_first_value_stays(kind: str) -> None:
     found = read_document(b'{"a": {"b": 1, "b": 2}, "c": [{"d": 1, "d": 2, "d": 3}]}', kind)
-    assert duplicates(found) == [("a", "b"), ("c", "1", "d")]
+    assert find_duplicates(found) == [("a", "b"), ("c", "1", "d")]
     assert found["a"]["b"] == 1
 
 

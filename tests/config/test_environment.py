@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.config.environment import (
-    environment_of,
     image_upload,
-    resources_of,
+    job_environment,
+    job_resources,
     script_limits,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
@@ -27,7 +27,7 @@ def image(path: str, kind: str = "local") -> BackendConfig:
 
 def test_an_image_keeps_its_place_in_the_project() -> None:
     made = image("env/./train.sif")
-    assert environment_of(made, PROJECT).apptainer == Apptainer("env/train.sif", ("--nv",))
+    assert job_environment(made, PROJECT).apptainer == Apptainer("env/train.sif", ("--nv",))
     assert image_upload(made, PROJECT) == (
         Path("/home/p/env/train.sif"),
         "env/train.sif",
@@ -36,7 +36,7 @@ def test_an_image_keeps_its_place_in_the_project() -> None:
 
 def test_a_remote_image_is_not_sent() -> None:
     made = image("/p/train.sif", "remote")
-    assert environment_of(made, PROJECT).apptainer == Apptainer("/p/train.sif", ("--nv",))
+    assert job_environment(made, PROJECT).apptainer == Apptainer("/p/train.sif", ("--nv",))
     assert image_upload(made, PROJECT) is None
     assert image_upload(config(), PROJECT) is None
 
@@ -49,7 +49,7 @@ def test_an_image_of_another_folder_gets_a_place_of_ours(path: str) -> None:
     assert upload[1].startswith(".mantik/images/")
     assert upload[1].endswith("/train.sif")
     assert ".." not in upload[1]
-    made = environment_of(image(path), PROJECT).apptainer
+    made = job_environment(image(path), PROJECT).apptainer
     assert made is not None
     assert made.image == upload[1]
 
@@ -69,7 +69,7 @@ def test_an_image_in_the_project_has_its_place_there_however_it_is_written(
     assert upload is not None
     assert upload[0].parent.resolve() == real / "env"
     assert upload[1] == "env/i.sif"
-    assert environment_of(made, project).apptainer == Apptainer("env/i.sif", ("--nv",))
+    assert job_environment(made, project).apptainer == Apptainer("env/i.sif", ("--nv",))
 
 
 def test_two_images_of_one_name_do_not_meet() -> None:
@@ -81,13 +81,15 @@ def test_two_images_of_one_name_do_not_meet() -> None:
 
 def test_srun_takes_the_cpus_that_the_job_has() -> None:
     plain = {"Queue": "q", "CPUsPerNode": 8}
-    assert environment_of(config(), PROJECT).variables == {}
-    assert environment_of(config(Resources=plain), PROJECT).variables == {"SRUN_CPUS_PER_TASK": "8"}
-    assert environment_of(config(Resources=plain), PROJECT, 3).variables == {
+    assert job_environment(config(), PROJECT).variables == {}
+    assert job_environment(config(Resources=plain), PROJECT).variables == {
+        "SRUN_CPUS_PER_TASK": "8"
+    }
+    assert job_environment(config(Resources=plain), PROJECT, 3).variables == {
         "SRUN_CPUS_PER_TASK": "3"
     }
     own = config(Resources=plain, Environment={"Variables": {"SRUN_CPUS_PER_TASK": 2, "A": 1}})
-    assert environment_of(own, PROJECT, 3).variables == {"SRUN_CPUS_PER_TASK": "2", "A": "1"}
+    assert job_environment(own, PROJECT, 3).variables == {"SRUN_CPUS_PER_TASK": "2", "A": "1"}
 
 
 def test_resources_ask_for_one_task_per_node() -> None:
@@ -103,7 +105,7 @@ def test_resources_ask_for_one_task_per_node() -> None:
         "NodeConstraints": "gpu&a100",
         "QoS": "high",
     }
-    assert resources_of(config(Resources=asked)) == Resources(
+    assert job_resources(config(Resources=asked)) == Resources(
         queue="q",
         runtime_s=3600,
         nodes=2,
@@ -127,7 +129,7 @@ def test_the_settings_defaults_are_the_script_s() -> None:
 
 
 def test_hooks_and_modules_are_handed_on() -> None:
-    made = environment_of(
+    made = job_environment(
         config(
             Environment={
                 "Python": "venv/",

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.key_table import COMBINED, RESOURCES, Becomes
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resources
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, preview
+from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, make_preview
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
 
@@ -38,7 +38,7 @@ ALWAYS = {
 def made(api: Mapping[str, Any], row: Becomes, scheduler: str) -> Preview:
     document = {**api, "Resources": {"Queue": "q", **row.example}, "Site": {"Scheduler": scheduler}}
     planner = Planner(BackendConfig.model_validate(document), None, Path("/p"))
-    return preview(planner, "hpc", "true")
+    return make_preview(planner, "hpc", "true")
 
 
 def directives(shown: Preview, mark: str) -> list[str]:

@@ -5,8 +5,8 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.reading import (
     parse_backend_config,
-    read_all,
     read_backend_config,
+    read_configs,
 )
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: q}\n"
@@ -22,7 +22,7 @@ def test_names_are_given_or_the_file_s_own(tmp_path: Path) -> None:
     (tmp_path / "a=b.json").write_text(
         '{"UnicoreApiUrl": "https://x.org/rest/core", "Resources": {"Queue": "j"}}'
     )
-    loaded = read_all(["juwels.yaml", "big=juwels.yaml", "alps-2=./a=b.json"], tmp_path)
+    loaded = read_configs(["juwels.yaml", "big=juwels.yaml", "alps-2=./a=b.json"], tmp_path)
     assert list(loaded) == ["juwels", "big", "alps-2"]
     assert loaded["alps-2"].config.resources.queue == "j"
     assert loaded["big"].path == tmp_path / "juwels.yaml"
@@ -43,7 +43,7 @@ def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "x.toml.d").mkdir()
     specs += ["no.yaml", "folder.yaml", "~nobody-of-this-name/x.yaml", "", "y=", "a b=good.yaml"]
     with pytest.raises(ConfigError) as caught:
-        read_all(specs, tmp_path)
+        read_configs(specs, tmp_path)
     said = [f"{file}|{key}|{message}" for file, key, message in messages(caught.value)]
     for file, key, part in [
         ("a.yaml", "UnicoreApiUrl", "either"),
@@ -70,18 +70,18 @@ def test_the_image_is_looked_for_only_if_asked(tmp_path: Path) -> None:
     project.mkdir()
     (project / "site.yaml").write_text(IMAGE)
     with pytest.raises(ConfigError, match="not found"):
-        read_all(["site.yaml"], project)
-    assert read_all(["site.yaml"], project, check_files=False)
+        read_configs(["site.yaml"], project)
+    assert read_configs(["site.yaml"], project, check_files=False)
     assert read_backend_config(project / "site.yaml")[1] == []
     (tmp_path / "img.sif").write_text("")
-    assert read_all(["site.yaml"], project)
+    assert read_configs(["site.yaml"], project)
 
 
 def test_a_folder_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(IMAGE.replace("../img", "img"))
     (tmp_path / "img.sif").mkdir()
     with pytest.raises(ConfigError, match="not found"):
-        read_all(["site.yaml"], tmp_path)
+        read_configs(["site.yaml"], tmp_path)
 
 
 def test_an_unreadable_file_is_a_mistake(tmp_path: Path) -> None:

@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.adopt import choose, kept, named, note, stale, unwanted
-from snakemake_executor_plugin_mantik.engine.request import fingerprint
+from snakemake_executor_plugin_mantik.engine.adopt import (
+    choose_tries,
+    encode_basis,
+    kept_message,
+    named_checksums,
+    stale_message,
+    why_unwanted,
+)
+from snakemake_executor_plugin_mantik.engine.request import fingerprint_of
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from tests.support.controller import request
@@ -33,15 +40,15 @@ def record(
 @pytest.mark.parametrize("state", OPEN)
 def test_the_same_job_is_taken_up(state: TryState) -> None:
     found = record(state)
-    assert choose(JOB, SAME, [found]).adopted == found
-    assert choose(replace(JOB, forced=True), SAME, [found]).adopted == found
+    assert choose_tries(JOB, SAME, [found]).adopted == found
+    assert choose_tries(replace(JOB, forced=True), SAME, [found]).adopted == found
 
 
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
 @pytest.mark.parametrize(("fingerprint", "site"), [("other", "sim"), ("same", "elsewhere")])
 def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:
     found = record(state, outcome="succeeded", fingerprint=fingerprint, site=site)
-    choice = choose(JOB, SAME, [found])
+    choice = choose_tries(JOB, SAME, [found])
     assert choice.adopted is None
     assert choice.unwanted == (found,)
 
@@ -67,18 +74,18 @@ def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
 
 def test_what_succeeded_is_taken_unless_forced() -> None:
     found = record(TryState.ENDED, outcome="succeeded")
-    assert choose(JOB, SAME, [found]).adopted == found
-    assert choose(replace(JOB, forced=True), SAME, [found]).unwanted == (found,)
+    assert choose_tries(JOB, SAME, [found]).adopted == found
+    assert choose_tries(replace(JOB, forced=True), SAME, [found]).unwanted == (found,)
 
 
 def test_what_failed_is_run_again() -> None:
     found = record(TryState.ENDED, outcome="failed: something")
-    assert choose(JOB, SAME, [found]).unwanted == (found,)
+    assert choose_tries(JOB, SAME, [found]).unwanted == (found,)
 
 
 def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
     tries = [record(TryState.SUBMITTED, n) for n in range(3)]
-    choice = choose(JOB, SAME, tries)
+    choice = choose_tries(JOB, SAME, tries)
     assert choice.adopted == tries[2]
     assert choice.unwanted == (tries[0], tries[1])
 
@@ -101,47 +108,49 @@ SOURCES = {
     ],
 )
 def test_sources_that_a_command_names(command: str, found: set[str]) -> None:
-    assert set(named(command, SOURCES)) == found
+    assert set(named_checksums(command, SOURCES)) == found
 
 
 def test_tries_of_an_earlier_version_are_told_of() -> None:
     old = record(TryState.SUBMITTED)
-    assert "changed: the executor's version." in unwanted(JOB, old, {"command": "x"})
-    assert kept(old, {"queue": "other"}) == stale(old, "digest") == ""
+    assert "changed: the executor's version." in why_unwanted(JOB, old, {"command": "x"})
+    assert kept_message(old, {"queue": "other"}) == stale_message(old, "digest") == ""
 
 
 def test_what_was_never_sent_or_had_failed_is_not_told_of() -> None:
-    kept_back = note({"command": "old"}, {"queue": "q"}, "old")
+    kept_back = encode_basis({"command": "old"}, {"queue": "q"}, "old")
     for state, outcome in [(TryState.PLANNED, ""), (TryState.ENDED, "failed: it")]:
         found = replace(record(state, outcome=outcome), made_of=kept_back)
-        assert unwanted(JOB, found, {"command": "new"}) == ""
+        assert why_unwanted(JOB, found, {"command": "new"}) == ""
     planned = replace(record(TryState.PLANNED), made_of=kept_back)
-    assert kept(planned, {"queue": "p"}) == stale(planned, "new") == ""
+    assert kept_message(planned, {"queue": "p"}) == stale_message(planned, "new") == ""
 
 
 def test_what_is_forced_or_grouped_is_told_of() -> None:
-    same = replace(record(TryState.ENDED, outcome="succeeded"), made_of=note({"a": "b"}, {}, ""))
-    assert "as it is forced" in unwanted(replace(JOB, forced=True), same, {"a": "b"})
-    assert "grouped in another way" in unwanted(replace(JOB, job="other"), same, {"a": "b"})
+    same = replace(
+        record(TryState.ENDED, outcome="succeeded"), made_of=encode_basis({"a": "b"}, {}, "")
+    )
+    assert "as it is forced" in why_unwanted(replace(JOB, forced=True), same, {"a": "b"})
+    assert "grouped in another way" in why_unwanted(replace(JOB, job="other"), same, {"a": "b"})
 
 
 def test_of_many_changes_some_are_named() -> None:
     before = {f"input f{n}": "a" for n in range(20)}
-    found = replace(record(TryState.SUBMITTED), made_of=note(before, {}, ""))
-    told = unwanted(JOB, found, dict.fromkeys(before, "b"))
+    found = replace(record(TryState.SUBMITTED), made_of=encode_basis(before, {}, ""))
+    told = why_unwanted(JOB, found, dict.fromkeys(before, "b"))
     assert "f0, f1, f2, f3, f4, …" in told
 
 
 def test_of_a_job_that_updates_it_counts_where_it_began() -> None:
     found = record(TryState.ENDED, fingerprint="same+before", outcome="succeeded")
-    assert choose(JOB, "same+after", [found]).adopted is None
-    assert choose(JOB, "same+after", [found], already=True).adopted == found
-    assert choose(JOB, "other+after", [found], already=True).adopted is None
+    assert choose_tries(JOB, "same+after", [found]).adopted is None
+    assert choose_tries(JOB, "same+after", [found], already=True).adopted == found
+    assert choose_tries(JOB, "other+after", [found], already=True).adopted is None
 
 
 def test_what_it_updates_is_apart_in_what_a_job_is_made_of() -> None:
     job = replace(JOB, outputs=(OutputFile("model", keep=True, directory=True),))
-    prints = [fingerprint(job.made_of({"a": "1", "model/x": held}, "e", {})) for held in "12"]
+    prints = [fingerprint_of(job.made_of({"a": "1", "model/x": held}, "e", {})) for held in "12"]
     assert prints[0] != prints[1]
     assert prints[0].partition("+")[0] == prints[1].partition("+")[0]
-    assert "+" not in fingerprint(JOB.made_of({"a": "1"}, "e", {}))
+    assert "+" not in fingerprint_of(JOB.made_of({"a": "1"}, "e", {}))

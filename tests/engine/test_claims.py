@@ -15,7 +15,7 @@ def owner(content: bytes | None) -> claims.Owner | None:
     world = World(lambda _: Fate(), lambda _: 1.0)
     if content is not None:
         world.files[RECORD.paths.claim] = content
-    return run(claims.owner(SimulatedSite(world), RECORD))
+    return run(claims.read_owner(SimulatedSite(world), RECORD))
 
 
 def test_the_job_that_it_names_holds_it_however_often_it_has_beaten() -> None:

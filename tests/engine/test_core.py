@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.engine import core
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import Journal, TryState, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import CONFIG, request
 from tests.support.simulated import Fate, Fault, SimulatedPlanner, SimulatedSite, World
@@ -104,17 +104,17 @@ def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
 
 def answered(workdir: Path) -> None:
     """Wait for the answers to all submissions."""
-    wait_until(lambda: {r.state for r in history(workdir / ".state")} == {TryState.SUBMITTED})
+    wait_until(lambda: {r.state for r in read_history(workdir / ".state")} == {TryState.SUBMITTED})
 
 
 def test_each_job_has_its_outcome(start: Start, tmp_path: Path) -> None:
     engine = start()
     found = outcomes(engine, *(request(n) for n in range(50)))
     assert all(outcome.succeeded for outcome in found.values()), found
-    assert {r.state for r in history(tmp_path / ".state")} == {TryState.ENDED}
+    assert {r.state for r in read_history(tmp_path / ".state")} == {TryState.ENDED}
     for outcome in found.values():
         engine.commit(outcome)
-    assert {r.state for r in history(tmp_path / ".state")} == {TryState.DONE}
+    assert {r.state for r in read_history(tmp_path / ".state")} == {TryState.DONE}
 
 
 def test_collected_but_not_committed_is_taken_up(
@@ -308,7 +308,7 @@ def test_cancel_ends_all(start: Start, world: World, tmp_path: Path, started: bo
 
     assert engine.cancel() == []
 
-    assert {r.outcome for r in history(tmp_path / ".state")} == {"cancelled"}
+    assert {r.outcome for r in read_history(tmp_path / ".state")} == {"cancelled"}
     world.advance(world.now + 2000)
     assert all(run.how == "exit 143" for run in world.runs)
     assert len(world.runs) == (10 if started else 0)
@@ -396,7 +396,7 @@ def test_what_nobody_asks_for_any_more_is_told(start: Start, world: World, tmp_p
     again = make(world, tmp_path, said.append)
     again.open(["sim"], lambda _: Sources((), 0, ()))
     again.submit(request(0))
-    wait_until(lambda: "0" in "".join(r.job for r in history(tmp_path / ".state")))
+    wait_until(lambda: "0" in "".join(r.job for r in read_history(tmp_path / ".state")))
     again.close()
 
     [line] = [line for line in said if "did not ask for" in line]
@@ -423,7 +423,7 @@ def test_what_is_left_at_another_site_may_still_run(
     assert outcomes(again, replace(request(1), site="else"))[1].succeeded
     again.close()
 
-    left, _ = history(tmp_path / ".state")
+    left, _ = read_history(tmp_path / ".state")
     assert (left.may_run, left.left_where) == (True, "/ws")
     assert any(f"smk-mantik cancel {left.id}" in line for line in said)
 
@@ -459,7 +459,7 @@ def test_a_workspace_under_another_name_runs_one_try_at_a_time(
     first, second = world.runs
     assert first.ended is not None
     assert first.ended <= second.begun
-    assert not any(record.may_run for record in history(tmp_path / ".state"))
+    assert not any(record.may_run for record in read_history(tmp_path / ".state"))
 
 
 @pytest.mark.parametrize("one_client", [False, True])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, cores_of_node
+from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.forecast import Total
 from snakemake_executor_plugin_mantik.jobs.resources import billed_cores
@@ -38,7 +38,7 @@ def test_two_nodes_of_juwels_for_an_hour() -> None:
     config = BackendConfig.model_validate(JUWELS)
     asked = Resources(nodes=2, runtime_s=3600, queue="batch")
     total = Total()
-    total.add(asked, billed_cores(asked, cores_of_node(config, asked.queue)))
+    total.add(asked, billed_cores(asked, node_cores(config, asked.queue)))
     assert (total.core_hours, total.without_cores) == (96.0, 0)
 
 
@@ -48,7 +48,7 @@ def test_an_unknown_site_is_not_counted_as_one_core() -> None:
     )
     asked = Resources(nodes=2, runtime_s=3600, queue="batch")
     total = Total()
-    total.add(asked, billed_cores(asked, cores_of_node(config, asked.queue)))
+    total.add(asked, billed_cores(asked, node_cores(config, asked.queue)))
     assert (total.core_hours, total.without_cores) == (0.0, 1)
 
 

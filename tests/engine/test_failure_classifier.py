@@ -9,8 +9,8 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
-from snakemake_executor_plugin_mantik.engine.messages import Said, failed
-from snakemake_executor_plugin_mantik.engine.observer import how_failed
+from snakemake_executor_plugin_mantik.engine.messages import Said, failed_message
+from snakemake_executor_plugin_mantik.engine.observer import failure_kind
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -171,8 +171,8 @@ def test_only_what_somebody_cancelled_counts_as_killed() -> None:
     """Whoever heard of it: the script, or its command alone with exit code 143."""
     cancelled = [JobState(Phase.ENDED, Reason.CANCELLED)]
     for marker in (TERM, Marker(143)):
-        assert how_failed(reason(marker, Scheduler([*cancelled]), "1")) == "killed"
-    assert [r for r in Reason if how_failed(r) == "killed"] == [Reason.CANCELLED]
+        assert failure_kind(reason(marker, Scheduler([*cancelled]), "1")) == "killed"
+    assert [r for r in Reason if failure_kind(r) == "killed"] == [Reason.CANCELLED]
 
 
 @pytest.mark.parametrize(
@@ -186,5 +186,5 @@ def test_only_what_somebody_cancelled_counts_as_killed() -> None:
     ],
 )
 def test_the_reason_is_told(marker: Marker, why: Reason, words: list[str]) -> None:
-    told = failed(marker, "hpc1, 17", Said(b"", None), why)
+    told = failed_message(marker, "hpc1, 17", Said(b"", None), why)
     assert [word for word in words if word not in told] == []

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, packs
+from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -81,7 +81,7 @@ def test_what_lies_too_deep_costs_the_log_and_not_the_job(trial: Trial, tmp_path
 
 def test_a_pack_that_goes_too_deep() -> None:
     with pytest.raises(PackDamaged, match="directories"):
-        list(packs(packed({f"./{DEEP}x": b"1"})))
+        list(read_packs(packed({f"./{DEEP}x": b"1"})))
 
 
 class Endless:
@@ -104,7 +104,7 @@ def test_a_salvage_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(salvage, "MOST_BYTES", 100 << 10)
     site = Endless()
 
-    virtualtime.run(salvage.salvage(cast(Site, site), "log", tmp_path))
+    virtualtime.run(salvage.salvage_files(cast(Site, site), "log", tmp_path))
 
     assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= 101 << 10
     assert site.listed <= DEEPEST + 1

@@ -192,7 +192,7 @@ def test_names_of_one_place_look_after_it_together(tmp_path: Path, names: Sequen
         await session.engine.closed(tidy=False)
 
     session.run(idle())
-    wait_s = place.wait_s(CONFIG.site)
+    wait_s = place.takeover_wait_s(CONFIG.site)
     assert 2 * LONG_S / wait_s <= session.sites["sim"].calls["list"] <= 3 * LONG_S / wait_s
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.paths import BUNDLES, PLACE, bundle_path
-from snakemake_executor_plugin_mantik.journal import TryState, history
+from snakemake_executor_plugin_mantik.journal import TryState, read_history
 from tests.support.controller import Controller, killed_when, request, simulate
 from tests.support.older import UNDO
 from tests.support.simulated import Fate, World, result
@@ -57,7 +57,7 @@ def test_open_try_is_taken_up_and_its_bundle_found(
     controller = killed_when(tmp_path, world, lambda c: bool(states(tmp_path)), job)
     grown_old(tmp_path, world, versions)
     world.advance(world.now + 100.0)
-    [before] = history(tmp_path / ".state")
+    [before] = read_history(tmp_path / ".state")
 
     async def play(controller: Controller) -> tuple[Outcome, Outcome]:
         first = await controller.job(job)
@@ -78,4 +78,4 @@ def test_open_try_is_taken_up_and_its_bundle_found(
 
 def states(workdir: Path) -> list[TryState]:
     """The tries that the site has taken."""
-    return [r.state for r in history(workdir / ".state") if r.state is TryState.SUBMITTED]
+    return [r.state for r in read_history(workdir / ".state") if r.state is TryState.SUBMITTED]

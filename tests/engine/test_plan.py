@@ -7,7 +7,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.plan import Planner, unchecked
+from snakemake_executor_plugin_mantik.engine.plan import Planner, unchecked_resources
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
 
@@ -80,5 +80,5 @@ def test_what_a_queue_has() -> None:
 
 def test_what_cannot_be_checked_is_named() -> None:
     asked = Resources(queue="batch", runtime_s=60, nodes=2, qos="short", reservation="mine")
-    assert unchecked(asked, LIMITS) == ["nodes", "reservation"]
-    assert unchecked(asked, QueueLimits()) == ["runtime", "nodes", "QoS", "reservation"]
+    assert unchecked_resources(asked, LIMITS) == ["nodes", "reservation"]
+    assert unchecked_resources(asked, QueueLimits()) == ["runtime", "nodes", "QoS", "reservation"]

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteReje
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import TryState, history
+from snakemake_executor_plugin_mantik.journal import TryState, read_history
 from snakemake_executor_plugin_mantik.staging import bundle
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support.controller import (
@@ -169,7 +169,7 @@ def test_repeated_submission_is_refused(tmp_path: Path, runs_after_all: bool) ->
     else:
         with pytest.raises(SiteRejected):
             simulate(tmp_path, world, play)
-        (record,) = history(tmp_path / ".state")
+        (record,) = read_history(tmp_path / ".state")
         assert world.files[record.paths.claim] is None, "it is revoked"
     assert len(world.runs) == int(runs_after_all)
 
@@ -253,7 +253,7 @@ def test_full_queue_is_waited_for(tmp_path: Path) -> None:
 
     assert simulate(tmp_path, world, play).succeeded
     assert len(world.runs) == 1
-    assert [record.state for record in history(tmp_path / ".state")][-1] is TryState.DONE
+    assert [record.state for record in read_history(tmp_path / ".state")][-1] is TryState.DONE
 
 
 def test_refusal_that_stays_is_told(tmp_path: Path) -> None:

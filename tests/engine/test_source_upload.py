@@ -79,7 +79,7 @@ def test_what_is_written_all_the_time_stays_here(sent: Sent, tmp_path: Path) -> 
 
     assert list(found) == ["code.py"]
     [line] = said
-    assert "notes is written to all the time" in line
+    assert "not uploading notes" in line
 
 
 def test_what_goes_is_not_missed(sent: Sent, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Staged, Stager
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_done, bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
@@ -392,7 +392,7 @@ def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(play: Player[N
             bench.journal._db.set_progress_handler(None, 0)
             steps.append(count[0])
         assert max(steps) < 2 * min(steps), steps
-        assert bundle_done(staged[0].bundles[0]) not in bench.world.files
+        assert bundle_done_path(staged[0].bundles[0]) not in bench.world.files
 
     play(scenario)
 

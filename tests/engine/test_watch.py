@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, LOST_
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
-from snakemake_executor_plugin_mantik.jobs.paths import marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
@@ -650,7 +650,7 @@ def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedulers_w
         async def old(path: str) -> dict[str, Entry]:
             entries = await shown(path)
             written = f"{record.paths.tries}/{LOOK}" in bench.world.files
-            return {n: e for n, e in entries.items() if written or marker_name(n) is None}
+            return {n: e for n, e in entries.items() if written or parse_marker_name(n) is None}
 
         bench.site.list = old  # type: ignore[method-assign]
         end = await bench.watcher.watch(record, [job], sent=1)

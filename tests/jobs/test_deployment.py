@@ -13,9 +13,9 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     CondaFile,
     Image,
     Times,
-    with_conda,
-    with_container,
-    with_modules,
+    wrap_conda,
+    wrap_container,
+    wrap_modules,
 )
 from tests.support import condas
 from tests.support.trial import NASTY, wait_until
@@ -96,7 +96,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def conda(environment: CondaFile | str, command: str = COMMAND, times: Times = PATIENT) -> str:
-    return with_conda(environment, command, rule="train's", blocked=["R_LIBS"], times=times)
+    return wrap_conda(environment, command, rule="train's", blocked=["R_LIBS"], times=times)
 
 
 def waiting(jobs: Sequence["subprocess.Popen[str]"]) -> int:
@@ -153,7 +153,7 @@ def test_a_job_that_is_ended_makes_room_at_once(node: Node) -> None:
     told = node.start(text)
     wait_until((node.environments / "1/half").exists)
     node.file("quick")
-    other = node.start(with_conda(node.file("quick"), COMMAND, rule="b", times=Times(poll_s=0.05)))
+    other = node.start(wrap_conda(node.file("quick"), COMMAND, rule="b", times=Times(poll_s=0.05)))
     os.killpg(told.pid, signal.SIGTERM)
     assert ended(told)[0] == 143
     code, output, _ = ended(other)  # long before a missing sign of life would tell
@@ -326,10 +326,10 @@ def test_modules(node: Node) -> None:
     init = node.home / "module.sh"
     init.write_text(MODULE)
     command = "set -u; module load late; echo $LOADED"
-    text = with_modules(["A/1", "B C"], command, rule="x")
+    text = wrap_modules(["A/1", "B C"], command, rule="x")
     assert node.run(text, BASH_ENV=str(init), LOADED="before,")[1] == "A/1,B,C,late,\n"
     code, output, errors = node.run(
-        with_modules(["A", "bad"], command, rule="x"), BASH_ENV=str(init)
+        wrap_modules(["A", "bad"], command, rule="x"), BASH_ENV=str(init)
     )
     assert (code, output) == (1, "")
     assert "rule x: not all modules could be loaded: A bad" in errors
@@ -353,7 +353,7 @@ def test_an_image_is_fetched_once(node: Node) -> None:
     (node.bin / "apptainer").write_text(ENGINE)
     (node.bin / "apptainer").chmod(0o755)
     image = Image("docker://a/b:1", "i1", ("--nv", "-B", "$DATA:/d"), "--env 'A=b c'")
-    text = with_container(image, "bash -c 'echo in; pwd'", rule="x", times=PATIENT)
+    text = wrap_container(image, "bash -c 'echo in; pwd'", rule="x", times=PATIENT)
     results = [ended(job) for job in [node.start(text, DATA="/p d") for _ in range(5)]]
     assert {result[:2] for result in results} == {(0, f"in\n{node.workspace}\n")}, results
     sif = f"{node.workspace}/.mantik/images/i1-{MACHINE}/1.sif"
@@ -366,7 +366,7 @@ def test_an_image_is_fetched_once(node: Node) -> None:
         f"/p d:/d\n--env\nA=b c\n{sif}\nbash\n-c\necho in; pwd\n"
     ) in calls
     code, output, errors = node.run(
-        with_container(Image("docker://bad", "i2"), "bash -c 'echo in'", rule="x", times=PATIENT)
+        wrap_container(Image("docker://bad", "i2"), "bash -c 'echo in'", rule="x", times=PATIENT)
     )
     assert (code, output) == (1, "")
     assert "FATAL: no such image" in errors
@@ -374,7 +374,7 @@ def test_an_image_is_fetched_once(node: Node) -> None:
 
 
 def test_an_image_that_is_a_file(node: Node) -> None:
-    image = with_container(Image("img/it's.sif"), "bash -c 'echo in'", rule="x")
+    image = wrap_container(Image("img/it's.sif"), "bash -c 'echo in'", rule="x")
     assert "neither apptainer nor singularity" in node.run(image)[2]
     (node.bin / "singularity").write_text(ENGINE)
     (node.bin / "singularity").chmod(0o755)
@@ -389,5 +389,5 @@ def test_an_image_that_is_a_file(node: Node) -> None:
     assert calls.count("--bind\n/usr/lib\n") == 1
     assert (
         "there is no image /not/there"
-        in node.run(with_container(Image("/not/there"), "bash -c :", rule="x"))[2]
+        in node.run(wrap_container(Image("/not/there"), "bash -c :", rule="x"))[2]
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_done
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile
 from tests.support.trial import NASTY, QUICK, Trial, packed
 
@@ -68,7 +68,7 @@ def test_a_bundle_with_odd_names_comes_in(trial: Trial, inline: bool) -> None:
     assert not (trial.workspace / "deep/link").is_symlink()
     assert (trial.workspace / "deep/link").read_bytes() == b"a b"
     assert (trial.workspace / "deep/link").stat().st_nlink == 1
-    assert (trial.workspace / bundle_done("b-1")).exists() != inline
+    assert (trial.workspace / bundle_done_path("b-1")).exists() != inline
     assert not (trial.workspace / spec.paths.work / "unpack").exists()
 
 

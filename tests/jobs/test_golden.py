@@ -9,7 +9,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs import group
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
-from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
     Environment,
@@ -92,8 +92,8 @@ GROUP = group.GroupProgram(
     service_wait_s=7,
 )
 
-SCRIPTS_AS_TEXT = {name: render(spec) for name, spec in SCRIPTS.items()}
-SCRIPTS_AS_TEXT["group"] = group.render(GROUP)
+SCRIPTS_AS_TEXT = {name: render_script(spec) for name, spec in SCRIPTS.items()}
+SCRIPTS_AS_TEXT["group"] = group.render_group(GROUP)
 
 
 @pytest.mark.parametrize("name", SCRIPTS_AS_TEXT)

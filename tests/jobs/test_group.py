@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.group import (
     GroupProgram,
     Team,
     Temporary,
-    render,
+    render_group,
 )
 from tests.support.trial import NASTY
 
@@ -32,7 +32,7 @@ class Place:
 
     def start(self, group: GroupProgram) -> "subprocess.Popen[str]":
         script = self.workspace / "group.sh"
-        script.write_bytes(render(group).encode("utf-8", "surrogateescape"))
+        script.write_bytes(render_group(group).encode("utf-8", "surrogateescape"))
         return subprocess.Popen(
             ["bash", "group.sh"],
             cwd=self.workspace,

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs import live
-from snakemake_executor_plugin_mantik.jobs.live import Pack, PackDamaged, packs
+from snakemake_executor_plugin_mantik.jobs.live import Pack, PackDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, LiveDirectory, OutputFile
 from snakemake_executor_plugin_mantik.tracking.store import GROWING
 from tests.support.trial import NASTY, QUICK, Trial, packed, session, wait_until
@@ -64,7 +64,7 @@ class Reader:
                 self.piece = self.read
             self.requests.append(self.piece)
             content = (self.trial.workspace / self.spec.paths.piece(self.piece)).read_bytes()
-            for pack in packs(content[self.read - self.piece : told - self.piece]):
+            for pack in read_packs(content[self.read - self.piece : told - self.piece]):
                 self.read += pack.size
                 yield pack
 
@@ -378,21 +378,21 @@ def test_half_a_pack_is_written_anew(trial: Trial) -> None:
 )
 def test_what_no_job_script_makes_is_not_taken(content: bytes) -> None:
     with pytest.raises(PackDamaged):
-        list(packs(content))
+        list(read_packs(content))
 
 
 def test_a_pack_that_unpacks_to_more_than_it_may_is_none() -> None:
     with pytest.raises(PackDamaged, match="it unpacks to"):
-        list(packs(packed({"./zeros": bytes(live.LONGEST_PACK)})))
+        list(read_packs(packed({"./zeros": bytes(live.LONGEST_PACK)})))
 
 
 def test_a_pack_that_is_cut_is_left_to_the_next_time() -> None:
     one, two = packed({"./a": b"1"}), packed({"part/17/b/c": b"2"})
 
-    found = list(packs(one + two[:-1]))
+    found = list(read_packs(one + two[:-1]))
 
     assert [pack.size for pack in found] == [len(one)]
-    assert [pack.files[0].path for pack in packs(one + two)] == [
+    assert [pack.files[0].path for pack in read_packs(one + two)] == [
         PurePosixPath("a"), PurePosixPath("b/c"),
     ]  # fmt: skip
-    assert [pack.files[0].start for pack in packs(one + two)] == [None, 17]
+    assert [pack.files[0].start for pack in read_packs(one + two)] == [None, 17]

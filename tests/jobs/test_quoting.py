@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
-from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Environment, JobSpec
 from tests.support.trial import NASTY, Trial
 
@@ -69,7 +69,7 @@ def test_names_of_the_script_itself_are_the_users_too(trial: Trial) -> None:
 )
 def test_what_no_script_can_carry_is_refused(trial: Trial, values: dict[str, object]) -> None:
     with pytest.raises(UserError):
-        render(trial.spec(**{"command": ":", **values}))  # type: ignore[arg-type]
+        render_script(trial.spec(**{"command": ":", **values}))  # type: ignore[arg-type]
 
 
 HOSTILE = "$(touch bad) `touch bad`; touch bad & touch bad | 'x' \"y\" \\ \n touch bad"
@@ -95,7 +95,7 @@ def rendered(environment: Environment, command: str = "python main.py 1") -> str
         command=command,
         environment=environment,
     )
-    return render(spec)
+    return render_script(spec)
 
 
 def test_texts_that_a_reader_looks_for() -> None:

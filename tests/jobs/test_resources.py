@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
-    meant,
-    merge,
+    merge_resources,
     slurm_directives,
+    suggest_resource,
     total_cpus,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
@@ -34,7 +34,7 @@ BASE = Resources(
 
 def test_without_resources_of_a_rule_the_config_is_asked_for() -> None:
     rule = {"tmpdir": "/tmp", "disk_mb": 1000, "mem_mib": 954, "site": "alps", "runtime": None}
-    assert merge(BASE, rule, 1) == BASE
+    assert merge_resources(BASE, rule, 1) == BASE
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_without_resources_of_a_rule_the_config_is_asked_for() -> None:
     ],
 )
 def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, Any]) -> None:
-    assert merge(BASE, rule, threads) == Resources(**{**vars(BASE), **changes})
+    assert merge_resources(BASE, rule, threads) == Resources(**{**vars(BASE), **changes})
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, A
 )
 def test_what_cannot_be_meant_is_refused(rule: dict[str, object], names: list[str]) -> None:
     with pytest.raises(UserError) as raised:
-        merge(BASE, rule, 1)
+        merge_resources(BASE, rule, 1)
     assert all(name in str(raised.value) for name in names), str(raised.value)
 
 
 def test_a_kind_of_gpus() -> None:
-    asked = merge(BASE, {"gpu": 2, "gpu_model": "a100"}, 1)
+    asked = merge_resources(BASE, {"gpu": 2, "gpu_model": "a100"}, 1)
     assert "--gpus-per-node=a100:1" in slurm_directives(asked, "train")
     with pytest.raises(UserError, match=r"gpu_model=a100 .* none are asked for"):
-        slurm_directives(merge(Resources(), {"gpu_model": "a100"}, 1), "train")
+        slurm_directives(merge_resources(Resources(), {"gpu_model": "a100"}, 1), "train")
     with pytest.raises(UserError, match=r"PBS has no common name .* gpu_model=a100"):
         pbs_directives(replace(asked, qos=None), "train")
 
@@ -154,11 +154,13 @@ def test_nothing_is_asked_that_was_not() -> None:
 
 
 def test_tasks_on_each_node() -> None:
-    options = slurm_directives(merge(Resources(nodes=2), {"tasks_per_node": 8}, 1), "x")
+    options = slurm_directives(merge_resources(Resources(nodes=2), {"tasks_per_node": 8}, 1), "x")
     assert options[1:-1] == (
         "--nodes=2", "--ntasks=16", "--ntasks-per-node=8", "--cpus-per-task=1",
     )  # fmt: skip
-    assert merge(Resources(), {"tasks_per_node": 8}, 1).tasks == 8, "a node, as for the scheduler"
+    assert merge_resources(Resources(), {"tasks_per_node": 8}, 1).tasks == 8, (
+        "a node, as for the scheduler"
+    )
 
 
 def test_tasks_and_memory_for_each_cpu() -> None:
@@ -224,4 +226,4 @@ def test_times(seconds: int, clock: str) -> None:
     ],
 )
 def test_names_that_are_likely_meant_to_mean_something(name: str, likely: str | None) -> None:
-    assert meant(name) == likely
+    assert suggest_resource(name) == likely

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from snakemake_executor_plugin_mantik.jobs.shadow import Shadow, in_shadow
+from snakemake_executor_plugin_mantik.jobs.shadow import Shadow, wrap_shadow
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from tests.support.trial import NASTY, Trial, wait_until
 
@@ -15,7 +15,7 @@ SHADOW = Shadow(PLACE, "minimal", inputs=("in",), outputs=("out",), logs=("log",
 
 
 def text(shadow: Shadow, command: str) -> str:
-    return in_shadow(shadow, shlex.join(["bash", "-c", command]), rule="it's")
+    return wrap_shadow(shadow, shlex.join(["bash", "-c", command]), rule="it's")
 
 
 @pytest.mark.parametrize("signalled", ["the job", "its command"])
@@ -81,7 +81,7 @@ def test_what_cannot_be_made_is_told(trial: Trial) -> None:
 def test_what_lies_with_our_own_files_is_found(trial: Trial) -> None:
     trial.write("in")
     trial.write(".mantik/files/1/command", 'echo "$0 $MANTIK_WORKSPACE" > out')
-    start = in_shadow(SHADOW, "bash .mantik/files/1/command", rule="x")
+    start = wrap_shadow(SHADOW, "bash .mantik/files/1/command", rule="x")
     ended = trial.run(trial.spec(start, outputs=(OutputFile("out"),)))
     assert ended.sure.exit_code == 0, ended.log
     assert (trial.workspace / "out").read_text() == f".mantik/files/1/command {trial.workspace}\n"

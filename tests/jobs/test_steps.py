@@ -9,9 +9,9 @@ import pytest
 from snakemake_executor_plugin_mantik.jobs.deployment import (
     CondaFile,
     Image,
-    with_conda,
-    with_container,
-    with_modules,
+    wrap_conda,
+    wrap_container,
+    wrap_modules,
 )
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -125,10 +125,10 @@ def test_a_failing_step_is_named(trial: Trial, step: str, values: dict[str, obje
 @pytest.mark.parametrize(
     "setup",
     [
-        with_modules(["GCC"], "touch not-reached", rule="r"),
-        with_conda("not-there", "touch not-reached", rule="r"),
-        with_conda(CondaFile("e.yaml", "e", "e.yaml"), "touch not-reached", rule="r"),
-        with_container(Image("not there.sif"), "touch not-reached", rule="r"),
+        wrap_modules(["GCC"], "touch not-reached", rule="r"),
+        wrap_conda("not-there", "touch not-reached", rule="r"),
+        wrap_conda(CondaFile("e.yaml", "e", "e.yaml"), "touch not-reached", rule="r"),
+        wrap_container(Image("not there.sif"), "touch not-reached", rule="r"),
     ],
 )
 def test_a_rules_own_environment_that_fails_is_no_failure_of_its_command(

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.journal import (
     SiteRecord,
     TryRecord,
     TryState,
-    history,
+    read_history,
 )
 from snakemake_executor_plugin_mantik.journal.database import VERSION
 from tests.support.older import UNDO
@@ -54,7 +54,7 @@ def advance(journal: Journal, try_id: str, state: TryState) -> None:
 
 
 def state_of(journal: Journal, try_id: str) -> TryState:
-    return next(r.state for r in history(journal.path.parent) if r.id == try_id)
+    return next(r.state for r in read_history(journal.path.parent) if r.id == try_id)
 
 
 @pytest.mark.parametrize("states", list(itertools.product(TryState, TryState)))
@@ -70,7 +70,7 @@ def test_what_ended_keeps_its_outcome(journal: Journal) -> None:
     record = new_try(journal)
     advance(journal, record.id, TryState.ABANDONED)
     advance(journal, record.id, TryState.ENDED)
-    assert [r.outcome for r in history(journal.path.parent)] == ["cancelled"]
+    assert [r.outcome for r in read_history(journal.path.parent)] == ["cancelled"]
 
 
 def test_submissions_are_kept_even_if_they_come_late(journal: Journal) -> None:
@@ -221,7 +221,7 @@ def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> N
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
         db.executescript("".join(UNDO[:versions]))
     (tmp_path / "journal.spare").unlink()
-    assert [r.reason for r in history(tmp_path)] == [""]
+    assert [r.reason for r in read_history(tmp_path)] == [""]
     for _ in range(2):
         with closing(Journal(tmp_path)) as journal:
             assert [r.id for r in journal.all_open_tries()] == [record.id]
@@ -322,7 +322,7 @@ def test_survives_kill_9_of_a_writing_process(tmp_path: Path) -> None:
         told = [writer.stdout.readline().strip() for _ in range(20)]
         with pytest.raises(JournalError, match="another Snakemake"):
             Journal(tmp_path)
-        assert len(history(tmp_path)) >= 20, "readers are welcome meanwhile"
+        assert len(read_history(tmp_path)) >= 20, "readers are welcome meanwhile"
         os.kill(writer.pid, signal.SIGKILL)
         told += writer.stdout.read().split()
         writer.stdout.close()
@@ -456,13 +456,13 @@ def test_full_disk_is_told(journal: Journal) -> None:
 
 def test_history_without_a_journal(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="Run snakemake first"):
-        history(tmp_path)
+        read_history(tmp_path)
 
 
 def test_history_of_a_journal_that_is_just_being_made(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
         db.execute("PRAGMA journal_mode = WAL")
-        assert history(tmp_path) == []
+        assert read_history(tmp_path) == []
 
 
 def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:

@@ -132,7 +132,7 @@ def test_a_name_and_a_content_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for path, text in files.items():
             (tmp_path / name / path).write_text(text)
-    assert len({project_sources.digest(tmp_path / name, None) for name in "abc"}) == 3
+    assert len({project_sources.project_digest(tmp_path / name, None) for name in "abc"}) == 3
 
 
 def test_exclude(folder: Path) -> None:

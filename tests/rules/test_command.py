@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     NODE_TMPDIR,
     _declared,
-    on_node,
+    use_node_tmpdir,
 )
 
 
@@ -56,7 +56,7 @@ def test_an_expression_that_fails_names_the_rule() -> None:
 def test_the_nodes_directory_is_in_the_text_wherever_it_stands(
     text: str, shell: str, tmp_path: Path
 ) -> None:
-    command, started = on_node(text.format(tmpdir=NODE_TMPDIR), shell)
+    command, started = use_node_tmpdir(text.format(tmpdir=NODE_TMPDIR), shell)
     said = subprocess.run(
         [started, "-c", command], env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
         capture_output=True, text=True, check=True,
@@ -65,7 +65,7 @@ def test_the_nodes_directory_is_in_the_text_wherever_it_stands(
 
 
 def test_the_nodes_directory_in_plain_and_in_long_texts_is_a_variable() -> None:
-    assert on_node(f"ls {NODE_TMPDIR}/x", "bash") == ("ls $TMPDIR/x", "bash")
-    assert on_node("ls 'x'", "zsh") == ("ls 'x'", "zsh")
+    assert use_node_tmpdir(f"ls {NODE_TMPDIR}/x", "bash") == ("ls $TMPDIR/x", "bash")
+    assert use_node_tmpdir("ls 'x'", "zsh") == ("ls 'x'", "zsh")
     long = "#" * COMMAND_BYTES
-    assert on_node(f"ls '' {NODE_TMPDIR} {long}", "sh") == (f"ls '' $TMPDIR {long}", "sh")
+    assert use_node_tmpdir(f"ls '' {NODE_TMPDIR} {long}", "sh") == (f"ls '' $TMPDIR {long}", "sh")

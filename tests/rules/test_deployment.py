@@ -15,21 +15,21 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.context import Context, Payload
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import (
-    deployed,
-    files_of,
-    methods_of,
+    deployment_files,
     nested_options,
+    parse_methods,
+    wrap_deployment,
 )
 from tests.support.trial import NASTY, wait_until
 
 
 def test_the_words_of_the_setting() -> None:
-    methods = methods_of(["env-modules", "conda"])
+    methods = parse_methods(["env-modules", "conda"])
     assert methods == {DeploymentMethod.CONDA, DeploymentMethod.ENV_MODULES}
     assert nested_options(methods) == ["--software-deployment-method", "conda", "env-modules"]
-    assert nested_options(methods_of([])) == []
+    assert nested_options(parse_methods([])) == []
     with pytest.raises(UserError, match="'mamba'"):
-        methods_of(["conda", "mamba"])
+        parse_methods(["conda", "mamba"])
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def payload(job: Any, *methods: DeploymentMethod, command: str = "echo") -> Payl
         config=SimpleNamespace(environment=SimpleNamespace(apptainer=None))
     )
     context = Context({"site": config}, job.folder, frozenset(methods))
-    return deployed(Payload(command, "zsh"), job, context)
+    return wrap_deployment(Payload(command, "zsh"), job, context)
 
 
 def test_another_environment_for_each_content(job: SimpleNamespace) -> None:
@@ -122,10 +122,10 @@ def test_an_environment_in_an_image_is_where_snakemake_has_put_it(
 def test_what_a_full_job_takes_along(job: SimpleNamespace) -> None:
     job.container_img_url = str(job.folder / "e.yaml")
     every = list(DeploymentMethod)
-    sources, image = files_of(job, every)
+    sources, image = deployment_files(job, every)
     assert [Path(source.path).name for source in sources] == ["e.yaml", "e.post-deploy.sh"]
     assert image == job.folder / "e.yaml"
-    assert files_of(job, []) == ([], None)
+    assert deployment_files(job, []) == ([], None)
 
 
 def test_full_jobs_make_environments_one_at_a_time(

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from io import StringIO
 from types import SimpleNamespace
 
-from snakemake_executor_plugin_mantik.rules.wrapping.environ import variables
+from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 
 SNAKEFILE = """\
 os.environ["SET"] = "1"
@@ -35,5 +35,5 @@ def test_variables_that_snakefiles_set_go_along_unless_they_are_for_this_machine
         "SET", "QUOTED", "DEFAULT", "COMPARED", "READ", "COMMENT", "PATH", "HOME", "MY_LIB_PATH",
         "DB_PASSWORD", "ASKED_TOKEN", "MLFLOW_RUN_ID", "SNAKEMAKE_PROFILE", "OMP_NUM_THREADS",
     ]  # fmt: skip
-    found = variables(workflow, dict.fromkeys(names, "value"))
+    found = workflow_variables(workflow, dict.fromkeys(names, "value"))
     assert found == dict.fromkeys(["ASKED_TOKEN", "DEFAULT", "QUOTED", "SET"], "value")

@@ -9,9 +9,9 @@ from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resources
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules.kinds.group_resources import asked, wanted
+from snakemake_executor_plugin_mantik.rules.kinds.group_resources import group_request, unit_request
 from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
-from snakemake_executor_plugin_mantik.rules.units import name_of_unit
+from snakemake_executor_plugin_mantik.rules.units import unit_name
 
 
 def member(name: str, threads: int = 1, pipe: object = None, **resources: Any) -> Any:
@@ -59,7 +59,7 @@ DEPENDING = group(
 
 
 def test_what_runs_at_a_time_adds_up() -> None:
-    found = asked(DEPENDING, SITES)
+    found = group_request(DEPENDING, SITES)
     assert (found.site, found.threads) == ("one", 5)
     assert found.resources == {"mem_mb": 150, "runtime": 25}
     assert [each["_cores"] for each in found.of_members] == [2, 3, 4]
@@ -67,11 +67,17 @@ def test_what_runs_at_a_time_adds_up() -> None:
 
 def test_members_that_say_nothing_get_what_the_backend_config_says() -> None:
     base = site(runtime_s=3600, memory_mib_per_node=400, gpus_per_node=1, nodes=2)
-    assert asked(DEPENDING, {"one": base}).resources == {"mem_mb": 150, "runtime": 25, "nodes": 1}
+    assert group_request(DEPENDING, {"one": base}).resources == {
+        "mem_mb": 150,
+        "runtime": 25,
+        "nodes": 1,
+    }
     silent = group([member("a", mem_mb=100, runtime=10, gpu=2), member("b")])
-    found = asked(silent, {"one": base})
+    found = group_request(silent, {"one": base})
     assert found.resources == {"mem_mb": 400, "runtime": 60, "gpu": 2, "nodes": 1}
-    assert asked(group([member("a")], [member("b")]), {"one": base}).resources == {"nodes": 1}
+    assert group_request(group([member("a")], [member("b")]), {"one": base}).resources == {
+        "nodes": 1
+    }
 
 
 def test_one_name_for_each_thing() -> None:
@@ -82,13 +88,15 @@ def test_one_name_for_each_thing() -> None:
             member("c", mem_mb=TBDString()),
         ]
     )
-    found = asked(mixed, SITES)
+    found = group_request(mixed, SITES)
     assert found.threads == 7
     assert found.resources == {"mem_mb": 90, "gpu": 3}
 
 
 def test_both_ends_of_a_pipe_run_for_the_longer_of_the_two() -> None:
-    found = asked(group([member("a", 2, "p", runtime=5), member("b", 1, "p", runtime=9)]), SITES)
+    found = group_request(
+        group([member("a", 2, "p", runtime=5), member("b", 1, "p", runtime=9)]), SITES
+    )
     assert (found.threads, found.resources) == (3, {"runtime": 9})
 
 
@@ -107,7 +115,7 @@ def test_members_that_do_not_go_together(
     first: dict[str, Any], second: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UserError, match=told):
-        asked(group([member("a", **first), member("b", **second)]), SITES)
+        group_request(group([member("a", **first), member("b", **second)]), SITES)
 
 
 @pytest.mark.parametrize("resources", [{"tasks": 2}, {"nodes": 2}, {"mpi": "srun"}])
@@ -118,10 +126,10 @@ def test_members_share_a_node(resources: dict[str, Any]) -> None:
 
 
 def test_a_groups_name() -> None:
-    assert name_of_unit(DEPENDING) == "group g: a, b, c s=1"
-    assert name_of_unit(group([member("a")])) == "a s=1, name=a"
+    assert unit_name(DEPENDING) == "group g: a, b, c s=1"
+    assert unit_name(group([member("a")])) == "a s=1, name=a"
 
 
 def test_a_site_that_is_not_known_yet() -> None:
     later = group([member("a", mantik_site=TBDString()), member("b")])
-    assert wanted(later, SITES)[0] is None
+    assert unit_request(later, SITES)[0] is None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import local_path, shown
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
 
 
@@ -81,5 +81,5 @@ def test_our_own_directory_is_nobody_elses(home: Path) -> None:
 
 
 def test_what_the_user_reads() -> None:
-    assert shown(".mantik/outside/data/x") == "/data/x"
-    assert shown("data/.mantik/outside/x") == "data/.mantik/outside/x"
+    assert display_path(".mantik/outside/data/x") == "/data/x"
+    assert display_path("data/.mantik/outside/x") == "data/.mantik/outside/x"

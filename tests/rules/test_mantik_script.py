@@ -25,7 +25,11 @@ from snakemake.iocontainers import (
     Wildcards,
 )
 
-from snakemake_executor_plugin_mantik.rules.kinds.python_object import RUNNER, NodeTmpdir, encoded
+from snakemake_executor_plugin_mantik.rules.kinds.python_object import (
+    RUNNER,
+    NodeTmpdir,
+    encode_object,
+)
 from snakemake_executor_plugin_mantik.rules.onsite import mantik_script
 from tests.support.scripts import named
 
@@ -72,7 +76,7 @@ def made(kind: type[Namedlist], entries: list[tuple[Any, ...]]) -> Any:
 
 def at_site(job: Snakemake, place: str = "/site/scripts/a.py") -> mantik_script.Snakemake:
     """The object that a script at a site finds."""
-    values = mantik_script._Unpickler(BytesIO(base64.b64decode(encoded(job)))).load()
+    values = mantik_script._Unpickler(BytesIO(base64.b64decode(encode_object(job)))).load()
     return mantik_script.Snakemake(values, str(Path(place).parent))
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launches
+from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launches
 )
 def test_a_command_that_names_its_launcher(command: str, mpi: str | None, found: bool) -> None:
     job = SimpleNamespace(rule=SimpleNamespace(shellcmd=command), resources={"mpi": mpi})
-    assert launches(job) is found
+    assert has_launcher(job) is found

@@ -11,7 +11,10 @@ from snakemake.iocontainers import InputFiles, Log, OutputFiles, Params
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
-from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import RewrittenPaths, mirrored
+from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import (
+    RewrittenPaths,
+    rewrite_paths,
+)
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def seen(
         wildcards_dict={},
         rule=SimpleNamespace(name="r", expand_params=expand),
     )
-    return mirrored(job, Places(root / "run", lambda: "/w"))
+    return rewrite_paths(job, Places(root / "run", lambda: "/w"))
 
 
 def test_texts(root: Path) -> None:

@@ -4,14 +4,14 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES
-from snakemake_executor_plugin_mantik.rules.resources import retry_reasons, site_of
+from snakemake_executor_plugin_mantik.rules.resources import choose_site, parse_retry_reasons
 
 
 def test_the_site_is_taken_out_of_the_resources() -> None:
     resources: dict[str, object] = {"mantik_site": "b", "site": "x", "mantik": 1, "nodes": 2}
-    assert site_of(resources, {"a": 1, "b": 2}) == "b"
+    assert choose_site(resources, {"a": 1, "b": 2}) == "b"
     assert resources == {"site": "x", "mantik": 1, "nodes": 2}
-    assert site_of(resources, {"a": 1, "b": 2}) == "a"
+    assert choose_site(resources, {"a": 1, "b": 2}) == "a"
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_the_site_is_taken_out_of_the_resources() -> None:
 )
 def test_a_site_of_nearly_the_name_is_suggested(wanted: str, known: str) -> None:
     with pytest.raises(UserError, match=rf"'{wanted}' \(did you mean {known}\?\)"):
-        site_of({"mantik_site": wanted}, {"first": 1, known: 2})
+        choose_site({"mantik_site": wanted}, {"first": 1, known: 2})
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_a_site_of_nearly_the_name_is_suggested(wanted: str, known: str) -> None
 )
 def test_a_misspelt_resource_is_no_other_site(name: str) -> None:
     with pytest.raises(UserError, match=rf"no resource {name} \(did you mean mantik_site\?\)"):
-        site_of({name: "b"}, {"a": 1, "b": 2})
+        choose_site({name: "b"}, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("name", ["mantik_retryon", "mantik_retries_on", "mantik-retry-on"])
 def test_a_misspelt_limit_of_retries_is_none(name: str) -> None:
     with pytest.raises(UserError, match=rf"no resource {name} \(did you mean mantik_retry_on\?\)"):
-        site_of({name: "preempted"}, {"a": 1})
+        choose_site({name: "preempted"}, {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_a_misspelt_limit_of_retries_is_none(name: str) -> None:
     ],
 )
 def test_reasons_for_a_retry(value: object, found: set[str]) -> None:
-    assert set(retry_reasons(value)) == found
+    assert set(parse_retry_reasons(value)) == found
 
 
 @pytest.mark.parametrize("value", ["", " , ", 1, "oom", "out_of_memory;preempted", "success"])
 def test_what_is_no_reason_for_a_retry(value: object) -> None:
     with pytest.raises(UserError, match=r"mantik_retry_on=.*out_of_memory, node_failure"):
-        retry_reasons(value)
+        parse_retry_reasons(value)

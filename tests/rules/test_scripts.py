@@ -19,7 +19,7 @@ from snakemake.sourcecache import LocalSourceFile
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
-from snakemake_executor_plugin_mantik.rules.kinds.scripts import mistake, needs_snakemake
+from snakemake_executor_plugin_mantik.rules.kinds.scripts import needs_snakemake, script_mistake
 from tests.support.scripts import OWN_PYTHON, ScriptRule, named
 
 
@@ -309,14 +309,14 @@ def test_undetermined_parameters() -> None:
 def test_languages(name: str, notebook: bool, words: str | None) -> None:
     language = {"a.ipynb": "python", "b.ipynb": "julia"}.get(name)
     write(name, json.dumps(cells(language=language)) if language else "")
-    said = mistake(ScriptRule(name, notebook).job)
+    said = script_mistake(ScriptRule(name, notebook).job)
     assert said == words if words is None else words in str(said)
 
 
 def test_r_markdown_has_one_output() -> None:
     write("a.Rmd", "---\n---\n")
     two = {"output": named(OutputFiles, "a", "b")}
-    assert "one output file" in str(mistake(ScriptRule("a.Rmd", given=two).job))
+    assert "one output file" in str(script_mistake(ScriptRule("a.Rmd", given=two).job))
 
 
 def cells(*sources: str, language: str | None = "python") -> dict[str, Any]:

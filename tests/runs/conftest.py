@@ -19,7 +19,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, here
+from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, Project, Ran, until
@@ -111,7 +111,7 @@ class Runs:
         return RunDirectory(self.home / run_id)
 
     def here(self, run_id: str) -> LocalRun:
-        return here(self.directory(run_id))
+        return read_local_run(self.directory(run_id))
 
     def workspace(self, run_id: str) -> Path:
         """The run's workspace at the site, as this machine sees it."""
@@ -133,7 +133,7 @@ class Runs:
 
     def over(self, run_id: str) -> Run:
         """Wait for a run's controller; the run in MLflow."""
-        controller.wait(self.directory(run_id))
+        controller.wait_for_controller(self.directory(run_id))
         assert self.here(run_id).end is not None, self.log(run_id)
         return self.client.get_run(run_id)
 
@@ -145,7 +145,7 @@ class Runs:
         holder = json.loads(self.directory(run_id).lock.read_text())
         with suppress(ProcessLookupError):
             os.killpg(holder["group"], signal.SIGKILL)
-        controller.wait(self.directory(run_id))
+        controller.wait_for_controller(self.directory(run_id))
 
     def close(self) -> None:
         if self.home.exists():

@@ -12,9 +12,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.runs import aborted_submissions
-from snakemake_executor_plugin_mantik.runs.aborted_submissions import clear_up
-from snakemake_executor_plugin_mantik.runs.directories import NEW, home
-from snakemake_executor_plugin_mantik.runs.listing import Wanted, rows
+from snakemake_executor_plugin_mantik.runs.aborted_submissions import remove_aborted
+from snakemake_executor_plugin_mantik.runs.directories import NEW, runs_home
+from snakemake_executor_plugin_mantik.runs.listing import Wanted, list_rows
 from snakemake_executor_plugin_mantik.runs.store import Store
 
 SUBMITS = """
@@ -57,11 +57,11 @@ def submitting(uri: str, told: str = "told") -> "Iterator[subprocess.Popen[str]]
 
 
 def states() -> list[tuple[str, str]]:
-    return [(row.state, row.note) for row in rows(Wanted(), pytest.fail)]
+    return [(row.state, row.note) for row in list_rows(Wanted(), pytest.fail)]
 
 
 def left() -> list[Path]:
-    return list(home().glob(f"{NEW}*"))
+    return list(runs_home().glob(f"{NEW}*"))
 
 
 def test_a_run_whose_submission_was_killed_is_ended(at_home: str) -> None:
@@ -75,16 +75,16 @@ def test_a_run_whose_submission_was_killed_is_ended(at_home: str) -> None:
     (stage,) = left()
     old = time.time() - aborted_submissions.ARRIVES_S - 1
     os.utime(stage, (old, old))
-    assert clear_up() == []
+    assert remove_aborted() == []
     assert left() == []
 
 
 def test_one_that_was_killed_before_a_run_was_asked_for(at_home: str) -> None:
     for _ in submitting(at_home, told=""):
         assert len(left()) == 1
-        assert clear_up() == []
+        assert remove_aborted() == []
         assert len(left()) == 1
-    assert clear_up() == []
+    assert remove_aborted() == []
     assert left() == []
 
 
@@ -96,7 +96,7 @@ def test_mlflow_that_is_away_is_asked_another_time(
     file = Path(at_home.removeprefix("sqlite:///"))
     content = file.read_bytes()
     file.unlink()
-    assert clear_up() == []
+    assert remove_aborted() == []
     assert not file.exists(), "none is made where it was"
     file.write_text("something else")
     (stage,) = left()
@@ -110,7 +110,7 @@ def test_mlflow_that_is_away_is_asked_another_time(
 
     with monkeypatch.context() as counted:
         counted.setattr(aborted_submissions, "Store", opened)
-        (why,) = clear_up()
+        (why,) = remove_aborted()
     assert asked == [at_home], "a store that does not answer is asked once"
     assert "MLflow" in str(why)
     shutil.rmtree(other)
@@ -121,5 +121,5 @@ def test_mlflow_that_is_away_is_asked_another_time(
     file.write_text("something else")
     monkeypatch.setattr(aborted_submissions, "GIVE_UP_S", 0.0)
     monkeypatch.setattr(aborted_submissions, "ARRIVES_S", 0.0)
-    clear_up()
+    remove_aborted()
     assert not stage.exists()

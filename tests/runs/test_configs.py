@@ -8,9 +8,13 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.runs import local_runs
-from snakemake_executor_plugin_mantik.runs.configs import of_file, of_values
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home, make_home
-from snakemake_executor_plugin_mantik.runs.request import read
+from snakemake_executor_plugin_mantik.runs.configs import config_of_file, config_of_values
+from snakemake_executor_plugin_mantik.runs.directories import (
+    RunDirectory,
+    make_runs_home,
+    runs_home,
+)
+from snakemake_executor_plugin_mantik.runs.request import read_request
 
 KEYS = {"UnicoreApiUrl": "https://x.org/rest/core", "Resources": {"Queue": "q"}}
 MLFLOW: dict[str, object] = {
@@ -27,17 +31,17 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_what_mlflow_hands_over(file: Path) -> None:
-    named = of_values({"config": str(file), "account": "a1", "wait": True, **MLFLOW}, {})
+    named = config_of_values({"config": str(file), "account": "a1", "wait": True, **MLFLOW}, {})
     assert (named.site, named.source, named.account, named.wait) == ("alps", str(file), "a1", True)
     assert named.content == file.read_bytes()
-    assert of_values({"config": str(file), "site": "other"}, {}).site == "other"
-    itself = of_values({**KEYS, **MLFLOW, "extra": {"n": 3}}, {})
+    assert config_of_values({"config": str(file), "site": "other"}, {}).site == "other"
+    itself = config_of_values({**KEYS, **MLFLOW, "extra": {"n": 3}}, {})
     assert (itself.site, itself.source, itself.extra) == ("site", "", {"n": "3"})
     assert json.loads(itself.content) == KEYS
-    assert of_values({**KEYS, "site": "alps"}, {}).site == "alps"
+    assert config_of_values({**KEYS, "site": "alps"}, {}).site == "alps"
     environ = {"SNAKEMAKE_MANTIK_BACKEND_CONFIG": f"daint={file}"}
-    assert of_values(MLFLOW, environ).site == "daint"
-    assert of_file(f"todi={file}", environ).site == "todi"
+    assert config_of_values(MLFLOW, environ).site == "daint"
+    assert config_of_file(f"todi={file}", environ).site == "todi"
 
 
 @pytest.mark.parametrize(
@@ -56,30 +60,30 @@ def test_what_mlflow_hands_over(file: Path) -> None:
 )
 def test_mistakes(given: dict[str, object], told: str) -> None:
     with pytest.raises(UserError) as caught:
-        of_values(given, {})
+        config_of_values(given, {})
     assert told in str(caught.value)
 
 
 def test_several_in_the_environment(file: Path) -> None:
     with pytest.raises(UserError, match="found 2 in SNAKEMAKE_MANTIK_BACKEND_CONFIG"):
-        of_file("", {"SNAKEMAKE_MANTIK_BACKEND_CONFIG": f"{file} b={file}"})
+        config_of_file("", {"SNAKEMAKE_MANTIK_BACKEND_CONFIG": f"{file} b={file}"})
 
 
 def test_where_runs_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert home({"MANTIK_RUNS": str(tmp_path)}) == tmp_path
-    assert home({"XDG_DATA_HOME": "/data"}) == Path("/data/mantik/runs")
-    assert home({"XDG_DATA_HOME": "relative"}) == Path.home() / ".local/share/mantik/runs"
-    made = make_home({"MANTIK_RUNS": str(tmp_path / "a" / "b")})
+    assert runs_home({"MANTIK_RUNS": str(tmp_path)}) == tmp_path
+    assert runs_home({"XDG_DATA_HOME": "/data"}) == Path("/data/mantik/runs")
+    assert runs_home({"XDG_DATA_HOME": "relative"}) == Path.home() / ".local/share/mantik/runs"
+    made = make_runs_home({"MANTIK_RUNS": str(tmp_path / "a" / "b")})
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="MANTIK_RUNS"):
-        make_home({"MANTIK_RUNS": str(tmp_path / "file" / "b")})
+        make_runs_home({"MANTIK_RUNS": str(tmp_path / "file" / "b")})
     monkeypatch.setenv("MANTIK_RUNS", str(made))
     (made / "broken").mkdir()
     (made / "broken" / "request.json").write_text("{")
-    assert local_runs.all_here() == []
+    assert local_runs.list_local_runs() == []
     with pytest.raises(MantikError, match="cannot be read"):
-        local_runs.find_here("broken")
+        local_runs.find_local_run("broken")
     (made / "broken" / "request.json").write_text('{"format": 99}')
     with pytest.raises(MantikError, match="newer version"):
-        read(RunDirectory(made / "broken"))
+        read_request(RunDirectory(made / "broken"))

@@ -13,16 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.cli.runtable import details, lines
+from snakemake_executor_plugin_mantik.cli.runtable import run_details, run_lines
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.runs import controller, ending, settlement
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.ending import cancel, remove
-from snakemake_executor_plugin_mantik.runs.listing import GONE, Wanted, find, refreshed, rows
-from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, find_here, here
-from snakemake_executor_plugin_mantik.runs.request import Request, write
+from snakemake_executor_plugin_mantik.runs.ending import cancel_run, remove_run
+from snakemake_executor_plugin_mantik.runs.listing import GONE, Wanted, find_run, list_rows, refresh
+from snakemake_executor_plugin_mantik.runs.local_runs import (
+    LocalRun,
+    find_local_run,
+    read_local_run,
+)
+from snakemake_executor_plugin_mantik.runs.request import Request, write_request
 from snakemake_executor_plugin_mantik.runs.store import SITE, Store
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
@@ -50,12 +54,12 @@ def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Loca
         account="", tracking_uri=store_uri, experiment_id=made.experiment_id, experiment="churn",
         name=made.name, created=time.time(), run_id=made.run_id,
     )  # fmt: skip
-    write(directory, request)
-    return here(directory)
+    write_request(directory, request)
+    return read_local_run(directory)
 
 
 def listed(**wanted: str | float) -> list[tuple[str, str]]:
-    found = rows(Wanted(**wanted), pytest.fail)  # type: ignore[arg-type]
+    found = list_rows(Wanted(**wanted), pytest.fail)  # type: ignore[arg-type]
     return [(row.state, row.note) for row in found]
 
 
@@ -67,10 +71,10 @@ def test_a_mistake_that_only_the_controller_finds(run: LocalRun) -> None:
     assert listed() == [("SCHEDULED", GONE)]
     assert listed(state="SCHEDULED") == [("SCHEDULED", GONE)]
 
-    assert controller.start(run.directory)
-    controller.wait(run.directory)
+    assert controller.start_controller(run.directory)
+    controller.wait_for_controller(run.directory)
 
-    now = here(run.directory)
+    now = read_local_run(run.directory)
     assert now.end is not None
     assert now.end["exit_code"] == 2
     assert "there is no MLproject file" in run.directory.log.read_text()
@@ -79,9 +83,9 @@ def test_a_mistake_that_only_the_controller_finds(run: LocalRun) -> None:
         ("FAILED", "it ended before a job was sent; see smk-mantik runs logs")
     ]
     with pytest.raises(UserError, match="over already"):
-        cancel(now, pytest.fail)
-    remove(now)
-    assert find_here("first") is None
+        cancel_run(now, pytest.fail)
+    remove_run(now)
+    assert find_local_run("first") is None
     assert not run.directory.path.exists()
 
 
@@ -90,20 +94,20 @@ def test_an_end_that_mlflow_was_not_told_of(run: LocalRun) -> None:
 
     assert listed() == [("FINISHED", "")]
 
-    found = refreshed(find("first"))
+    found = refresh(find_run("first"))
     assert (found.run_id, found.run.info.status) == (run.request.run_id, "FINISHED")
 
 
 def test_cancelled_before_it_was_started(run: LocalRun) -> None:
     with pytest.raises(UserError, match="not over"):
-        remove(run)
-    cancel(run, pytest.fail)
+        remove_run(run)
+    cancel_run(run, pytest.fail)
     assert status(run) == "KILLED"
-    assert here(run.directory).end is not None
+    assert read_local_run(run.directory).end is not None
 
 
 def test_cancelled_before_anybody_could_be_interrupted(run: LocalRun) -> None:
-    lock = controller.taken(run.directory)
+    lock = controller.hold_directory(run.directory)
     assert lock is not None
     run.directory.cancelled.touch()
     words = [sys.executable, "-m", controller.MODULE, str(run.directory.path), str(lock.fileno())]
@@ -111,7 +115,7 @@ def test_cancelled_before_anybody_could_be_interrupted(run: LocalRun) -> None:
         ended = subprocess.run(words, pass_fds=[lock.fileno()], check=False)
 
     assert ended.returncode == 130
-    assert here(run.directory).end is not None
+    assert read_local_run(run.directory).end is not None
     assert status(run) == "KILLED"
 
 
@@ -123,21 +127,21 @@ def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: LocalRun) -
         other.stdout.readline()
         holder = {"group": other.pid, "pid": other.pid, "host": platform.node()}
         run.directory.lock.write_text(json.dumps(holder))
-        lock = controller.taken(run.directory)
+        lock = controller.hold_directory(run.directory)
         assert lock is not None
         with lock:
-            assert controller.taken(run.directory) is None
+            assert controller.hold_directory(run.directory) is None
             assert controller.is_alive(run.directory)
-            controller.interrupt(run.directory)
+            controller.interrupt_controller(run.directory)
             assert other.poll() is None
             lock.write(json.dumps(holder | {"host": "elsewhere"}).encode())
             lock.flush()
             with pytest.raises(UserError, match="runs on elsewhere"):
-                controller.interrupt(run.directory)
+                controller.interrupt_controller(run.directory)
             lock.truncate(0)
             lock.write(json.dumps(holder).encode())
             lock.flush()
-            controller.interrupt(run.directory)
+            controller.interrupt_controller(run.directory)
             assert other.wait(60) == -signal.SIGINT
     assert not controller.is_alive(run.directory)
 
@@ -149,7 +153,7 @@ def test_what_the_controller_is_told(run: LocalRun) -> None:
     }  # fmt: skip
     request = replace(run.request, account="a1", site="my-site")
 
-    made = controller.environment(request, run.directory, environ)
+    made = controller.controller_environment(request, run.directory, environ)
 
     assert made["MLFLOW_TRACKING_URI"] == request.tracking_uri
     assert made["MANTIK_MY_SITE_COMPUTE_BUDGET_ACCOUNT"] == "a1"
@@ -158,24 +162,24 @@ def test_what_the_controller_is_told(run: LocalRun) -> None:
     assert not {"SNAKEMAKE_MANTIK_TRACK", "MLFLOW_RUN_ID"} & made.keys()
     # A password is taken from the environment, where it is the same server.
     same = replace(request, tracking_uri="https://mlflow.org")
-    made = controller.environment(same, run.directory, environ)
+    made = controller.controller_environment(same, run.directory, environ)
     assert made["MLFLOW_TRACKING_URI"] == "https://me:hunter2@mlflow.org"
 
 
 def test_named_by_the_beginning_of_its_id_or_not_at_all(run: LocalRun) -> None:
     twin = RunDirectory(run.directory.path.with_name(run.request.run_id[:8] + "0" * 24))
     os.makedirs(twin.path)
-    write(twin, replace(run.request, run_id=twin.path.name))
+    write_request(twin, replace(run.request, run_id=twin.path.name))
     with pytest.raises(UserError, match="may be several runs"):
-        find_here(run.request.run_id[:8])
+        find_local_run(run.request.run_id[:8])
     with pytest.raises(UserError, match="may be several runs"):
-        find_here("first")
-    found = find_here(run.request.run_id)
+        find_local_run("first")
+    found = find_local_run(run.request.run_id)
     assert found is not None
     assert found.request == run.request
     with pytest.raises(UserError, match="there is no run 'gone'"):
-        find("gone")
-    assert find_here(f"../runs/{run.request.run_id}") is None
+        find_run("gone")
+    assert find_local_run(f"../runs/{run.request.run_id}") is None
 
 
 def test_why_a_job_cannot_start_is_listed_until_it_is_over(
@@ -187,9 +191,9 @@ def test_why_a_job_cannot_start_is_listed_until_it_is_over(
         journal.submitting(sent.id, "batch")
         journal.waiting(sent.id, "PartitionDown")
         assert listed() == [("SCHEDULED", "cannot start: PartitionDown")]
-        shown = details(find(run.request.run_id))
+        shown = run_details(find_run(run.request.run_id))
         assert shown["jobs"][0]["waiting_reason"] == "PartitionDown"
-        assert "  state: SCHEDULED (cannot start: PartitionDown)" in lines(shown)
+        assert "  state: SCHEDULED (cannot start: PartitionDown)" in run_lines(shown)
         journal.waiting(sent.id, "")
         assert listed() == [("SCHEDULED", "")]
         journal.waiting(sent.id, "PartitionDown")
@@ -201,16 +205,16 @@ def test_a_job_that_may_run_is_no_end(run: LocalRun, monkeypatch: pytest.MonkeyP
     with closing(Journal(run.workdir / STATE)) as journal:
         sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
         journal.submitting(sent.id, "batch")
-    assert controller.start(run.directory)
-    controller.wait(run.directory)
-    assert here(run.directory).end is None, run.directory.log.read_text()
+    assert controller.start_controller(run.directory)
+    controller.wait_for_controller(run.directory)
+    assert read_local_run(run.directory).end is None, run.directory.log.read_text()
     # The site does not confirm it.
     monkeypatch.setattr(ending, "_at_site", lambda *_: None)
 
     with pytest.raises(MantikError, match="did not confirm"):
-        cancel(here(run.directory), pytest.fail)
+        cancel_run(read_local_run(run.directory), pytest.fail)
 
-    assert here(run.directory).end is None
+    assert read_local_run(run.directory).end is None
     assert status(run) == "SCHEDULED"
 
 
@@ -225,14 +229,14 @@ def test_what_tracking_has_still_to_tell_goes_first(
         outbox.add("t", Kind.END, {"status": "FAILED"})
         run.directory.write_end(1)
 
-        settlement.settle(run.directory, run.request)
+        settlement.settle_run(run.directory, run.request)
 
         assert begun == [run.workdir]
         assert status(run) == "SCHEDULED"
         for event in outbox.events("t"):
             outbox.done(event)
 
-    settlement.settle(run.directory, run.request)
+    settlement.settle_run(run.directory, run.request)
 
     # It has been told by tracking, with all that it knows.
     assert (begun, status(run)) == ([run.workdir], "SCHEDULED")
@@ -245,10 +249,10 @@ def test_an_end_stays_and_so_does_what_is_under_way(run: LocalRun) -> None:
     store.end(run.request.run_id, "KILLED", "too late")
     assert status(run) == "FINISHED"
     run.directory.write_end(0)
-    lock = controller.taken(run.directory)
+    lock = controller.hold_directory(run.directory)
     assert lock is not None
     with lock, pytest.raises(UserError, match="under way"):
-        remove(run)
+        remove_run(run)
     assert run.directory.path.exists()
     store.delete(run.request.run_id)
     assert store.run(run.request.run_id) is None
@@ -265,6 +269,6 @@ def test_what_is_listed(run: LocalRun, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     said: list[str] = []
-    assert [row.run_id for row in rows(Wanted(), said.append)] == [run.request.run_id]
+    assert [row.run_id for row in list_rows(Wanted(), said.append)] == [run.request.run_id]
     assert len(said) == 1
     assert "127.0.0.1" in said[0]

@@ -15,7 +15,12 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.runs import git
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.projects import missing, retake, take, values_in
+from snakemake_executor_plugin_mantik.runs.projects import (
+    missing_values,
+    project_values,
+    retake_project,
+    take_project,
+)
 
 WEIRD = "it's a repo %ü"
 
@@ -75,7 +80,7 @@ def test_versions_and_folders(repository: Path, directory: RunDirectory) -> None
         (first, "one", first, None),
         (first[:9], "one", first, None),
     ):
-        taken = take(f"{uri}#sub", version, config(), directory)
+        taken = take_project(f"{uri}#sub", version, config(), directory)
         assert content(taken.folder) == text, version
         assert taken.folder.name == "sub"
         assert taken.tags["mlflow.source.git.commit"] == sha
@@ -85,10 +90,15 @@ def test_versions_and_folders(repository: Path, directory: RunDirectory) -> None
         shutil.rmtree(taken.folder)
 
     # A folder as it is, one in a repository, and the whole of it.
-    assert content(take(str(repository / "sub"), "", config(), directory).folder) == "not committed"
+    assert (
+        content(take_project(str(repository / "sub"), "", config(), directory).folder)
+        == "not committed"
+    )
     shutil.rmtree(directory.path / "project")
-    assert content(take(str(repository / "sub"), "main", config(), directory).folder) == "one"
-    whole = take(str(repository), "main", config(), directory)
+    assert (
+        content(take_project(str(repository / "sub"), "main", config(), directory).folder) == "one"
+    )
+    whole = take_project(str(repository), "main", config(), directory)
     assert content(whole.folder / "sub") == "one"
     assert not (whole.folder / ".git").exists()
     assert content(repository / "sub") == "not committed"
@@ -109,7 +119,7 @@ def test_a_bare_repository_and_submodules(
     commit(outer, "outer")
     run(tmp_path, "clone", "-q", "--bare", str(outer), "bare.git")
 
-    taken = take(str(tmp_path / "bare.git"), "", config(), directory)
+    taken = take_project(str(tmp_path / "bare.git"), "", config(), directory)
 
     assert taken.folder.name == "bare"
     assert content(taken.folder / "inner" / "sub") == "one"
@@ -160,16 +170,16 @@ def test_a_password_in_a_url_is_git_s_alone(
         monkeypatch.setenv("GIT_CONFIG_KEY_0", "credential.helper")
         monkeypatch.setenv("GIT_CONFIG_VALUE_0", f"store --file={kept}")
 
-    git.fetch(f"http://me%40x:p%25ss%3Aword%2F2@{closed}/repo.git", "main", tmp_path / "c")
+    git.fetch_project(f"http://me%40x:p%25ss%3Aword%2F2@{closed}/repo.git", "main", tmp_path / "c")
 
     assert content(tmp_path / "c" / "sub") == "one"
     told = [trace, kept, *(p for p in (tmp_path / "c").rglob("*") if p.is_file())]
     assert not [p for p in told if b"ss:word" in p.read_bytes() or b"p%25ss" in p.read_bytes()]
     assert "git-remote-http" in trace.read_text()
     with pytest.raises(UserError, match="cannot be read"):
-        git.fetch(f"http://me%40x:wrong@{closed}/repo.git", "main", tmp_path / "d")
+        git.fetch_project(f"http://me%40x:wrong@{closed}/repo.git", "main", tmp_path / "d")
     with pytest.raises(UserError, match="cannot be read"):
-        git.fetch(f"http://{closed}/repo.git", "main", tmp_path / "e")
+        git.fetch_project(f"http://{closed}/repo.git", "main", tmp_path / "e")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +204,9 @@ def test_what_is_not_to_be_had(
 ) -> None:  # fmt: skip
     (repository / "out").symlink_to("/usr")
     with pytest.raises(UserError) as caught:
-        take(uri.format(repository=repository, tmp_path=tmp_path), version, config(), directory)
+        take_project(
+            uri.format(repository=repository, tmp_path=tmp_path), version, config(), directory
+        )
     for words in told:
         assert words in str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -207,7 +219,7 @@ def test_no_access_and_no_git(
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
     with pytest.raises(UserError, match="program git is not here"):
-        git.fetch("https://example.org/x.git", "", directory.path / "clone")
+        git.fetch_project("https://example.org/x.git", "", directory.path / "clone")
     stub = programs / "git"
     # What git and a server say to a private repository without credentials.
     stub.write_text(
@@ -218,7 +230,7 @@ def test_no_access_and_no_git(
     )
     stub.chmod(0o755)
     with pytest.raises(UserError, match="cannot be read") as caught:
-        git.fetch("https://me:hunter2@example.org/x.git", "", directory.path / "clone")
+        git.fetch_project("https://me:hunter2@example.org/x.git", "", directory.path / "clone")
     assert "credential helper" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -243,7 +255,7 @@ def test_a_snapshot(
         Environment={"Apptainer": {"Path": "img/x.sif"}},
     )
 
-    taken = take("a project\n", "", excluding, directory)
+    taken = take_project("a project\n", "", excluding, directory)
 
     def there() -> set[str]:
         files = (path for path in taken.folder.rglob("*") if path.is_file())
@@ -255,7 +267,7 @@ def test_a_snapshot(
         "a": "a project\n/data/keep.csv", "b": "own.csv", "c": str(project / "data"),
         "d": "train.py", "e": "a project\n/.hidden/x", "f": "gone", "g": "own.csv",
     }  # fmt: skip
-    values = values_in(taken, given, {"a", "b", "c", "d", "e", "f"})
+    values = project_values(taken, given, {"a", "b", "c", "d", "e", "f"})
     assert values == {
         "a": "data/keep.csv", "b": "mantik-inputs/b/own.csv", "c": "data", "d": "train.py",
         "e": "mantik-inputs/e/x", "f": "gone", "g": "own.csv",
@@ -270,7 +282,7 @@ def test_a_snapshot(
     result = taken.folder / "mlproject-runs" / "x" / "model"
     result.parent.mkdir(parents=True)
     result.touch()
-    again = retake(taken.folder, RunDirectory(tmp_path / "again"))
+    again = retake_project(taken.folder, RunDirectory(tmp_path / "again"))
     result.unlink()
     assert {str(p.relative_to(again)) for p in again.rglob("*") if p.is_file()} == there()
 
@@ -281,7 +293,7 @@ def test_a_version_that_changes_while_this_process_lives(
     seen = []
     for text in ("two", "three"):
         sha = commit(repository, text)
-        taken = take(str(repository / "sub"), "", config(), directory)
+        taken = take_project(str(repository / "sub"), "", config(), directory)
         seen.append(taken.tags["mlflow.source.git.commit"] == sha)
         shutil.rmtree(taken.folder)
     assert seen == [True, True]
@@ -304,19 +316,22 @@ def test_a_link_of_somebody_elses_that_leads_out(
     commit(repository, "two")
 
     if not told:
-        assert content(take(str(repository), "main", config(), directory).folder / "sub") == "two"
+        assert (
+            content(take_project(str(repository), "main", config(), directory).folder / "sub")
+            == "two"
+        )
         return
     with pytest.raises(UserError, match="symbolic links") as raised:
-        take(f"{repository}#sub", "main", config(), directory)
+        take_project(f"{repository}#sub", "main", config(), directory)
 
     assert f"data -> {link}" in str(raised.value)
 
 
 def test_paths_that_are_nowhere(repository: Path, directory: RunDirectory) -> None:
-    taken = take(str(repository / "sub"), "", config(), directory)
+    taken = take_project(str(repository / "sub"), "", config(), directory)
     values = {
         "gone": "gone.csv", "there": "train.py", "at_the_site": "/p/x.csv", "none": "",
         "made": "{output}/x", "elsewhere": "s3://b/x", "text": "gone.csv",
     }  # fmt: skip
 
-    assert set(missing(taken, values, set(values) - {"text"})) == {"gone"}
+    assert set(missing_values(taken, values, set(values) - {"text"})) == {"gone"}

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from snakemake_executor_plugin_mantik.runs.signals import held_back
+from snakemake_executor_plugin_mantik.runs.signals import delay_signals
 
 
 def press() -> None:
@@ -16,11 +16,11 @@ def test_ctrl_c_comes_afterwards_and_the_second_one_at_once() -> None:
     before = signal.getsignal(signal.SIGINT)
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - where it comes is what is looked at
-        with held_back():
+        with delay_signals():
             press()
             done.append("first")
         done.append("after it")
-    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), delay_signals():  # noqa: PT012
         press()
         press()
         done.append("second")
@@ -29,8 +29,8 @@ def test_ctrl_c_comes_afterwards_and_the_second_one_at_once() -> None:
 
 
 def test_an_error_is_told_before_ctrl_c() -> None:
-    with pytest.raises(ValueError, match="wrong"), held_back():  # noqa: PT012
+    with pytest.raises(ValueError, match="wrong"), delay_signals():  # noqa: PT012
         press()
         raise ValueError("wrong")
-    with held_back():
+    with delay_signals():
         pass

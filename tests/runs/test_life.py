@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.runs import again, controller
+from snakemake_executor_plugin_mantik.runs import controller, rerun
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.runs.conftest import Runs
 from tests.support.clusters import OTHER_ACCOUNT
@@ -86,7 +86,7 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     runs.started(run_id)
     # A second one is refused while the first is there.
     assert runs.here(run_id).alive
-    assert not controller.start(runs.directory(run_id))
+    assert not controller.start_controller(runs.directory(run_id))
     # The job's output is still at the site.
     assert runs.tell("logs", run_id).ok().output == "begun\n"
 
@@ -110,14 +110,14 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     for name, value in {**runs.project.environment}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MANTIK_RUNS", str(runs.home))
-    other = again(
+    other = rerun(
         run_id, name="second", account=OTHER_ACCOUNT, tags={"who": "cron"}, key="due at six"
     )
-    assert again(run_id, key="due at six") == other != run_id
+    assert rerun(run_id, key="due at six") == other != run_id
     runs.started(other)
     assert runs.json("show", "second")["request"]["again_of"] == run_id
     runs.kill(other)
-    assert again(run_id, key="due at six") == other
+    assert rerun(run_id, key="due at six") == other
     runs.let_go(other)
     run = runs.over(other)
     assert run.info.status == "FINISHED", runs.log(other)

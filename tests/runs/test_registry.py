@@ -10,10 +10,10 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.runs.registry import (
     Version,
-    as_the_only,
-    of_run,
-    register,
-    unregister,
+    only_store,
+    register_model,
+    unregister_model,
+    versions_of_run,
 )
 from snakemake_executor_plugin_mantik.runs.store import Store
 from tests.tracking.conftest import TrackingServer, tracking_server
@@ -49,25 +49,25 @@ def test_registered_once_and_taken_out(store: Store, tmp_path: Path) -> None:
     client, name = store.client, tmp_path.name
     one, two = logged(client, "model"), logged(client, "model", "other")
 
-    made = register(store, client.get_run(one), name)
+    made = register_model(store, client.get_run(one), name)
     assert made == Version(name, "1", new=True)
     version = client.get_model_version(name, "1")
     assert version.run_id == one
     (model,) = client.search_logged_models(["0"], f"source_run_id = '{one}'")
     assert version.source == f"models:/{model.model_id}"
-    assert register(store, client.get_run(one), name) == Version(name, "1")
+    assert register_model(store, client.get_run(one), name) == Version(name, "1")
     with pytest.raises(UserError, match=f"taken, by a model of {one}"):
-        register(store, client.get_run(two), name, "model")
+        register_model(store, client.get_run(two), name, "model")
     # A version that somebody has added by hand stays, and so do its aliases.
-    with as_the_only(store):
+    with only_store(store):
         client.create_model_version(name, version.source, two, model_id=model.model_id)
     client.set_registered_model_alias(name, "best", "2")
     client.set_registered_model_alias(name, "first", "1")
 
     with pytest.raises(UserError, match=f"aliases stand for it: {name}@first"):
-        unregister(store, client.get_run(one))
+        unregister_model(store, client.get_run(one))
     assert len(client.search_model_versions(f"name = '{name}'")) == 2
-    unregister(store, client.get_run(one), force=True)
+    unregister_model(store, client.get_run(one), force=True)
     aliases = client.get_registered_model(name).aliases.items()
     assert {alias: str(number) for alias, number in aliases} == {"best": "2"}
     # A server tells the model of the version that was added by hand, too.
@@ -75,8 +75,8 @@ def test_registered_once_and_taken_out(store: Store, tmp_path: Path) -> None:
     assert 1 not in [each["version"] for each in linked]
 
     other = f"{name}-other"
-    register(store, client.get_run(two), other, "other")
-    assert unregister(store, client.get_run(two), other) == [Version(other, "1")]
+    register_model(store, client.get_run(two), other, "other")
+    assert unregister_model(store, client.get_run(two), other) == [Version(other, "1")]
     assert other not in names(store)
 
 
@@ -95,9 +95,9 @@ def test_what_cannot_be_registered(store: Store, tmp_path: Path) -> None:
         (logged(client, "a", status="FAILED"), (name,), "it is FAILED"),
     ):
         with pytest.raises(UserError, match=told):
-            register(store, client.get_run(run_id), *given)
+            register_model(store, client.get_run(run_id), *given)
         with pytest.raises(UserError, match="no model of it is registered"):
-            unregister(store, client.get_run(run_id))
+            unregister_model(store, client.get_run(run_id))
     # No empty model is left behind.
     assert names(store) == before
 
@@ -106,20 +106,20 @@ def test_names_that_mlflow_cannot_search_for(store: Store, tmp_path: Path) -> No
     client, names_of = store.client, [f"a {tmp_path.name}", f"both ' and \" {tmp_path.name}"]
     run_id = logged(client, "model")
     (model,) = client.search_logged_models(["0"], f"source_run_id = '{run_id}'")
-    with as_the_only(store):
+    with only_store(store):
         for name in names_of:  # by somebody else's hand
             client.create_registered_model(name)
             client.create_model_version(
                 name, f"models:/{model.model_id}", run_id, model_id=model.model_id
             )
     client.set_registered_model_alias(names_of[0], "best", "1")
-    logged_as, registered = of_run(store, client.get_run(run_id))
+    logged_as, registered = versions_of_run(store, client.get_run(run_id))
     assert logged_as == ["model"]
     assert sorted((v.name, v.aliases) for v in registered) == [
         (names_of[0], ("best",)), (names_of[1], ()),
     ]  # fmt: skip
 
-    gone = unregister(store, client.get_run(run_id), force=True)
+    gone = unregister_model(store, client.get_run(run_id), force=True)
 
     assert sorted(version.name for version in gone) == names_of
     assert not names(store) & set(names_of)
@@ -135,7 +135,7 @@ def test_a_version_that_cannot_be_made_leaves_nothing(
 
     monkeypatch.setattr(store.client, "create_model_version", broken)
     with pytest.raises(KeyboardInterrupt):
-        register(store, store.client.get_run(run_id), tmp_path.name)
+        register_model(store, store.client.get_run(run_id), tmp_path.name)
     assert tmp_path.name not in names(store)
 
 

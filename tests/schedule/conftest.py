@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.schedule.loop import look
-from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest, edited, new
+from snakemake_executor_plugin_mantik.schedule.loop import claim_due
+from snakemake_executor_plugin_mantik.schedule.planning import (
+    ScheduleRequest,
+    edit_schedule,
+    make_schedule,
+)
 from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, State
 from snakemake_executor_plugin_mantik.schedule.store import Store
-from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, fire
+from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, submit_firing
 
 
 class Killed(BaseException):
@@ -70,21 +74,21 @@ class Machine:
         missed: Missed = Missed.SKIP, name: str = "weekly",
     ) -> None:  # fmt: skip
         wish = ScheduleRequest("seed", cron, tz, until, None, missed)
-        assert self.store.add(new(name, wish, self.now, str))
+        assert self.store.add(make_schedule(name, wish, self.now, str))
 
     def edit(self, wish: ScheduleRequest, name: str = "weekly") -> None:
         schedule = self.store.get(name)
         assert schedule is not None
-        assert self.store.edit(edited(schedule, wish, self.now, str))
+        assert self.store.edit(edit_schedule(schedule, wish, self.now, str))
 
     def scheduler(self) -> Callable[[], float]:
         """Start a scheduler: each call is one look, and returns the seconds until its next."""
 
         def submit(firing: Firing) -> None:
-            fire(store, firing.id, self.runs.again, self.clock)
+            submit_firing(store, firing.id, self.runs.again, self.clock)
 
         store = Store(self.directory)
-        return lambda: look(store, submit, self.clock)
+        return lambda: claim_due(store, submit, self.clock)
 
     def go_on(self, until: str, *schedulers: Callable[[], float]) -> None:
         """Let time pass while schedulers run; they look when they said that they would."""

@@ -13,12 +13,12 @@ import pytest
 
 from snakemake_executor_plugin_mantik.cli import main
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, home
-from snakemake_executor_plugin_mantik.runs.request import Request, write
-from snakemake_executor_plugin_mantik.schedule.loop import present
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.request import Request, write_request
+from snakemake_executor_plugin_mantik.schedule.loop import mark_present
 from snakemake_executor_plugin_mantik.schedule.schedules import State
 from snakemake_executor_plugin_mantik.schedule.store import FILE, Store
-from snakemake_executor_plugin_mantik.schedule.unit import quoted, unit
+from snakemake_executor_plugin_mantik.schedule.unit import systemd_quote, systemd_unit
 
 RUN = "0123456789abcdef0123456789abcdef"
 
@@ -50,7 +50,7 @@ def command(
 ) -> Command:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "it's here" / "data"))
     monkeypatch.delenv("MANTIK_RUNS", raising=False)
-    directory = RunDirectory(home() / RUN)
+    directory = RunDirectory(runs_home() / RUN)
     directory.path.mkdir(parents=True)
     nothing = Request(
         uri="churn", version="", commit="", folder="project/churn", entry_point="main",
@@ -58,7 +58,7 @@ def command(
         tracking_uri="sqlite:///x.db", experiment_id="0", experiment="Default", name="first",
         created=1.0, run_id=RUN,
     )  # fmt: skip
-    write(directory, nothing)
+    write_request(directory, nothing)
     return Command(monkeypatch, capsys)
 
 
@@ -86,7 +86,7 @@ def test_a_schedule_from_its_making_to_its_removal(command: Command) -> None:
     assert "cron:     0 7 * * 2  (UTC)" in shown
     assert "until:    never" in shown
     assert [each["name"] for each in command.json("list")] == ["nightly", "weekly"]
-    with present(data_home()):
+    with mark_present(data_home()):
         assert "No scheduler" not in command.say("list")
     assert command.say("remove", "weekly") == "weekly is removed.\n"
     assert "Name one of nightly" in command.say("show", "weekly", code=2)
@@ -178,12 +178,12 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
         "PATH": "/usr/bin", "MLFLOW_TRACKING_TOKEN": "t0k",
         "MLFLOW_TRACKING_URI": "https://me:secret@mlflow.example.org",
     }  # fmt: skip
-    text = unit(environ)
+    text = systemd_unit(environ)
     assert "secret" not in text
     assert "t0k" not in text
     assert 'Environment="XDG_DATA_HOME=/a 100%% \\"good\\" \\\\ $HOME"' in text
     assert "KillMode=process" in text
-    assert quoted("a") == '"a"'
+    assert systemd_quote("a") == '"a"'
     if shutil.which("systemd-analyze") is None:
         return
     path = tmp_path / "mantik-schedule.service"

@@ -12,7 +12,12 @@ from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
 from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest
 from snakemake_executor_plugin_mantik.schedule.schedules import Missed, State
 from snakemake_executor_plugin_mantik.schedule.store import NEVER_BEGUN
-from snakemake_executor_plugin_mantik.schedule.submit import INTERRUPTED, fire, lock, pause
+from snakemake_executor_plugin_mantik.schedule.submit import (
+    INTERRUPTED,
+    lock_schedule,
+    retry_pause,
+    submit_firing,
+)
 from tests.schedule.conftest import Killed, Machine
 
 
@@ -178,16 +183,16 @@ def test_nobody_else_submits_while_one_does(machine: Machine) -> None:
     machine.pass_by("2026-03-02 05:00")
     schedule = machine.store.get("weekly")
     assert schedule is not None
-    with lock(machine.directory, schedule.id) as ours:
+    with lock_schedule(machine.directory, schedule.id) as ours:
         assert ours
         machine.scheduler()()
         (firing,) = machine.store.open()
-        assert not fire(machine.store, firing.id, machine.runs.again, machine.clock)
+        assert not submit_firing(machine.store, firing.id, machine.runs.again, machine.clock)
         assert not machine.runs.asked
-    assert "submitted as run run-0" in fire(
+    assert "submitted as run run-0" in submit_firing(
         machine.store, firing.id, machine.runs.again, machine.clock
     )
-    assert not fire(machine.store, firing.id, machine.runs.again, machine.clock)
+    assert not submit_firing(machine.store, firing.id, machine.runs.again, machine.clock)
 
 
 def test_an_edit_is_picked_up_and_is_not_retroactive(machine: Machine) -> None:
@@ -252,8 +257,8 @@ def test_it_looks_again_when_the_next_is_due_and_often_enough(machine: Machine) 
 
 
 def test_pauses_grow_and_end_growing() -> None:
-    assert [pause(n) for n in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
-    assert pause(10**6) == 3600
+    assert [retry_pause(n) for n in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+    assert retry_pause(10**6) == 3600
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.sites.answers import retry_after
-from snakemake_executor_plugin_mantik.sites.unicore.answers import error_of
+from snakemake_executor_plugin_mantik.sites.unicore.answers import unicore_error
 
 JSON = {"Content-Type": "application/json"}
 HTML = {"Content-Type": "text/html; charset=utf-8"}
@@ -36,13 +36,13 @@ def said(message: str, status: int = 500) -> httpx.Response:
 @pytest.mark.parametrize("status", [400, 402, 405, 406, 409, 412, 418, 421, 451])
 @pytest.mark.parametrize("words", ["Bad Request", "Permission denied", "No space left on device"])
 def test_plain_text_of_gateways_says_nothing(status: int, words: str) -> None:
-    error = error_of(answer(status, words, {"Content-Type": "text/plain"}), "hpc")
+    error = unicore_error(answer(status, words, {"Content-Type": "text/plain"}), "hpc")
     assert isinstance(error, SiteUnreachable)
 
 
 @pytest.mark.parametrize("status", [413, 414, 431])
 def test_too_large_is_too_large_whoever_says_so(status: int) -> None:
-    error = error_of(answer(status, "Too Large", {"Content-Type": "text/plain"}), "hpc")
+    error = unicore_error(answer(status, "Too Large", {"Content-Type": "text/plain"}), "hpc")
     assert isinstance(error, SiteRejected)
 
 
@@ -85,7 +85,7 @@ QUOTES = [
 
 def test_server_that_has_just_started() -> None:
     """It answers 401 to submissions, though nothing is wrong with the credentials."""
-    error = error_of(
+    error = unicore_error(
         said(
             "Could not submit job: eu.unicore.security.AuthorisationException: There are no "
             "accessible targetsystem factories for: Name: CN=demo Xlogin: uid: [root]",
@@ -99,7 +99,7 @@ def test_server_that_has_just_started() -> None:
 
 @pytest.mark.parametrize(("text", "kind"), QUOTES)
 def test_texts_of_500(text: str, kind: type[SiteError]) -> None:
-    error = error_of(said(text), "juwels")
+    error = unicore_error(said(text), "juwels")
     assert type(error) is kind
     assert error.status == 500
     assert text[:40] in str(error)
@@ -108,7 +108,7 @@ def test_texts_of_500(text: str, kind: type[SiteError]) -> None:
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_causes_behind_the_script_that_a_tsi_repeats(cause: str) -> None:
-    error = error_of(said(of_mkdir(cause)), "juwels")
+    error = unicore_error(said(of_mkdir(cause)), "juwels")
     assert type(error) is SiteRejected
     assert "TSI_SCRIPT" not in str(error)
     assert "Cannot create directory" in str(error)
@@ -121,7 +121,7 @@ def test_details_of_a_job_that_slurm_has_forgotten() -> None:
         "was TSI_FAILED: Command 'scontrol show jobid 6' failed with code 1: slurm_load_jobs error:"
         " Invalid job id specified:\n (XNJS error)"
     )
-    assert type(error_of(said(text), "juwels")) is SiteNotFound
+    assert type(unicore_error(said(text), "juwels")) is SiteNotFound
 
 
 def test_texts_of_a_tsi_that_repeat_no_script() -> None:
@@ -129,7 +129,7 @@ def test_texts_of_a_tsi_that_repeat_no_script() -> None:
         "Error uploading to '/d': java.io.IOException: Execution on TSI <localhost> failed. Reply "
         "was TSI_FAILED: [Errno 21] Is a directory: '/scratch/d'\n"
     )
-    assert type(error_of(said(text), "juwels")) is SiteRejected
+    assert type(unicore_error(said(text), "juwels")) is SiteRejected
 
 
 @pytest.mark.parametrize(
@@ -159,20 +159,20 @@ def test_texts_of_a_tsi_that_repeat_no_script() -> None:
     ],
 )
 def test_statuses(response: httpx.Response, kind: type[SiteError]) -> None:
-    assert type(error_of(response, "juwels")) is kind
+    assert type(unicore_error(response, "juwels")) is kind
 
 
 @pytest.mark.parametrize("response", [answer(200), answer(201), answer(204), answer(206)])
 def test_no_error(response: httpx.Response) -> None:
-    assert error_of(response, "juwels") is None
+    assert unicore_error(response, "juwels") is None
 
 
 def test_expired_session_is_left_to_pyunicore() -> None:
-    assert error_of(answer(432), "juwels") is None
+    assert unicore_error(answer(432), "juwels") is None
 
 
 def test_asks_to_come_back() -> None:
-    error = error_of(answer(429, "", {"Retry-After": "12"}), "juwels")
+    error = unicore_error(answer(429, "", {"Retry-After": "12"}), "juwels")
     assert isinstance(error, SiteBusy)
     assert error.retry_after == 12.0
     assert retry_after("Wed, 21 Oct 2026 07:28:00 GMT") is None
@@ -180,7 +180,7 @@ def test_asks_to_come_back() -> None:
 
 
 def test_long_text_is_cut_to_a_line() -> None:
-    error = error_of(said("word " * 1000), "juwels")
+    error = unicore_error(said("word " * 1000), "juwels")
     assert error is not None
     assert len(str(error)) < 700
     assert "\n" not in str(error)

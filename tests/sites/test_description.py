@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_file
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
     job_description,
-    lost_on_the_way,
+    lost_resources,
 )
 from tests.support.trial import wait_until
 
@@ -219,7 +219,7 @@ def test_each_command_of_a_login_hook_runs_if_those_before_it_succeeded(
 def test_what_a_server_loses_is_sent_raw_or_refused(
     server: str, asked: Resources, lost: int
 ) -> None:
-    assert len(lost_on_the_way(asked, server)) == lost
+    assert len(lost_resources(asked, server)) == lost
     submission = Submission(TRY, "x", "", asked)
     assert job_description(submission, "slurm", server=server)["Job type"] == "RAW"
     if lost:

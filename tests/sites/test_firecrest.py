@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
-from snakemake_executor_plugin_mantik.sites.firecrest.jobs import in_lists
+from snakemake_executor_plugin_mantik.sites.firecrest.jobs import name_lists
 from tests.support.benches import firecrest_site
 
 SUBMIT = {"method": "POST", "path": "/compute/hpc2/jobs$"}
@@ -166,7 +166,7 @@ class TestFinding:
 )
 def test_names_of_a_list(lengths: list[int], lists: int) -> None:
     names = [str(number) * length for number, length in enumerate(lengths)]
-    made = list(in_lists(names))
+    made = list(name_lists(names))
     assert len(made) == lists
     assert ",".join(made).split(",") == (names or [""])
     assert all(len(text) <= 235 for text in made if "," in text)

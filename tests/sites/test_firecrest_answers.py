@@ -23,7 +23,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import answered, error_of, shaken
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
+    closes_connection,
+    error_of_answer,
+    firecrest_error,
+)
 
 URL = "https://api.example.org/hpc/firecrest/v2/filesystem/daint/ops/stat"
 
@@ -110,7 +114,7 @@ QUOTES = [
 
 @pytest.mark.parametrize(("status", "message", "kind"), QUOTES)
 def test_texts(status: int, message: str, kind: type[SiteError]) -> None:
-    error = error_of(UnexpectedStatusException([answer(status, message)], 200), "alps")
+    error = firecrest_error(UnexpectedStatusException([answer(status, message)], 200), "alps")
     assert type(error) is kind
     assert error.status == status
     assert message[-40:] in str(error)
@@ -127,19 +131,19 @@ def test_texts(status: int, message: str, kind: type[SiteError]) -> None:
     ],
 )  # fmt: skip
 def test_causes_count(cause: str, kind: type[SiteError]) -> None:
-    error = answered(answer(500, "Error executing Slurm command.", caused=[cause]), "alps")
+    error = error_of_answer(answer(500, "Error executing Slurm command.", caused=[cause]), "alps")
     assert type(error) is kind
 
 
 @pytest.mark.parametrize("status", [500, 502, 504, 404, 200, 302])
 def test_what_a_proxy_says_proves_nothing(status: int) -> None:
-    assert type(answered(answer(status), "alps")) is SiteUnreachable
+    assert type(error_of_answer(answer(status), "alps")) is SiteUnreachable
     page = answer(status, headers={"Content-Type": "text/html; charset=utf-8"})
-    assert type(answered(page, "alps")) is SiteUnreachable
+    assert type(error_of_answer(page, "alps")) is SiteUnreachable
 
 
 def test_told_to_come_later() -> None:
-    error = answered(answer(429, headers={"Retry-After": "7"}), "alps")
+    error = error_of_answer(answer(429, headers={"Retry-After": "7"}), "alps")
     assert isinstance(error, SiteBusy)
     assert error.retry_after == 7
 
@@ -168,23 +172,23 @@ TRANSFER: dict[str, Any] = {"transferDirectives": {"downloadUrl": "https://store
     ],
 )
 def test_exceptions(error: Exception, kind: type[SiteError]) -> None:
-    found = error_of(error, "alps")
+    found = firecrest_error(error, "alps")
     assert type(found) is kind
     assert "s3cr3t" not in str(found)
 
 
 def test_mistakes_of_our_own_stay_what_they_are() -> None:
-    assert error_of(AttributeError("x"), "alps") is None
-    assert error_of(SiteRejected("x"), "alps") is None
+    assert firecrest_error(AttributeError("x"), "alps") is None
+    assert firecrest_error(SiteRejected("x"), "alps") is None
 
 
 def test_certificates() -> None:
-    error = error_of(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] no"), "alps")
+    error = firecrest_error(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] no"), "alps")
     assert error is not None
     assert "CAFile" in error.do
 
 
 def test_answers_that_the_connection_does_not_survive() -> None:
-    assert shaken(answer(500, "('Channel not open for sending',)", user=None))
-    assert not shaken(answer(500, "Remote process failed"))
-    assert not shaken(answer(408, "x", user=None))
+    assert closes_connection(answer(500, "('Channel not open for sending',)", user=None))
+    assert not closes_connection(answer(500, "Remote process failed"))
+    assert not closes_connection(answer(408, "x", user=None))

@@ -14,9 +14,9 @@ from snakemake_executor_plugin_mantik.sites.credentials import Bearer
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     FileSystem,
-    find_workspace,
+    choose_workspace,
     parse_system,
-    zone_of,
+    zone_offset,
 )
 from tests.support.parrot import Parrot, Say
 
@@ -142,7 +142,7 @@ def test_a_system_that_says_little() -> None:
     ],
 )
 def test_workspaces(workspace: str | None, storage: str | None, path: str) -> None:
-    found = find_workspace(
+    found = choose_workspace(
         FILE_SYSTEMS, user="me", site="alps", name="ws", workspace=workspace, storage=storage
     )
     assert found == path
@@ -160,19 +160,19 @@ def test_workspaces(workspace: str | None, storage: str | None, path: str) -> No
 )
 def test_workspaces_that_cannot_be(workspace: str | None, storage: str | None) -> None:
     with pytest.raises(SiteRejected):
-        find_workspace(
+        choose_workspace(
             FILE_SYSTEMS, user="me", site="alps", name="ws", workspace=workspace, storage=storage
         )
 
 
 def test_home_where_there_is_no_scratch() -> None:
-    found = find_workspace(
+    found = choose_workspace(
         FILE_SYSTEMS[:1], user="me", site="alps", name="ws", workspace=None, storage=None
     )
     assert found == "/users/me/mantik/ws"
 
 
 def test_time_zones() -> None:
-    assert zone_of("2026-11-21T13:20:45", 1795263645) == 3600
-    assert zone_of("2026-11-21T12:20:50", 1795263645) == 0
-    assert zone_of("2026-11-21T06:50:45", 1795263645) == -5.5 * 3600
+    assert zone_offset("2026-11-21T13:20:45", 1795263645) == 3600
+    assert zone_offset("2026-11-21T12:20:50", 1795263645) == 0
+    assert zone_offset("2026-11-21T06:50:45", 1795263645) == -5.5 * 3600

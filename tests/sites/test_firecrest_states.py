@@ -6,7 +6,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import Phase
-from snakemake_executor_plugin_mantik.sites.firecrest.states import state_of
+from snakemake_executor_plugin_mantik.sites.firecrest.states import firecrest_state
 
 
 def job(state: Any, code: int | None = 0, signal: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("told", "reason", "code"), ENDS)
 def test_ends(told: dict[str, Any], reason: Reason, code: int | None) -> None:
-    state = state_of(told)
+    state = firecrest_state(told)
     assert (state.phase, state.reason, state.exit_code) == (Phase.ENDED, reason, code)
     assert state.scheduler_id == "7"
 
@@ -74,23 +74,23 @@ def test_ends(told: dict[str, Any], reason: Reason, code: int | None) -> None:
 )
 @pytest.mark.parametrize("code", [None, 0])
 def test_phases(told: str | None, phase: Phase, code: int | None) -> None:
-    state = state_of(job(told, code, None))
+    state = firecrest_state(job(told, code, None))
     assert (state.phase, state.reason, state.exit_code) == (phase, None, None)
 
 
 def test_details() -> None:
     waiting = job("PENDING")
     waiting["status"]["stateReason"] = "PartitionTimeLimit"
-    assert state_of(waiting).detail == "PENDING (PartitionTimeLimit)"
+    assert firecrest_state(waiting).detail == "PENDING (PartitionTimeLimit)"
     waiting["status"]["stateReason"] = "None"  # Slurm's word, not JSON's
-    assert state_of(waiting).detail == "PENDING"
-    assert state_of(job("FAILED", 0, 11)).detail == "FAILED, signal 11"
-    assert state_of(job("RUNNING")).queue == "batch"
+    assert firecrest_state(waiting).detail == "PENDING"
+    assert firecrest_state(job("FAILED", 0, 11)).detail == "FAILED, signal 11"
+    assert firecrest_state(job("RUNNING")).queue == "batch"
 
 
 @pytest.mark.parametrize("told", [{}, {"status": None}, {"status": "x"}, {"status": {"state": 3}}])
 def test_nonsense_is_unknown(told: dict[str, Any]) -> None:
-    assert state_of(told).phase is Phase.UNKNOWN
+    assert firecrest_state(told).phase is Phase.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -111,5 +111,5 @@ def test_nonsense_is_unknown(told: dict[str, Any]) -> None:
 def test_why_a_job_waits(reason: str | None, waits: str, never: bool) -> None:
     waiting = job("PENDING")
     waiting["status"]["stateReason"] = reason
-    state = state_of(waiting)
+    state = firecrest_state(waiting)
     assert (state.waits, state.never) == (waits, never)

@@ -12,16 +12,16 @@ import httpx
 import pytest
 
 from snakemake_executor_plugin_mantik.config.environment import (
-    environment_of,
-    resources_of,
+    job_environment,
+    job_resources,
     script_limits,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, preview
-from snakemake_executor_plugin_mantik.engine.submit import submission_of
+from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, make_preview
+from snakemake_executor_plugin_mantik.engine.submit import make_submission
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
-from snakemake_executor_plugin_mantik.jobs.resources import merge
+from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
@@ -46,7 +46,7 @@ def config_of(api: dict[str, Any], workspace: str, scheduler: str, **more: Any) 
 
 
 def shown(config: BackendConfig) -> Preview:
-    return preview(Planner(config, "sandbox", Path("/project")), "hpc", COMMAND)
+    return make_preview(Planner(config, "sandbox", Path("/project")), "hpc", COMMAND)
 
 
 def submission(config: BackendConfig, workspace: str) -> Submission:
@@ -56,11 +56,11 @@ def submission(config: BackendConfig, workspace: str) -> Submission:
         workspace=workspace,
         name="render",
         command=COMMAND,
-        resources=replace(merge(resources_of(config), {}, 1), account="sandbox"),
-        environment=environment_of(config, Path("/project")),
+        resources=replace(merge_resources(job_resources(config), {}, 1), account="sandbox"),
+        environment=job_environment(config, Path("/project")),
         limits=script_limits(config),
     )
-    return submission_of(spec)
+    return make_submission(spec)
 
 
 @contextmanager

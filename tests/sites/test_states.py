@@ -6,14 +6,14 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import memory_words
+from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 from snakemake_executor_plugin_mantik.sites.unicore.states import (
-    as_slurm_says,
     logged_details,
-    of_log,
-    rejection,
+    rejection_message,
     slurm_details,
-    state_of,
+    slurm_state,
+    state_of_log,
+    unicore_state,
 )
 
 
@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.states import (
     ],
 )
 def test_phases(status: str | None, phase: Phase) -> None:
-    state = state_of({"status": status})
+    state = unicore_state({"status": status})
     assert state.phase is phase
     assert (state.reason is None) is (phase is not Phase.ENDED)
 
@@ -47,13 +47,15 @@ def test_all_fields() -> None:
         "might be available in the job's working directory '/jobs/4kMirF913B3/'",
         "status": "FAILED",
     }
-    assert state_of(properties) == JobState(
+    assert unicore_state(properties) == JobState(
         Phase.ENDED, Reason.EXIT_CODE, properties["statusMessage"], 3, "4711", "batch"
     )
 
 
 def test_not_available_is_empty() -> None:
-    state = state_of({"status": "QUEUED", "batchSystemID": "N/A", "queue": "N/A", "exitCode": "x"})
+    state = unicore_state(
+        {"status": "QUEUED", "batchSystemID": "N/A", "queue": "N/A", "exitCode": "x"}
+    )
     assert (state.scheduler_id, state.queue, state.exit_code) == ("", "", None)
 
 
@@ -74,7 +76,7 @@ def test_not_available_is_empty() -> None:
     ],
 )  # fmt: skip
 def test_reasons_without_asking_further(message: str, reason: Reason) -> None:
-    assert state_of({"status": "FAILED", "statusMessage": message}).reason is reason
+    assert unicore_state({"status": "FAILED", "statusMessage": message}).reason is reason
 
 
 AWAY = (
@@ -100,20 +102,20 @@ AWAY = (
     ],
 )
 def test_jobs_that_were_lost_because_something_was_away(message: str) -> None:
-    state = state_of({"status": "FAILED", "statusMessage": message, "batchSystemID": "N/A"})
+    state = unicore_state({"status": "FAILED", "statusMessage": message, "batchSystemID": "N/A"})
     assert (state.phase, state.reason) == (Phase.ENDED, Reason.LAUNCH_FAILURE)
     assert state.later
 
 
 def test_a_job_that_unicore_gave_up_may_wait_or_run() -> None:
     """Seen with a TSI that was killed while UNICORE asked for the job's exit code."""
-    state = state_of({"status": "FAILED", "statusMessage": AWAY, "batchSystemID": "17"})
+    state = unicore_state({"status": "FAILED", "statusMessage": AWAY, "batchSystemID": "17"})
     assert (state.phase, state.reason, state.later) == (Phase.UNKNOWN, None, False)
-    assert as_slurm_says({"JobState": "RUNNING"}, state).phase is Phase.RUNNING
-    assert as_slurm_says({"JobState": "PENDING"}, state).phase is Phase.WAITING
-    ended = as_slurm_says({"JobState": "COMPLETED", "ExitCode": "0:0"}, state)
+    assert slurm_state({"JobState": "RUNNING"}, state).phase is Phase.RUNNING
+    assert slurm_state({"JobState": "PENDING"}, state).phase is Phase.WAITING
+    ended = slurm_state({"JobState": "COMPLETED", "ExitCode": "0:0"}, state)
     assert (ended.phase, ended.reason) == (Phase.ENDED, Reason.SUCCESS)
-    assert as_slurm_says({}, state) is state
+    assert slurm_state({}, state) is state
 
 
 def test_words_of_sbatch() -> None:
@@ -123,11 +125,11 @@ def test_words_of_sbatch() -> None:
         "failed: Requested time limit is invalid\n(missing or exceeds some limit)",
         "Sat Nov 21 11:21:00 UTC 2026: Status set to DONE - failure.",
     ]
-    assert rejection(log) == (
+    assert rejection_message(log) == (
         "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or "
         "exceeds some limit)"
     )
-    assert rejection(log[:1]) == ""
+    assert rejection_message(log[:1]) == ""
 
 
 RUNNING = JobState(Phase.RUNNING, scheduler_id="7")
@@ -159,7 +161,7 @@ DETAILS: list[tuple[dict[str, Any], Reason, str]] = [
 def test_ends_that_slurm_tells_before_unicore_does(
     details: dict[str, Any], reason: Reason, words: str
 ) -> None:
-    told = as_slurm_says(slurm_details(details), RUNNING)
+    told = slurm_state(slurm_details(details), RUNNING)
     assert told == JobState(Phase.ENDED, reason, detail=words, scheduler_id="7")
 
 
@@ -185,8 +187,8 @@ def test_details_that_unicore_has_kept() -> None:
 )
 def test_a_controller_of_slurm_that_is_away(words: str) -> None:
     log = [f"Could not submit job: sbatch: error: Batch job submission failed: {words}"]
-    failed = state_of({"status": "FAILED", "statusMessage": "Failed", "batchSystemID": "N/A"})
-    state = of_log(failed, log)
+    failed = unicore_state({"status": "FAILED", "statusMessage": "Failed", "batchSystemID": "N/A"})
+    state = state_of_log(failed, log)
     assert (state.reason, state.later) == (Reason.LAUNCH_FAILURE, True)
     assert words in state.detail
 
@@ -201,7 +203,7 @@ def test_a_controller_of_slurm_that_is_away(words: str) -> None:
     ],
 )
 def test_details_that_tell_of_no_end(details: dict[str, Any]) -> None:
-    assert as_slurm_says(slurm_details(details), RUNNING) is RUNNING
+    assert slurm_state(slurm_details(details), RUNNING) is RUNNING
 
 
 PENDING = {"JobState": "PENDING", "ExitCode": "0:0", "NodeList": "", "StartTime": "Unknown"}
@@ -220,9 +222,9 @@ PENDING = {"JobState": "PENDING", "ExitCode": "0:0", "NodeList": "", "StartTime"
 )
 def test_why_a_job_waits(reason: str, waits: str, never: bool) -> None:
     """UNICORE's own state of it says nothing; the details that its TSI gives do."""
-    queued = state_of({"status": "QUEUED", "batchSystemID": "1", "queue": "N/A"})
+    queued = unicore_state({"status": "QUEUED", "batchSystemID": "1", "queue": "N/A"})
     assert (queued.waits, queued.never) == (None, False)
-    told = as_slurm_says(slurm_details({**PENDING, "Reason": reason}), queued)
+    told = slurm_state(slurm_details({**PENDING, "Reason": reason}), queued)
     assert (told.phase, told.waits, told.never) == (Phase.WAITING, waits, never)
     assert told.scheduler_id == "1"
 
@@ -230,8 +232,8 @@ def test_why_a_job_waits(reason: str, waits: str, never: bool) -> None:
 def test_what_unicore_knows_of_a_script_that_ended_by_itself_counts() -> None:
     state = JobState(Phase.ENDED, Reason.EXIT_CODE, "exited with <137>", 137, "7")
     killed = {"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}
-    assert as_slurm_says(killed, state) is state
-    assert as_slurm_says({"JobState": "TIMEOUT"}, state).reason is Reason.TIME_LIMIT
+    assert slurm_state(killed, state) is state
+    assert slurm_state({"JobState": "TIMEOUT"}, state).reason is Reason.TIME_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -242,5 +244,5 @@ def test_what_unicore_knows_of_a_script_that_ended_by_itself_counts() -> None:
     ],
 )
 def test_words_of_slurm_on_memory(words: str) -> None:
-    assert memory_words(f"Epoch 1\n{words}\nslurmstepd: error: more\n") == words
-    assert memory_words("Epoch 1\n") == ""
+    assert memory_message(f"Epoch 1\n{words}\nslurmstepd: error: more\n") == words
+    assert memory_message("Epoch 1\n") == ""

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     UserError,
 )
-from snakemake_executor_plugin_mantik.config.reading import read_all
+from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site
@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password,
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
-from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
+from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_time
 from tests.support.benches import unicore_site
 from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, OwnUnicoreX, UnicoreX
 
@@ -243,7 +243,7 @@ def test_extends_by_the_servers_clock(
     async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
         async def ends() -> float:
             answer = await site._connection.get("x", f"/jobs/{job}", {"fields": "terminationTime"})
-            return parse_time(answer["terminationTime"])
+            return parse_server_time(answer["terminationTime"])
 
         job = await site.submit(Submission("tag", "x", "exit 0", Resources()))
         # Ours is set meanwhile.
@@ -333,7 +333,7 @@ def test_made_from_a_backend_config(unicorex: UnicoreX, tmp_path: Path, workspac
         "Firecrest: {ApiUrl: 'https://a.example.org', TokenUrl: 'https://a.example.org/t', "
         "Machine: x}\nResources: {Queue: batch}\n"
     )
-    configs = read_all(["site.yaml", "other.yaml"], tmp_path)
+    configs = read_configs(["site.yaml", "other.yaml"], tmp_path)
     credential = Password(USER, PASSWORD)
     site = make_site(configs["site"], credential, workspace, project=tmp_path)
     assert isinstance(site, UnicoreSite)

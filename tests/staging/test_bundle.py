@@ -15,7 +15,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles, checksum
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles, sha256_of
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
@@ -106,7 +106,7 @@ def test_content_is_read_once(
     monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.SETTLED_NS", -(10**12))
     (work / "a").write_text("1")
     (first,) = look(local, "a")
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.checksum", lambda _: "new")
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.sha256_of", lambda _: "new")
     (again,) = look(local, "a")
     assert again.sha256 == first.sha256
     local.settled([again.record])
@@ -123,7 +123,7 @@ def test_content_that_was_written_just_now_is_read_again(
     monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.SETTLED_NS", 10**13)
     (work / "a").write_text("1")
     look(local, "a")
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.checksum", lambda _: "new")
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.sha256_of", lambda _: "new")
     assert look(local, "a")[0].sha256 == "new"
 
 
@@ -180,9 +180,9 @@ def test_a_file_that_cannot_be_read_is_only_its_own_jobs_trouble(
     def read(path: Path) -> str:
         if path.name == "b":
             raise PermissionError(errno.EACCES, "no")
-        return checksum(path)
+        return sha256_of(path)
 
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.checksum", read)
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.local.sha256_of", read)
 
     async def at_once() -> list[list[LocalFile] | BaseException]:
         wanted = [("a", None), ("b", None), ("c", None)], [("c", None), ("a", None)], [("b", None)]
@@ -191,7 +191,7 @@ def test_a_file_that_cannot_be_read_is_only_its_own_jobs_trouble(
     first, second, third = asyncio.run(at_once())
 
     assert isinstance(second, list)
-    assert [file.sha256 for file in second] == [checksum(work / name) for name in "ca"]
+    assert [file.sha256 for file in second] == [sha256_of(work / name) for name in "ca"]
     for failed in (first, third):
         assert isinstance(failed, UserError)
         assert "cannot be read (no)" in str(failed)

@@ -16,7 +16,11 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
 from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
-from snakemake_executor_plugin_mantik.staging.sources import Sources, candidates, select
+from snakemake_executor_plugin_mantik.staging.sources import (
+    Sources,
+    list_candidates,
+    select_sources,
+)
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 PEM = "-----BEGIN {}PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcw\n"
@@ -30,7 +34,7 @@ def write(path: Path, content: str = "x\n", mode: int = 0o644) -> Path:
 
 
 def chosen(root: Path, *include: str, exclude: tuple[str, ...] = ()) -> Sources:
-    return select(
+    return select_sources(
         root, Exclude(exclude), products=(), file_limit=1 << 20, total_limit=1 << 25,
         include=Include(include),
     )  # fmt: skip
@@ -61,11 +65,11 @@ def test_files_closed_to_others_stay_here(here: Path, name: str, mode: int) -> N
 @pytest.fixture
 def closing_umask() -> Iterator[None]:
     """A process whose new files are all closed to others."""
-    state_directory.umask.cache_clear()
+    state_directory.read_umask.cache_clear()
     old = os.umask(0o077)
     yield
     os.umask(old)
-    state_directory.umask.cache_clear()
+    state_directory.read_umask.cache_clear()
 
 
 @pytest.mark.usefixtures("closing_umask")
@@ -210,7 +214,7 @@ def test_a_credentials_own_file_never_goes(
     monkeypatch.setenv(variable, str(held))
     os.link(held, here / "linked.txt")
     assert "linked.txt" not in chosen(here, "*").paths
-    assert "linked.txt" not in dict(candidates(here, Exclude(()), (), Include(["*"])))
+    assert "linked.txt" not in dict(list_candidates(here, Exclude(()), (), Include(["*"])))
 
 
 def test_a_copy_of_a_credentials_file_never_goes(
@@ -224,7 +228,7 @@ def test_a_copy_of_a_credentials_file_never_goes(
     found = chosen(here, "*")
     assert found.paths == ("longer.txt", "same-size.txt")
     assert "copy.txt (a copy of MANTIK_HPC1_PASSWORD_FILE)" in found.withheld
-    assert dict(candidates(here, Exclude(()), (), Include(["*"]))).keys() == set(found.paths)
+    assert dict(list_candidates(here, Exclude(()), (), Include(["*"]))).keys() == set(found.paths)
 
 
 def test_an_empty_credential_has_no_copies(

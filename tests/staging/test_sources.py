@@ -8,7 +8,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.staging.sources import Sources, select
+from snakemake_executor_plugin_mantik.staging.sources import Sources, select_sources
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
@@ -22,7 +22,7 @@ def write(root: Path, *paths: str, size: int = 1) -> None:
 def chosen(
     root: Path, *exclude: str, products: tuple[str, ...] = (), total: int = 10**6
 ) -> Sources:
-    return select(
+    return select_sources(
         root, Exclude(exclude), products=products, file_limit=1000, total_limit=total
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import outside
+from snakemake_executor_plugin_mantik.jobs.paths import outside_path
 from snakemake_executor_plugin_mantik.staging.transfers import SUFFIX, Landing
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
@@ -195,7 +195,7 @@ def test_undeclared_paths(tmp_path: Path, path: str) -> None:
 def test_what_lies_outside_of_the_working_directory_takes_its_own_place(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "far").mkdir()
-    root = outside(str(tmp_path / "far/d"))
+    root = outside_path(str(tmp_path / "far/d"))
     settle(tmp_path / "work", [root], [directory(root), file(f"{root}/x")])
     assert (tmp_path / "far/d/x").read_bytes() == b"new"
     assert os.listdir(tmp_path / "work") == []
@@ -205,7 +205,7 @@ def test_what_lies_outside_of_the_working_directory_takes_its_own_place(tmp_path
 @pytest.mark.parametrize("path", ["{0}x", "{0}/../x", "{0}//x", "/etc/x", "{0}/d/../../x", ""])
 def test_nothing_else_outside_is_made(tmp_path: Path, path: str) -> None:
     declared = str(tmp_path / "far/d")
-    root, told = outside(declared), outside(path.format(declared))
+    root, told = outside_path(declared), outside_path(path.format(declared))
     for entry in (file(told), directory(told)):
         with pytest.raises(TransferError, match="none of the rule's outputs"):
             settle(tmp_path / "work", [root], [directory(root), entry])

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 from tests.support.simulated import SimulatedPlanner, SimulatedSite, World
 from tests.support.virtualtime import VirtualLoop
 
@@ -186,4 +186,4 @@ def run_one(workdir: Path, world: World, number: int = 1, **values: object) -> O
 
 def states(workdir: Path) -> list[TryState]:
     """The states of all tries that the journal knows."""
-    return [record.state for record in history(workdir / ".state")]
+    return [record.state for record in read_history(workdir / ".state")]

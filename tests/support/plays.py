@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import request
 from tests.support.laptop import Died, Session, run_all
@@ -257,7 +257,7 @@ class Play:
 
     def _clean(self) -> None:
         """The workflow's user removes what it has at the sites, as `smk-mantik clean` does."""
-        known = history(self.workdir / ".state")
+        known = read_history(self.workdir / ".state")
         with closing(Journal(self.workdir / ".state")) as journal:
             workflow = journal.workflow
         for world in self.worlds.values():
@@ -321,7 +321,7 @@ class Play:
 
     def _named(self, job: Job, try_id: str) -> bytes:
         """What a try has to make: of the contents that its fingerprint names."""
-        [record] = [r for r in history(self.workdir / ".state") if r.id == try_id]
+        [record] = [r for r in read_history(self.workdir / ".state") if r.id == try_id]
         made_of = json.loads(record.made_of)["made_of"]
         inputs = {
             path: next(

@@ -23,7 +23,7 @@ from snakemake.sourcecache import LocalSourceFile, SourceCache
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
-from snakemake_executor_plugin_mantik.rules.kinds.scripts import script
+from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
 
@@ -97,7 +97,7 @@ class ScriptRule:
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
         places = Places(Path.cwd(), lambda: workspace)
-        return script(self.job, places, tmpdir, iteration, CONFIG)
+        return script_command(self.job, places, tmpdir, iteration, CONFIG)
 
     def run(
         self,

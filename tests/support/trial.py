@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, read_marker
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, bundle_path, marker_name
-from snakemake_executor_plugin_mantik.jobs.script import render
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, bundle_path, parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
@@ -79,7 +79,7 @@ class Trial:
     ) -> "subprocess.Popen[str]":
         """Start the script as a scheduler would, in a directory of its own."""
         script = self.start_folder / f"{uuid.uuid4()}.sh"
-        script.write_bytes(render(spec).encode("utf-8", "surrogateescape"))
+        script.write_bytes(render_script(spec).encode("utf-8", "surrogateescape"))
         process = subprocess.Popen(
             [*shell, "bash", str(script)],
             cwd=self.start_folder,
@@ -108,7 +108,7 @@ class Trial:
         entries = tuple(sorted(path.name for path in self.tries.iterdir()))
         marker = None
         for name in entries:
-            told = marker_name(name)
+            told = parse_marker_name(name)
             if told is not None and told[0] == spec.paths.try_id:
                 content = (self.tries / name).read_bytes()
                 marker = read_marker(content, try_id=told[0], exit_code=told[1])

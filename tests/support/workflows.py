@@ -17,7 +17,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
 from snakemake_executor_plugin_mantik.sandbox.batch import CancelError
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
@@ -168,7 +168,7 @@ class Project:
     @property
     def tries(self) -> list[TryRecord]:
         """What the journal knows of all jobs."""
-        return history(self.directory / ".snakemake" / "mantik")
+        return read_history(self.directory / ".snakemake" / "mantik")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     OURS,
     PLACE,
     TRIES,
-    bundle_done,
+    bundle_done_path,
     bundle_path,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -449,12 +449,12 @@ class World:
     def _stage(self, spec: JobSpec) -> tuple[str, tuple[str, ...]] | None:
         """Unpack and check what a script does; the step that failed and the missing inputs."""
         for bundle in spec.bundles:
-            if bundle_done(bundle) in self.files:
+            if bundle_done_path(bundle) in self.files:
                 continue
             content = self.files.get(bundle_path(bundle))
             if content is None or not self._unpack(content, spec.numbers):
                 return "bundles", ()
-            self.write(bundle_done(bundle), b"")
+            self.write(bundle_done_path(bundle), b"")
         if spec.inline:
             self._unpack(spec.inline, spec.numbers)
         missing = self._others(spec)

@@ -13,7 +13,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.common.locks import is_held
+from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
@@ -136,7 +136,7 @@ class Tracked:
         """
         if all(running.process.poll() is not None for running in self.project.started):
             lock = self.project.directory / DIRECTORY / LOCK
-            until(lambda: not is_held(lock), "the worker's end")
+            until(lambda: not is_locked(lock), "the worker's end")
 
     def runs(self) -> dict[str, Run]:
         """The jobs' runs by their names; a name that comes twice is a mistake."""

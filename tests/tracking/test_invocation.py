@@ -13,10 +13,10 @@ from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     SNAKEFILE_BYTES,
     Invocation,
-    settle,
+    settle_invocations,
 )
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.masking import masker
+from snakemake_executor_plugin_mantik.tracking.masking import make_masker
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import Target
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
@@ -99,9 +99,9 @@ def test_what_was_taken_for_over_and_is_sent_after_all(outbox: Outbox, tmp_path:
     key = asyncio.run(first.make())
     outbox.add_run(RECORD.id, "", {})
 
-    assert settle(outbox, [RECORD.id]) == 0
-    assert settle(outbox, [], WORKFLOW.identity(Target())) == 0
-    assert settle(outbox, []) == 1
+    assert settle_invocations(outbox, [RECORD.id]) == 0
+    assert settle_invocations(outbox, [], WORKFLOW.identity(Target())) == 0
+    assert settle_invocations(outbox, []) == 1
     assert (status(outbox, key), status(outbox, RECORD.id)) == ("KILLED", "KILLED")
 
     second = invocation(outbox, tmp_path)
@@ -133,7 +133,7 @@ def test_no_secret_is_in_a_workflow_s_run(outbox: Outbox, tmp_path: Path) -> Non
     config = {"server": f"ftp.org?key={secret}", "depth": 3}
     workflow = Workflow("Snakefile", ("snakemake", f"--x={secret}"), config)
     made = invocation(
-        outbox, tmp_path, workflow, configs={"hpc1": f"X: {secret}\n"}, mask=masker([secret])
+        outbox, tmp_path, workflow, configs={"hpc1": f"X: {secret}\n"}, mask=make_masker([secret])
     )
 
     key = asyncio.run(made.make())

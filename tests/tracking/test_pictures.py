@@ -14,12 +14,12 @@ from snakemake_executor_plugin_mantik.tracking.pictures import (
     Node,
     Picture,
     State,
-    files,
-    pipeline,
-    timeline,
+    render_files,
+    render_pipeline,
+    render_timeline,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, averages
-from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, layered
+from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, average_use
+from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, layer_graph
 from snakemake_executor_plugin_mantik.tracking.pictures.pipeline import MOST_JOBS
 from snakemake_executor_plugin_mantik.tracking.pictures.timeline import MOST_BARS, SOME_BARS
 
@@ -73,7 +73,7 @@ def digits() -> Picture:
 
 def test_each_job_is_a_box_with_its_state_in_words() -> None:
     boxes = {texts(box)[0] + (texts(box)[1] if len(texts(box)) > 2 else ""): texts(box)[-1]
-             for box in groups(pipeline(digits()), "node")}  # fmt: skip
+             for box in groups(render_pipeline(digits()), "node")}  # fmt: skip
     assert boxes == {
         "prepare": "✓ finished · 30 s · hpc1",
         "trainC=0": "✓ finished · 30 s · hpc1",
@@ -84,11 +84,11 @@ def test_each_job_is_a_box_with_its_state_in_words() -> None:
         "report": "○ waiting",
     }
     # The edge from prepare to report says nothing that the others do not.
-    assert pipeline(digits()).count('class="edge"') == 10
+    assert render_pipeline(digits()).count('class="edge"') == 10
 
 
 def test_each_try_is_a_bar_at_its_site_from_queue_to_end() -> None:
-    svg = timeline(digits())
+    svg = render_timeline(digits())
     bars = groups(svg, "job")
     assert len(bars) == 7
     told = {texts(bar)[0] + texts(bar)[1]: bar for bar in bars}
@@ -134,7 +134,7 @@ def test_no_box_overlaps_another_or_lies_outside(seed: int) -> None:
         (nodes[a].id, nodes[b].id)
         for a, b in combinations(range(number), 2) if draw.random() < 3 / number
     )  # fmt: skip
-    svg = pipeline(Picture("p", nodes, T, edges))
+    svg = render_pipeline(Picture("p", nodes, T, edges))
     root = ElementTree.fromstring(svg)
     boxes = [rectangle(r) for r in root.iter(f"{SVG}rect") if r.attrib["class"] == "box"]
     assert len(boxes) == number
@@ -155,23 +155,23 @@ def test_many_jobs_are_drawn_by_rules_and_stay_small() -> None:
     picture = Picture("ensemble", tuple(nodes), T + 9000, edges)
     by_rule = replace(picture, edges=(), rule_edges=(("simulate", "analyse"),))
     for each in (picture, by_rule):
-        boxes = groups(pipeline(each), "node")
+        boxes = groups(render_pipeline(each), "node")
         assert [texts(box)[:2] for box in boxes] == [
             ["simulate ×3000", "✓ 2970 ✗ 30"], ["all", "○ 1"], ["analyse ×2000", "▶ 2000"],
         ]  # fmt: skip
-        assert pipeline(each).count('class="edge"') == 1
-    assert len(groups(timeline(picture), "job")) == SOME_BARS
-    assert len(groups(timeline(picture), "profile")) == 3
-    assert sum(map(len, files(picture).values())) < 100_000
+        assert render_pipeline(each).count('class="edge"') == 1
+    assert len(groups(render_timeline(picture), "job")) == SOME_BARS
+    assert len(groups(render_timeline(picture), "profile")) == 3
+    assert sum(map(len, render_files(picture).values())) < 100_000
     few = replace(picture, nodes=tuple(nodes[:MOST_BARS]))
-    assert len(groups(timeline(few), "job")) == MOST_BARS
+    assert len(groups(render_timeline(few), "job")) == MOST_BARS
 
 
 def test_names_are_only_names() -> None:
     node = Node(NASTY, NASTY, NASTY, State.FAILED, {NASTY: NASTY}, NASTY, T, T, T, NASTY)
     for many in (1, MOST_BARS + 1):
         nodes = tuple(replace(node, id=f"{n}") for n in range(many))
-        for text in files(Picture(NASTY, nodes, T)).values():
+        for text in render_files(Picture(NASTY, nodes, T)).values():
             text.encode()
             assert "<script" not in text
             assert not re.search(r"[\x00-\x08\x0b-\x1f]", text)
@@ -191,7 +191,7 @@ def test_little_can_be_drawn_too() -> None:
         (Node("a", "a", "a", State.WAITING),),
         (job("a", queued=None, started=None),),
     ):
-        for text in files(Picture("p", nodes, T)).values():
+        for text in render_files(Picture("p", nodes, T)).values():
             ElementTree.fromstring(text.partition("\n")[2])
 
 
@@ -201,7 +201,7 @@ def test_every_edge_leads_to_the_right_through_each_layer(number: int, data: st.
     names = [f"n{n}" for n in range(number)]
     name = st.sampled_from([*names, "elsewhere"])
     edges = data.draw(st.lists(st.tuples(name, name), max_size=60))
-    layout = layered(names, edges)
+    layout = layer_graph(names, edges)
     layer = {place: n for n, there in enumerate(layout.layers) for place in there}
     assert sorted(p for p in layer if isinstance(p, str)) == sorted(names)
     for (source, target), route in layout.routes.items():
@@ -213,9 +213,9 @@ def test_every_edge_leads_to_the_right_through_each_layer(number: int, data: st.
 
 def test_the_layout_keeps_order_and_has_few_crossings() -> None:
     # Two chains whose nodes are named crosswise: without a sort every edge would cross.
-    layout = layered(["a", "b", "y", "x"], [("a", "x"), ("b", "y")])
+    layout = layer_graph(["a", "b", "y", "x"], [("a", "x"), ("b", "y")])
     assert list(map(list, layout.layers)) in [[["a", "b"], ["x", "y"]], [["b", "a"], ["y", "x"]]]
-    assert list(map(list, layered(["a", "b", "c"], []).layers)) == [["a", "b", "c"]]
+    assert list(map(list, layer_graph(["a", "b", "c"], []).layers)) == [["a", "b", "c"]]
 
 
 def test_the_axis_has_round_times() -> None:
@@ -229,6 +229,6 @@ def test_the_axis_has_round_times() -> None:
 
 def test_averages_are_those_of_each_part() -> None:
     axis = Axis(0, 10, 0, 100)
-    assert averages([(0, 10), (2, 4), (3, 3.5)], axis, 5) == pytest.approx([1, 2.25, 1, 1, 1])
-    assert averages([], axis, 2) == [0, 0]
-    assert averages([(-5, 20)], axis, 2) == pytest.approx([1, 1])
+    assert average_use([(0, 10), (2, 4), (3, 3.5)], axis, 5) == pytest.approx([1, 2.25, 1, 1, 1])
+    assert average_use([], axis, 2) == [0, 0]
+    assert average_use([(-5, 20)], axis, 2) == pytest.approx([1, 1])

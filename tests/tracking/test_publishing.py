@@ -190,7 +190,7 @@ def test_no_long_tag_and_no_picture_holds_up_the_rest(
     def broken(_: object) -> None:
         raise ZeroDivisionError("no room for a box")
 
-    monkeypatch.setattr(pictures, "files", broken)
+    monkeypatch.setattr(pictures, "render_files", broken)
     directory.outbox.add_run(
         "long", directory.uri,
         {**DATA, "experiment": "digits", "name": "n" * 999, "tags": {}, "params": {}},

@@ -20,7 +20,7 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
-from snakemake_executor_plugin_mantik.tracking.store import Identity, skeleton
+from snakemake_executor_plugin_mantik.tracking.store import Identity, store_skeleton
 from snakemake_executor_plugin_mantik.tracking.worker import source
 from snakemake_executor_plugin_mantik.tracking.worker.metrics import metric_files
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> Path:
 def begin(root: Path, experiment: str) -> None:
     """What a job starts with."""
     identity = Identity(SOURCE, "7", experiment)
-    files = skeleton("/at/the/site", TRY, identity, name="train C=1", user="me", now=1000.0)
+    files = store_skeleton("/at/the/site", TRY, identity, name="train C=1", user="me", now=1000.0)
     JobExtras("", files).lay_out(root)
 
 

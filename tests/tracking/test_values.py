@@ -16,17 +16,29 @@ from snakemake_executor_plugin_mantik.mlproject import Call
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.tracking import figures, ledger
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.masking import held_by, masker, secret_values
+from snakemake_executor_plugin_mantik.tracking.masking import (
+    credential_secrets,
+    make_masker,
+    secret_values,
+)
 from snakemake_executor_plugin_mantik.tracking.outbox import VERSION, Kind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import (
     TrackedRun,
     git_tags,
-    tags,
-    target,
+    run_tags,
+    tracking_target,
     without_user,
 )
-from snakemake_executor_plugin_mantik.tracking.store import Identity, skeleton, variables
-from snakemake_executor_plugin_mantik.tracking.workflow import Workflow, command_line, flat
+from snakemake_executor_plugin_mantik.tracking.store import (
+    Identity,
+    store_skeleton,
+    worker_variables,
+)
+from snakemake_executor_plugin_mantik.tracking.workflow import (
+    Workflow,
+    flatten_config,
+    mask_command,
+)
 
 RECORD = TryRecord(
     "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
@@ -46,7 +58,7 @@ RECORD = TryRecord(
     ],
 )
 def test_where_runs_go(uri: str, expected: str) -> None:
-    assert target({"MLFLOW_TRACKING_URI": uri}, Path("/here")).uri == expected
+    assert tracking_target({"MLFLOW_TRACKING_URI": uri}, Path("/here")).uri == expected
 
 
 def test_users_of_ssh_urls_stay() -> None:
@@ -57,7 +69,7 @@ def test_users_of_ssh_urls_stay() -> None:
 def test_tags(tmp_path: Path) -> None:
     call = Call(PurePosixPath("churn"), "churn", "main", "abc", {})
 
-    found = tags(TrackedRun(call, {"a": "ü"}), RECORD, tmp_path, "Snakefile")
+    found = run_tags(TrackedRun(call, {"a": "ü"}), RECORD, tmp_path, "Snakefile")
 
     assert found["mlflow.source.name"] == str(tmp_path / "churn")
     assert found["mlflow.source.type"] == "PROJECT"
@@ -67,9 +79,9 @@ def test_tags(tmp_path: Path) -> None:
 
 
 def test_secrets_are_masked() -> None:
-    mask = masker(
+    mask = make_masker(
         [*secret_values({"DB_PASSWORD": "hunter2", "PATH": "/usr/bin", "X_TOKEN": "a"}),
-         *held_by([Bearer("eyJtoken"), Password("marie", "ra:dium")])]
+         *credential_secrets([Bearer("eyJtoken"), Password("marie", "ra:dium")])]
     )  # fmt: skip
 
     assert mask("hunter2 at /usr/bin with eyJtoken, a") == "*** at /usr/bin with ***, a"
@@ -83,7 +95,7 @@ def test_a_users_name_is_no_secret(tmp_path: Path) -> None:
         serialization.NoEncryption(),
     )
     (tmp_path / "key").write_bytes(key)
-    mask = masker(held_by([SshKey("marie", tmp_path / "key")]))
+    mask = make_masker(credential_secrets([SshKey("marie", tmp_path / "key")]))
 
     assert mask("EdDSA of /home/marie") == "EdDSA of /home/marie"
 
@@ -92,8 +104,8 @@ def test_places_with_strange_names() -> None:
     workspace = "/scratch/a b#1%2 ü"
     identity = Identity("a" * 32, "7", 'it\'s: "ü"\\n')
 
-    told = variables(workspace, RECORD.id, identity)
-    files = skeleton(workspace, RECORD.id, identity, name="n", user="u", now=1.0)
+    told = worker_variables(workspace, RECORD.id, identity)
+    files = store_skeleton(workspace, RECORD.id, identity, name="n", user="u", now=1.0)
 
     assert told["MLFLOW_TRACKING_URI"].startswith("file:///scratch/a%20b%231%252%20%C3%BC/.snake")
     meta = YAML(typ="safe").load(files["7/meta.yaml"])
@@ -134,14 +146,14 @@ def test_an_end_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_configuration_as_parameters() -> None:
-    mask = masker(["hunter2"])
+    mask = make_masker(["hunter2"])
     values: dict[str, object] = {
         "model": {"depth": 3, "layers": [1, 2], "empty": {}}, "api_token": "abc",
         "uri": "x hunter2", "no_password": None, "a b/c:d.e-f": 1, "odd(name)": "x" * 7000,
         "path": Path("/x"), **{f"n{i}": i for i in range(600)},
     }  # fmt: skip
 
-    found = flat(values, mask)
+    found = flatten_config(values, mask)
 
     assert {name: found[name] for name in list(found)[:8]} == {
         "model.depth": "3", "model.layers": "[1, 2]", "model.empty": "{}", "api_token": "***",
@@ -155,7 +167,7 @@ def test_no_secret_is_in_a_command_line() -> None:
     words = ["snakemake", "--config", "db_password=abc", "n=1 2", "x=hunter2", "--until",
              "https://me:pw@host/x", "token="]  # fmt: skip
 
-    told = command_line(words, masker(["hunter2"]))
+    told = mask_command(words, make_masker(["hunter2"]))
 
     assert told == (
         "snakemake --config 'db_password=***' 'n=1 2' 'x=***' --until https://host/x token="
@@ -253,7 +265,7 @@ def test_attempts_and_what_they_used(tmp_path: Path) -> None:
     jobs = known.jobs("w")
 
     assert [job.attempt for job in jobs] == [1, 2, 3, 1, 1]
-    assert figures.of_workflow(jobs) == {
+    assert figures.workflow_figures(jobs) == {
         "mantik/jobs_finished": 1, "mantik/jobs_failed": 0, "mantik/jobs_killed": 0,
         "mantik/jobs_running": 1, "mantik/jobs_queued": 0,
         "mantik/core_hours": pytest.approx(4), "mantik/cpu_seconds": 6,

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.cli.jobs import table
-from snakemake_executor_plugin_mantik.journal import history
+from snakemake_executor_plugin_mantik.cli.jobs import jobs_table
+from snakemake_executor_plugin_mantik.journal import read_history
 
 HERE = Path(__file__).resolve().parent
 SITES = {"hpc1": "unicore", "hpc2": "firecrest"}
@@ -77,10 +77,10 @@ def write_config(site: str) -> Path:
 
 def show(started: float) -> None:
     """Show the jobs of this run, the best model, and where the figure is."""
-    records = [r for r in history(HERE / ".snakemake" / "mantik") if r.created >= started]
+    records = [r for r in read_history(HERE / ".snakemake" / "mantik") if r.created >= started]
     console.print()
     if records:
-        console.print(table(records))
+        console.print(jobs_table(records))
     else:
         console.print("Everything was there already: no job was sent.")
     console.print()

@@ -29,17 +29,20 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.identity import identity
+from snakemake_executor_plugin_mantik.rules.identity import job_identity
 from snakemake_executor_plugin_mantik.rules.onsite import full_job
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
-from snakemake_executor_plugin_mantik.rules.paths.storage import by_jobs
+from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
 from snakemake_executor_plugin_mantik.rules.paths.workflow_code import (
     ELSEWHERE,
     WorkflowCode,
-    resolved,
-    workflow_code_of,
+    find_workflow_code,
+    resolve_source,
 )
-from snakemake_executor_plugin_mantik.rules.wrapping.deployment import files_of, nested_options
+from snakemake_executor_plugin_mantik.rules.wrapping.deployment import (
+    deployment_files,
+    nested_options,
+)
 
 _PACKAGE: Final = "snakemake_executor_plugin_mantik"
 
@@ -72,7 +75,7 @@ mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin
 """
 
 
-def directive(job: Job) -> str | None:
+def full_job_directive(job: Job) -> str | None:
     """The directive for which a job needs a Snakemake at its site; None for those that do not."""
     return next((name for kind, name in _KINDS if getattr(job.rule, kind)), None)
 
@@ -85,7 +88,7 @@ def _way_out(site: str) -> str:
     )
 
 
-def command(
+def full_job_command(
     job: Job,
     workdir: Path,
     site: str,
@@ -105,13 +108,13 @@ def command(
         UserError: something that the job needs cannot be had here.
     """
     rule, workflow = job.rule, job.rule.workflow
-    found = workflow_code_of(workflow, workdir, config)
+    found = find_workflow_code(workflow, workdir, config)
     _add_code(job, found, config)
     _add_environment(job, found, deployment)
     made = _checkpointed(job)
     for path in made:
         # Where jobs fetch themselves, a copy of it here is for functions that were called here.
-        if os.path.exists(path) and not by_jobs(workflow):
+        if os.path.exists(path) and not jobs_use_storage(workflow):
             found.inputs[os.path.normpath(path)] = None
     order = {
         "snakemake": __version__,
@@ -152,7 +155,7 @@ def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
     rule, workflow = job.rule, job.rule.workflow
     code = rule.script or rule.notebook or rule.cwl
     if code:
-        source = resolved(code, job)
+        source = resolve_source(code, job)
         place = found.add_source(source, workflow.sourcecache)
         if place.startswith(ELSEWHERE):
             found.add_directory(Path(source.path).parent, config)
@@ -172,7 +175,7 @@ def _add_environment(
     job: Job, found: WorkflowCode, deployment: Collection[DeploymentMethod]
 ) -> None:
     """Take along what the rule's own environment is made of."""
-    sources, image = files_of(job, deployment)
+    sources, image = deployment_files(job, deployment)
     for source in sources:
         found.add_source(source, job.rule.workflow.sourcecache)
     if image is not None:
@@ -204,7 +207,7 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
     yield from ("--snakefile", _snakefile(main, found))
     # `workdir:` has had its effect: the workspace mirrors that directory.
     yield from ("--directory", ".", "--workflow-profile", "none", "--executor", "local")
-    yield from ("--mode", "remote" if by_jobs(workflow) else "subprocess")
+    yield from ("--mode", "remote" if jobs_use_storage(workflow) else "subprocess")
     yield from ("--force", "--nolock", "--ignore-incomplete")
     yield from ("--allowed-rules", rule.name, "--cores", str(max(1, job.threads)))
     yield from ("--force-use-threads", "--target-files-omit-workdir-adjustment")
@@ -212,7 +215,7 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
     yield from ("--nocolor", "--no-hooks", "--notemp", "--drop-metadata", "--scheduler", "greedy")
     # The cache of sources is in the home directory otherwise, which a container may not have.
     yield from ("--shared-fs-usage", "software-deployment", "sources")
-    if by_jobs(workflow):
+    if jobs_use_storage(workflow):
         # All that it has to say a second time, and none of the job's errors.
         yield from ("--quiet", "progress", "rules", "host")
     else:
@@ -256,7 +259,7 @@ def _storage(workflow: Any) -> Iterator[str]:
     yield from shlex.split(known.get_default_storage_provider_args())
     for option in known.get_storage_provider_args():
         yield from shlex.split(option)
-    if not by_jobs(workflow):
+    if not jobs_use_storage(workflow):
         yield from ("--local-storage-prefix", str(workflow.storage_settings.local_storage_prefix))
 
 
@@ -266,11 +269,11 @@ def _copies(job: Job) -> dict[str, str] | None:
     Snakemake removes them after the job; jobs of one workspace must not do that to each other.
     """
     settings = job.rule.workflow.storage_settings
-    if not by_jobs(job.rule.workflow):
+    if not jobs_use_storage(job.rule.workflow):
         return None
     here, remote = settings.local_storage_prefix, settings.remote_job_local_storage_prefix
     where = _COPIES if remote == here else str(remote)
-    return {"here": str(here), "there": f"{where}/{identity(job)[:16]}"}
+    return {"here": str(here), "there": f"{where}/{job_identity(job)[:16]}"}
 
 
 def _storage_plugins(workflow: Any) -> list[str]:

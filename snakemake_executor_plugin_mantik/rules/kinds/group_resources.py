@@ -12,17 +12,17 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.jobs.resources import merge
+from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.resources import (
     SITE_RESOURCE,
-    determined,
+    are_resources_known,
+    choose_site,
     given_resources,
-    known_yet,
-    site_of,
+    split_undetermined,
 )
-from snakemake_executor_plugin_mantik.rules.units import layers_of, members_of, title_of
+from snakemake_executor_plugin_mantik.rules.units import list_layers, list_members, member_title
 
 ADDED: Final = ("runtime",)
 """Resources that add up over members that follow each other, as in Snakemake's GroupJob."""
@@ -54,7 +54,7 @@ class Asked:
     of_members: tuple[Mapping[str, object], ...]
 
 
-def asked(group: Job, sites: Mapping[str, Configured]) -> Asked:
+def group_request(group: Job, sites: Mapping[str, Configured]) -> Asked:
     """What a group asks for: what its members do, gathered as Snakemake's GroupJob does.
 
     Three things differ, so that a group gets what its members would get each by itself: Snakemake's
@@ -65,13 +65,13 @@ def asked(group: Job, sites: Mapping[str, Configured]) -> Asked:
     Raises:
         UserError: the members do not fit into one job, or an unknown site is named.
     """
-    layers = [[_asking(member, sites) for member in layer] for layer in layers_of(group)]
+    layers = [[_asking(member, sites) for member in layer] for layer in list_layers(group)]
     asking = [each for layer in layers for each in layer]
     site = _one_site(group, asking, sites)
     try:
         # With all that was said, as Snakemake does it when the group's turn comes: it ends the
         # whole run where that fails.
-        for gathered in ([[_Raw(m) for m in layer] for layer in layers_of(group)], layers):
+        for gathered in ([[_Raw(m) for m in layer] for layer in list_layers(group)], layers):
             found = GroupResources.basic_layered(
                 toposorted_jobs=gathered, constraints=group.global_resources, run_local=False,
                 additive_resources=list(ADDED), sortby=list(ADDED),
@@ -98,7 +98,7 @@ def asked(group: Job, sites: Mapping[str, Configured]) -> Asked:
     return Asked(site, resources, found["_cores"], tuple(each.resources for each in asking))
 
 
-def wanted(
+def unit_request(
     unit: Job, sites: Mapping[str, Configured]
 ) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
     """Site, resources and threads of a job or group, and which resources are not known yet.
@@ -108,16 +108,16 @@ def wanted(
     Raises:
         UserError: they make no sense.
     """
-    members = members_of(unit)
+    members = list_members(unit)
     if len(members) > 1:
         if any(isinstance(m.resources.get(SITE_RESOURCE), TBDString) for m in members):
             return None, {}, 0, frozenset({SITE_RESOURCE})
-        of_group = asked(unit, sites)
+        of_group = group_request(unit, sites)
         return of_group.site, of_group.resources, of_group.threads, frozenset()
-    if not known_yet(members[0]):
+    if not are_resources_known(members[0]):
         return None, {}, 0, frozenset()
-    given, later = determined(given_resources(members[0]))
-    site = None if SITE_RESOURCE in later else site_of(given, sites)
+    given, later = split_undetermined(given_resources(members[0]))
+    site = None if SITE_RESOURCE in later else choose_site(given, sites)
     return site, given, members[0].threads, later
 
 
@@ -140,16 +140,16 @@ class _Raw:
 
 
 def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
-    given, later = determined(given_resources(member))
+    given, later = split_undetermined(given_resources(member))
     if SITE_RESOURCE in later:
         raise UserError(
             f"its resource {SITE_RESOURCE} follows from a file that its own group makes",
             where=f"rule {member.rule.name}",
             do="Take the rule out of the group, or make the resource independent of the file",
         )
-    site = site_of(given, sites)
+    site = choose_site(given, sites)
     try:
-        merge(Resources(), given, member.threads)
+        merge_resources(Resources(), given, member.threads)
     except UserError as error:
         raise UserError(error.what, where=f"rule {member.rule.name}", do=error.do) from None
     cores = given.pop("cpus_per_task", None)
@@ -172,7 +172,7 @@ def _one_site(group: Job, asking: Iterable[_Asking], sites: Mapping[str, object]
         told = "; ".join(f"{', '.join(names)} at {site}" for site, names in rules.items())
         raise UserError(
             f"its members are to run at different sites: {told}",
-            where=title_of(group),
+            where=member_title(group),
             do=f"A group is one job at one site: give them the same {SITE_RESOURCE} (without one"
             f" it is {next(iter(sites))}), or other groups",
         )
@@ -182,7 +182,7 @@ def _one_site(group: Job, asking: Iterable[_Asking], sites: Mapping[str, object]
 def _unlike(group: Job, error: Exception) -> UserError:
     """What to say where Snakemake cannot gather the resources of a group."""
     values: dict[str, dict[object, dict[str, None]]] = {}
-    members = members_of(group)
+    members = list_members(group)
     names = {name for m in members for name, value in m.resources.items() if _is_text(name, value)}
     for member in members:
         for name in names:
@@ -199,7 +199,7 @@ def _unlike(group: Job, error: Exception) -> UserError:
     ]
     return UserError(
         "; ".join(unlike) or str(error),
-        where=title_of(group),
+        where=member_title(group),
         do="A group is one job: give all its rules the same"
         if unlike
         else "Ask for less, or raise the limit in --resources",

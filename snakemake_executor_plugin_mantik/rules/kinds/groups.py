@@ -15,7 +15,7 @@ from dataclasses import replace
 from snakemake.io import is_flagged
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.state_directory import umask
+from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.engine.request import JobGroup, JobRequest, Member, Upload
 from snakemake_executor_plugin_mantik.jobs.group import (
     TEMPORARY,
@@ -23,29 +23,29 @@ from snakemake_executor_plugin_mantik.jobs.group import (
     GroupProgram,
     Team,
     Temporary,
-    render,
+    render_group,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Context, Payload
-from snakemake_executor_plugin_mantik.rules.identity import identity
-from snakemake_executor_plugin_mantik.rules.kinds.group_resources import ADDED, Asked, asked
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, places_of
-from snakemake_executor_plugin_mantik.rules.paths.storage import unstaged
-from snakemake_executor_plugin_mantik.rules.payload import full
+from snakemake_executor_plugin_mantik.rules.identity import job_identity
+from snakemake_executor_plugin_mantik.rules.kinds.group_resources import ADDED, Asked, group_request
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, find_places
+from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
+from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.request import (
     Runs,
-    name_of,
-    outputs_of,
-    parameters_of,
-    runs_of,
-    shown_name,
-    variables_of,
+    find_runs,
+    job_display_name,
+    job_parameters,
+    job_variables,
+    list_outputs,
+    message_name,
 )
-from snakemake_executor_plugin_mantik.rules.request import request as request_of_one
+from snakemake_executor_plugin_mantik.rules.request import make_request as request_of_one
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
-from snakemake_executor_plugin_mantik.rules.units import members_of, name_of_unit, title_of
+from snakemake_executor_plugin_mantik.rules.units import list_members, member_title, unit_name
 
 _REPORTS = ".snakemake/mantik/groups"
 """Where it is told which members of a group failed, here and at the site, while it is read."""
@@ -67,7 +67,7 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
             "starts MPI in a group, whose members share one node without tasks of their own (take"
             " it out of the group)"
         )
-    if member.pipe_group is not None and (directive := full(member)) is not None:
+    if member.pipe_group is not None and (directive := why_full_job(member)) is not None:
         return (
             f"has {directive} and shares a pipe or service, of which the Snakemake that it needs"
             " at the site would know nothing"
@@ -75,7 +75,7 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
     return None
 
 
-def request(
+def make_group_request(
     group: Job, context: Context, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
     """What the engine is asked for a group.
@@ -89,19 +89,19 @@ def request(
     Raises:
         UserError: a value is not determined, or the members do not fit into one job.
     """
-    members = members_of(group)
+    members = list_members(group)
     if len(members) == 1:
         one = request_of_one(members[0], context, secrets=secrets, forced=forced)
         return replace(one, number=group.jobid)
     _evaluate_anew(group, members)
-    of_group = asked(group, context.sites)
+    of_group = group_request(group, context.sites)
     runs = [_runs(group, member, context) for member in members]
     payloads = [payload for of_member in runs for payload in of_member.payloads]
-    files = _Files(group, members, runs, places_of(members[0], context))
+    files = _Files(group, members, runs, find_places(members[0], context))
     jobs = tuple(
         Member(
-            identity(member),
-            name_of(member),
+            job_identity(member),
+            job_display_name(member),
             tuple(output.path for output in run.outputs if output.kind == "log"),
             run.measured,
         )
@@ -110,7 +110,7 @@ def request(
     known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
     report = f"{_REPORTS}/{known[:32]}"
     config = context.sites[of_group.site].config
-    program = render(
+    program = render_group(
         _program(
             group, members, runs,
             wanted=of_group, files=files, settled=frozenset(config.environment.variables),
@@ -123,7 +123,7 @@ def request(
         number=group.jobid,
         job=known,
         rule=", ".join(sorted(group.rules)),
-        name=shown_name(group, name_of_unit(group), context),
+        name=message_name(group, unit_name(group), context),
         site=of_group.site,
         command=f"exec bash {shlex.quote(path)}",
         shell="bash",
@@ -133,10 +133,10 @@ def request(
         inputs=files.from_outside,
         uploads=(Upload(path, content=program), *uploads.values()),
         outputs=(*files.outputs, OutputFile(report, "log")),
-        umask=umask(),
+        umask=read_umask(),
         own_environment=_own_environment(group, payloads, image=bool(config.environment.apptainer)),
         secrets=dict(secrets),
-        parameters=json.dumps([parameters_of(member) for member in members]),
+        parameters=json.dumps([job_parameters(member) for member in members]),
         forced=forced,
         full=any(payload.full for payload in payloads),
         incomplete=context.options.keep_incomplete,
@@ -151,7 +151,7 @@ def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) ->
         raise UserError(
             "some of its rules run in environments of their own, the others in the image of the"
             " backend config",
-            where=title_of(group),
+            where=member_title(group),
             do="A group is one job, in the image or not: give all its rules an environment, or"
             " put them into different groups",
         )
@@ -194,7 +194,7 @@ class _Files:
                 elif (
                     service
                     or is_flagged(path, "nodelocal")
-                    or (path in unneeded and not unstaged(member, path))
+                    or (path in unneeded and not is_unstaged(member, path))
                 ):
                     readers = [j for j, files in dag.depending[member].items() if path in files]
                     numbers = sorted(number[j] for j in [member, *readers] if j in number)
@@ -223,13 +223,13 @@ def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
 def _runs(group: Job, member: Job, context: Context) -> Runs:
     if member.is_norun:
         # What it reads need not go up; what it touches other members may read.
-        return Runs((), outputs=tuple(outputs_of(member, places_of(member, context))))
+        return Runs((), outputs=tuple(list_outputs(member, find_places(member, context))))
     try:
-        return runs_of(member, context)
+        return find_runs(member, context)
     except UserError as error:
         raise UserError(
             error.what,
-            where=f"{error.where}, in {title_of(group)}",
+            where=f"{error.where}, in {member_title(group)}",
             do="Make the parameter or resource independent of files that the group itself makes,"
             " or take the rule out of the group",
         ) from None
@@ -289,12 +289,12 @@ def _program(
 def _member(
     member: Job, team: int, runs: Runs, files: _Files, settled: frozenset[str]
 ) -> GroupMember:
-    variables = variables_of(member) if runs.payloads else {}
+    variables = job_variables(member) if runs.payloads else {}
     made = [output for output in runs.outputs if output.kind == "output"]
     touched = [output for output in runs.outputs if output.kind == "touched"]
     others = {*files.pipes, *files.services, runs.measured}
     return GroupMember(
-        name=name_of(member),
+        name=job_display_name(member),
         commands=tuple(payload.command for payload in runs.payloads),
         team=team,
         shell=next((payload.shell for payload in runs.payloads), "bash"),

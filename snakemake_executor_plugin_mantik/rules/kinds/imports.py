@@ -20,7 +20,10 @@ def snakemake_imports(text: str, directory: Path) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _snakemake_imports(text: str, directory: Path) -> frozenset[str]:
-    texts = [text, *(path.read_text(errors="replace") for path in beside(text, directory))]
+    texts = [
+        text,
+        *(path.read_text(errors="replace") for path in imported_siblings(text, directory)),
+    ]
     found = {each for text in texts for each in _imports(text)}
     return frozenset(
         f"{module}.{name}" if name else module
@@ -29,7 +32,7 @@ def _snakemake_imports(text: str, directory: Path) -> frozenset[str]:
     )
 
 
-def beside(text: str, directory: Path) -> list[Path]:
+def imported_siblings(text: str, directory: Path) -> list[Path]:
     """The files beside a script that it imports, or that they import, packages as a whole."""
     files: dict[Path, None] = {}
     texts = [text]

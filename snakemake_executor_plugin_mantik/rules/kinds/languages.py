@@ -21,7 +21,7 @@ from snakemake.notebook import RJupyterNotebook
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.rules.kinds.python_object import RUNNER, encoded
+from snakemake_executor_plugin_mantik.rules.kinds.python_object import RUNNER, encode_object
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
 
 # With a blank each, so that there are quotes around them in any language.
@@ -70,12 +70,13 @@ def _python(more: str) -> Callable[[Told], str]:
     """Our own for Python and its kin; `more` is code that follows."""
 
     def preamble(told: Told) -> str:
-        modules = f"{HOME}/{os.path.dirname(runner().path)}"
+        modules = f"{HOME}/{os.path.dirname(runner_upload().path)}"
         search = f"{HOME}/{told.file.at_site}"
         return (
             f"import sys; sys.path.insert(0, {modules!r});"
             " from mantik_script import names; sys.path.pop(0);"
-            f" globals().update(names({encoded(told.snakemake)!r}, {told.place!r}, {search!r}));"
+            f" globals().update(names({encode_object(told.snakemake)!r}, {told.place!r},"
+            f" {search!r}));"
             f" {more.format(place=told.place)}\n"
         )
 
@@ -156,7 +157,7 @@ LANGUAGES = {
 }
 
 
-def written(language: Language, told: Told) -> tuple[str, str]:
+def write_preamble(language: Language, told: Told) -> tuple[str, str]:
     """The script as it runs, in two parts: the first is the job's own, the rest the file's.
 
     Raises:
@@ -189,7 +190,7 @@ def written(language: Language, told: Told) -> tuple[str, str]:
     return text[: len(text) - same], text[len(text) - same :]
 
 
-def said(text: str) -> str:
+def quote_for_job(text: str) -> str:
     """A text as the job's shell gets it: quoted, marks replaced by what the node says."""
     quoted = shlex.quote(text)
     for mark, value in _MARKS.items():
@@ -197,13 +198,13 @@ def said(text: str) -> str:
     return quoted
 
 
-def upload(text: str, name: str) -> Upload:
+def make_upload(text: str, name: str) -> Upload:
     """A file of this text."""
     content = text.encode()
     return Upload(file_path(content, name), content=content)
 
 
 @cache
-def runner() -> Upload:
+def runner_upload() -> Upload:
     """The module that scripts of Python and its kin need."""
-    return upload(RUNNER.read_text(), RUNNER.name)
+    return make_upload(RUNNER.read_text(), RUNNER.name)

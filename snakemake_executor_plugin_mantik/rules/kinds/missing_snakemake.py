@@ -15,7 +15,7 @@ from snakemake import __version__
 from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable, printable
 from snakemake_executor_plugin_mantik.rules import Job, resources
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import LACK
-from snakemake_executor_plugin_mantik.rules.payload import full
+from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 
 _NAME = "lacks.json"
 """The file's name in our own directory."""
@@ -49,11 +49,11 @@ class MissingSnakemake:
         """
         rules: dict[str, dict[str, None]] = {}
         for job in jobs:
-            if full(job) is None:
+            if why_full_job(job) is None:
                 continue
             try:
-                given, _ = resources.determined(resources.given_resources(job))
-                site = resources.site_of(given, self._environments)
+                given, _ = resources.split_undetermined(resources.given_resources(job))
+                site = resources.choose_site(given, self._environments)
             except UserError:
                 continue  # told with all that is wrong with resources
             if self._lack(site):

@@ -54,7 +54,7 @@ class _Pickler(pickle.Pickler):
         return None
 
 
-def encoded(job: Snakemake) -> str:
+def encode_object(job: Snakemake) -> str:
     """The data of a job, in letters that a shell leaves alone.
 
     Args:

@@ -12,8 +12,8 @@ from snakemake.sourcecache import LocalSourceFile
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.kinds.imports import beside
-from snakemake_executor_plugin_mantik.rules.paths.withheld import report
+from snakemake_executor_plugin_mantik.rules.kinds.imports import imported_siblings
+from snakemake_executor_plugin_mantik.rules.paths.withheld import report_withheld
 from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
 from snakemake_executor_plugin_mantik.staging.sources import MIB
 
@@ -69,7 +69,7 @@ class ScriptFile:
             return
         paths = sorted(path for path in self.directory.iterdir() if path.is_file())
         if self.language in ("python", "jupyter_python"):
-            paths += beside(self.text, self.directory)
+            paths += imported_siblings(self.text, self.directory)
         total = 0
         withheld = Withheld(self.directory, include)
         for path in dict.fromkeys(paths):
@@ -87,10 +87,10 @@ class ScriptFile:
                     do="Give the script a directory of its own, or move it into the workflow's",
                 )
             yield f"{self.at_site}/{name}", path
-        report(str(self.directory), str(withheld))
+        report_withheld(str(self.directory), str(withheld))
 
 
-def script_file(job: Job) -> ScriptFile:
+def find_script_file(job: Job) -> ScriptFile:
     """The script or notebook of a job.
 
     Raises:

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
-from snakemake_executor_plugin_mantik.jobs.templates import template
+from snakemake_executor_plugin_mantik.jobs.templates import load_template
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.kinds.imports import snakemake_imports
 from snakemake_executor_plugin_mantik.rules.kinds.languages import (
@@ -24,22 +24,22 @@ from snakemake_executor_plugin_mantik.rules.kinds.languages import (
     LANGUAGES,
     TMPDIR,
     Told,
-    runner,
-    said,
-    upload,
-    written,
+    make_upload,
+    quote_for_job,
+    runner_upload,
+    write_preamble,
 )
-from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdir, encoded
-from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, script_file
+from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdir, encode_object
+from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, find_script_file
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
-from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import mirrored
+from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
 
 
-def mistake(job: Job) -> str | None:
+def script_mistake(job: Job) -> str | None:
     """Why the script or notebook of a job can run nowhere, in words that follow "rule NAME"."""
-    file = script_file(job)
+    file = find_script_file(job)
     if job.rule.is_notebook and job.dag.is_edit_notebook_job(job):
         return "has a notebook that is to be edited, which needs --executor local"
     if file.language != "python" and file.language not in LANGUAGES:
@@ -54,7 +54,7 @@ def mistake(job: Job) -> str | None:
 
 def needs_snakemake(job: Job) -> list[str]:
     """What the Python script or notebook of a job imports that is only to be had of Snakemake."""
-    file = script_file(job)
+    file = find_script_file(job)
     text = file.text
     if file.language == "jupyter_python":
         cells = json.loads(text).get("cells", [])
@@ -65,7 +65,7 @@ def needs_snakemake(job: Job) -> list[str]:
     return snakemake_imports(text, file.directory)
 
 
-def script(
+def script_command(
     job: Job,
     places: Places,
     tmpdir: str,
@@ -75,7 +75,7 @@ def script(
     """The text that runs a script or notebook, and the files that it needs.
 
     Args:
-        job: with a script that `mistake` says nothing of.
+        job: with a script that `script_mistake` says nothing of.
         places: where its paths are at its site.
         tmpdir: its directory for temporary files, `NODE_TMPDIR` for the node's.
         iteration: which run of a script that is measured it is, from 0.
@@ -92,47 +92,49 @@ def script(
     if file.language == "python":
         content = file.text.encode()
         source = Upload(script_path(content, file.name), content=content)
-        text = template("pythonscript.sh.j2").render(
-            runner=shlex.quote(runner().path),
+        text = load_template("pythonscript.sh.j2").render(
+            runner=shlex.quote(runner_upload().path),
             source=shlex.quote(source.path),
-            place=said(told.place),
-            search=said(f"{HOME}/{file.at_site}"),
-            data=encoded(told.snakemake),
+            place=quote_for_job(told.place),
+            search=quote_for_job(f"{HOME}/{file.at_site}"),
+            data=encode_object(told.snakemake),
             lacking=_lacking(file, "Python", ("python3", "python")),
         )
-        return text, (runner(), source, *beside)
+        return text, (runner_upload(), source, *beside)
     language = LANGUAGES[str(file.language)]
-    head, rest = written(language, told)
-    source = upload(rest, file.name)
+    head, rest = write_preamble(language, told)
+    source = make_upload(rest, file.name)
     log = told.snakemake.log.get("notebook")
-    text = template("anyscript.sh.j2").render(
+    text = load_template("anyscript.sh.j2").render(
         programs=language.programs,
         lacking=_lacking(file, language.name, language.programs),
         work=WORK,
         name=shlex.quote(file.name),
-        head=said(head),
+        head=quote_for_job(head),
         rest=shlex.quote(source.path),
         command=language.command,
-        output=said(_absolute(told.snakemake.output[0])) if file.language == "rmarkdown" else "",
-        log=said(_absolute(log)) if log is not None else "",
+        output=quote_for_job(_absolute(told.snakemake.output[0]))
+        if file.language == "rmarkdown"
+        else "",
+        log=quote_for_job(_absolute(log)) if log is not None else "",
     )
-    modules = [runner()] if os.path.dirname(runner().path) in head else []
+    modules = [runner_upload()] if os.path.dirname(runner_upload().path) in head else []
     return text, (*modules, source, *beside)
 
 
 def _told(
     job: Job, places: Places, tmpdir: str, iteration: int | None, config: BackendConfig
 ) -> Told:
-    file = script_file(job)
+    file = find_script_file(job)
     uploads: list[Upload] = []
 
     def there(text: str) -> str:
-        text, cached = source_files.in_command(job, text, lambda: places.workspace)
-        text, named = snakefile_siblings.in_command(job, text, places, config)
+        text, cached = source_files.upload_source_files(job, text, lambda: places.workspace)
+        text, named = snakefile_siblings.upload_siblings(job, text, places, config)
         uploads.extend((*cached, *named))
         return text
 
-    here = mirrored(job, places)
+    here = rewrite_paths(job, places)
     sourced = replace(here, text=there)
     lists = {
         name: type(values)(toclone=values, custom_map=sourced.value)

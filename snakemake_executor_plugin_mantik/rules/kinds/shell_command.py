@@ -21,10 +21,10 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
-from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import mirrored
+from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
 
 NODE_TMPDIR = "@mantik_tmpdir@"
-"""Stands in a command for the node's directory for temporary files: see `on_node`."""
+"""Stands in a command for the node's directory for temporary files: see `use_node_tmpdir`."""
 
 _RULE_NAMES = frozenset(
     {"input", "output", "params", "wildcards", "threads", "resources", "log", "rule", "jobid"}
@@ -32,7 +32,7 @@ _RULE_NAMES = frozenset(
 """Names in a command that mean the job's own things and no global of the workflow."""
 
 
-def command(
+def shell_command(
     job: Job, places: Places, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
 ) -> str:
     """The text that the shell gets after `-c`: Snakemake's own for a local job, paths mapped.
@@ -49,8 +49,8 @@ def command(
     """
     rule = job.rule
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
-    resources = resources_of(job, tmpdir)
-    here = mirrored(job, places, resources)
+    resources = format_resources(job, tmpdir)
+    here = rewrite_paths(job, places, resources)
     own = {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
     own |= {"resources": resources, "bench_iteration": iteration}
     others = {"wildcards": job.wildcards, "threads": job.threads, "rule": rule.name}
@@ -64,10 +64,10 @@ def command(
             where=f"rule {rule.name}",
             do="Make the parameter or resource independent of what is only known inside the job",
         )
-    return here.text(in_shell(job, text))
+    return here.text(wrap_shell(job, text))
 
 
-def resources_of(job: Job, tmpdir: str) -> Any:
+def format_resources(job: Job, tmpdir: str) -> Any:
     """The job's resources with its directory for temporary files, which is the node's to know."""
     return ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
 
@@ -103,14 +103,14 @@ def _declared(job: Job, own: Mapping[str, object]) -> str:
     return said[0]
 
 
-def in_shell(job: Job, text: str) -> str:
+def wrap_shell(job: Job, text: str) -> str:
     """A text as the rule's shell gets it: with what the workflow puts before and after each."""
     # Snakemake keeps prefix and suffix in private fields only; there is no other way to them.
-    prefix = shell._get_process_prefix(executable_of(job))
+    prefix = shell._get_process_prefix(shell_executable(job))
     return " ".join((prefix, text, shell._process_suffix)).strip()
 
 
-def on_node(text: str, shell: str) -> tuple[str, str]:
+def use_node_tmpdir(text: str, shell: str) -> tuple[str, str]:
     """A command and its shell, with the directory for temporary files that the node has.
 
     Snakemake puts its path into the text. A variable does the same, but where a shell does not
@@ -131,13 +131,13 @@ _EXPANDS = re.compile(r"(ba|da|k|z|a)?sh")
 _UNEXPANDED = re.compile(r"'|<<")
 
 
-def executable_of(job: Job) -> str | None:
+def shell_executable(job: Job) -> str | None:
     """The path of the rule's own shell on this machine, or of the workflow's; None for bash."""
     chosen: str | None = job.resources.get("shell_exec") or shell.get_executable()
     return chosen
 
 
-def tmpdir_of(job: Job) -> str:
+def job_tmpdir(job: Job) -> str:
     """The rule's own temporary directory, or the placeholder for the node's."""
     declared = job.rule.resources.get("tmpdir")
     raw = getattr(declared, "raw", declared)

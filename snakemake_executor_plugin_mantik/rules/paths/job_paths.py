@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Context
-from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
+from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 """What each machine has of its own: never staged, and called the same everywhere."""
@@ -62,7 +62,7 @@ class Places:
             return None
         inside = self._inside(absolute)
         if inside is None:
-            return outside(absolute)
+            return outside_path(absolute)
         if _is_below(inside, (OURS,)):
             raise UserError(
                 f"the path {path} is where the executor's own files are at a site",
@@ -101,17 +101,17 @@ class Places:
         return None
 
 
-def places_of(job: Job, context: Context) -> Places:
+def find_places(job: Job, context: Context) -> Places:
     """The places of the site that a job runs at.
 
     Raises:
         UserError: the job names a site that there is not.
     """
-    site = site_of(given_resources(job), context.sites)
+    site = choose_site(given_resources(job), context.sites)
     return Places(context.workdir, lambda: context.workspace(site))
 
 
-def stays_in_storage(path: Any) -> bool:
+def is_kept_in_storage(path: Any) -> bool:
     """Whether a path is that of a `storage(…, retrieve=False)`, which is the command's to fetch."""
     is_storage = getattr(path, "is_storage", False)
     return bool(is_storage and path.should_not_be_retrieved_from_storage)

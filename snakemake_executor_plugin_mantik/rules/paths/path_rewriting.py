@@ -22,7 +22,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, stays_in_storage
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, is_kept_in_storage
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
@@ -63,7 +63,7 @@ class RewrittenPaths:
         return _each(value, self.text)
 
 
-def mirrored(job: Job, places: Places, resources: Any = None) -> RewrittenPaths:
+def rewrite_paths(job: Job, places: Places, resources: Any = None) -> RewrittenPaths:
     """What a job's things are called at its site.
 
     Args:
@@ -78,7 +78,7 @@ def mirrored(job: Job, places: Places, resources: Any = None) -> RewrittenPaths:
     trees: set[str] = set()
 
     def mapped(path: Any) -> str:
-        if stays_in_storage(path):
+        if is_kept_in_storage(path):
             return str(path.storage_object.query)
         text = str(path)
         if is_source_file(path):
@@ -96,13 +96,13 @@ def mirrored(job: Job, places: Places, resources: Any = None) -> RewrittenPaths:
     finder = _Finder(job.rule.name, places, moved, trees)
     params = job.params
     if resources is not None and str(TBDString()) in str(params):
-        params = params_with(job, resources)
+        params = replace_resources(job, resources)
     if moved or finder.finds(params):
         params = _params(params, lambda: _expanded(job, (made, output), resources), finder, moved)
     return RewrittenPaths(made, output, log, params, finder.text)
 
 
-def params_with(job: Job, resources: Any) -> Any:
+def replace_resources(job: Job, resources: Any) -> Any:
     """The parameters of a job, made again with what `resources` say."""
     return _expanded(job, (job.input, job.output), resources)
 

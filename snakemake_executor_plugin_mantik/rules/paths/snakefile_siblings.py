@@ -19,14 +19,14 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import BEFORE, BEHIND
-from snakemake_executor_plugin_mantik.rules.paths.withheld import report
+from snakemake_executor_plugin_mantik.rules.paths.withheld import report_withheld
 from snakemake_executor_plugin_mantik.staging import sources
 
 _BELOW = r"(?:/[^\s'\"`$;|&<>()*?\[{]*)?"
 """What may follow the directory of a Snakefile, up to the end of the word or a pattern in it."""
 
 
-def in_command(
+def upload_siblings(
     job: Job, text: str, places: Places, config: BackendConfig
 ) -> tuple[str, tuple[Upload, ...]]:
     """A command as the site knows it, and the files beside Snakefiles that it names.
@@ -70,12 +70,12 @@ def _roots(job: Job, places: Places) -> list[str]:
 def _with_surroundings(path: Path, places: Places, config: BackendConfig) -> list[Path]:
     limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
     if path.is_dir():
-        chosen = sources.select(
+        chosen = sources.select_sources(
             path, Exclude(config.exclude), products={os.path.relpath(places.workdir, path)},
             file_limit=limits[0], total_limit=limits[1],
             include=Include(config.site.include),
         )  # fmt: skip
-        report(str(path), chosen.withheld)
+        report_withheld(str(path), chosen.withheld)
         return [path / name for name in chosen.paths]
     python = path.suffix == ".py"
     text = path.read_text(errors="replace") if python else ""

@@ -25,7 +25,9 @@ def is_source_file(path: Any) -> bool:
     return bool(is_flagged(path, "sourcecache_entry"))
 
 
-def in_command(job: Job, text: str, workspace: Callable[[], str]) -> tuple[str, tuple[Upload, ...]]:
+def upload_source_files(
+    job: Job, text: str, workspace: Callable[[], str]
+) -> tuple[str, tuple[Upload, ...]]:
     """A command as a site knows it, and the source files that it names.
 
     Args:
@@ -65,7 +67,7 @@ def in_command(job: Job, text: str, workspace: Callable[[], str]) -> tuple[str, 
     return text, tuple(uploads.values())
 
 
-def steady(job: Job, text: str) -> str:
+def stable_paths(job: Job, text: str) -> str:
     """A text that is the same in the next run, whose cache has another name."""
     for root in _roots(job):
         text = text.replace(root, "")

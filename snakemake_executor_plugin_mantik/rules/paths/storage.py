@@ -14,7 +14,7 @@ from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import stays_in_storage
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import is_kept_in_storage
 
 WORDS: Final = "files that its job fetches and stores itself (--shared-fs-usage)"
 """Why a job is a full one, in words that follow "has"."""
@@ -43,26 +43,26 @@ def check_shared(usage: Iterable[SharedFSUsage]) -> None:
         )
 
 
-def by_jobs(workflow: Any) -> bool:
+def jobs_use_storage(workflow: Any) -> bool:
     """Whether jobs at a site fetch and store themselves."""
     return SharedFSUsage.INPUT_OUTPUT not in workflow.storage_settings.shared_fs_usage
 
 
-def unstaged(job: Job, path: Any) -> bool:
+def is_unstaged(job: Job, path: Any) -> bool:
     """Whether a file of a job is neither sent nor fetched, because it is in a storage only."""
     if not getattr(path, "is_storage", False):
         return False
-    return by_jobs(job.rule.workflow) or stays_in_storage(path)
+    return jobs_use_storage(job.rule.workflow) or is_kept_in_storage(path)
 
 
-def secrets(workflow: Any) -> dict[str, str]:
+def storage_secrets(workflow: Any) -> dict[str, str]:
     """What storage plugins read of the environment, if jobs need it: credentials above all."""
-    if not by_jobs(workflow):
+    if not jobs_use_storage(workflow):
         return {}
     return dict(workflow.spawned_job_args_factory.get_storage_provider_envvars())
 
 
-async def versions(jobs: Iterable[Job]) -> str:
+async def storage_versions(jobs: Iterable[Job]) -> str:
     """When what `jobs` read from storages was changed, as text: files here would be compared.
 
     Raises:
@@ -74,7 +74,7 @@ async def versions(jobs: Iterable[Job]) -> str:
     return json.dumps([[path, (await path.mtime()).storage()] for path in sorted(read)])
 
 
-def look_anew(jobs: Iterable[Job]) -> None:
+def refresh_storage(jobs: Iterable[Job]) -> None:
     """Forget what plugins remember of the directories that `jobs` have stored just now.
 
     The S3 plugin (0.3.6) looks only once, here before the job, whether something is a directory.

@@ -6,7 +6,7 @@ from snakemake.logging import logger
 
 
 @cache
-def report(directory: str, withheld: str) -> None:
+def report_withheld(directory: str, withheld: str) -> None:
     """Warn that files of a directory stay here; the same again is not repeated.
 
     Args:

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import FILES, file_path
-from snakemake_executor_plugin_mantik.rules.paths.withheld import report
+from snakemake_executor_plugin_mantik.rules.paths.withheld import report_withheld
 from snakemake_executor_plugin_mantik.staging import sources
 
 ELSEWHERE = f"{FILES}/elsewhere"
@@ -103,13 +103,13 @@ class WorkflowCode:
         """
         if not self.place(directory).startswith(ELSEWHERE):
             return  # they are sources already
-        chosen = sources.select(
+        chosen = sources.select_sources(
             directory, Exclude(config.exclude), products={os.path.relpath(self.workdir, directory)},
             file_limit=config.site.source_file_limit_bytes,
             total_limit=config.site.sources_limit_bytes,
             include=Include(config.site.include),
         )  # fmt: skip
-        report(str(directory), chosen.withheld)
+        report_withheld(str(directory), chosen.withheld)
         for path in chosen.paths:
             self.add(directory / path)
 
@@ -148,7 +148,7 @@ def _files(directory: Path) -> Iterator[Path]:
     return (path for path in sorted(directory.rglob("*")) if path.is_file())
 
 
-def workflow_code_of(workflow: Any, workdir: Path, config: BackendConfig) -> WorkflowCode:
+def find_workflow_code(workflow: Any, workdir: Path, config: BackendConfig) -> WorkflowCode:
     """What all jobs of a workflow need of its code.
 
     Args:
@@ -192,7 +192,7 @@ def _of_rules(workflow: Any) -> Iterator[str]:
             yield wrapper.get_path(rule.wrapper, prefix).get_cache_path()
 
 
-def resolved(path: Any, job: Any) -> SourceFile:
+def resolve_source(path: Any, job: Any) -> SourceFile:
     """The source that a `script:`, `notebook:` or `cwl:` of a job names."""
     from snakemake.utils import format as formatted
 

@@ -22,21 +22,21 @@ from snakemake.sourcecache import SourceFile
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.environment import image_place
+from snakemake_executor_plugin_mantik.config.environment import image_path
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.deployment import (
     MACHINES,
     CondaFile,
     Image,
-    with_conda,
-    with_container,
-    with_modules,
+    wrap_conda,
+    wrap_container,
+    wrap_modules,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Context, Payload
-from snakemake_executor_plugin_mantik.rules.resources import given_resources, site_of
-from snakemake_executor_plugin_mantik.rules.wrapping.start import start_of
+from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.wrapping.start import start_words
 
 _OPTION = "--mantik-software-deployment"
 
@@ -47,7 +47,7 @@ _IN_IMAGE = "/conda-envs"
 """Where the image of `containerized:` holds its environments (snakemake/deployment)."""
 
 
-def methods_of(words: Iterable[str]) -> frozenset[DeploymentMethod]:
+def parse_methods(words: Iterable[str]) -> frozenset[DeploymentMethod]:
     """The methods that the setting names.
 
     Raises:
@@ -90,7 +90,7 @@ class Own:
         return bool(self.modules or self.conda or self.container or self.bare)
 
 
-def own_of(job: Job, methods: Collection[DeploymentMethod]) -> Own:
+def read_own(job: Job, methods: Collection[DeploymentMethod]) -> Own:
     """The environment of its own that a job runs in."""
     modules = conda = container = None
     bare = False
@@ -105,27 +105,27 @@ def own_of(job: Job, methods: Collection[DeploymentMethod]) -> Own:
     return Own(modules, conda, container and str(container), bare)
 
 
-def deployed(payload: Payload, job: Job, context: Context) -> Payload:
+def wrap_deployment(payload: Payload, job: Job, context: Context) -> Payload:
     """The payload in the job's own environment.
 
     Raises:
         UserError: an environment file or image cannot be had.
     """
-    own = own_of(job, context.deployment)
+    own = read_own(job, context.deployment)
     rule = job.rule.name
     if own.modules:
         payload = _inside(payload)
-        payload = payload.around(with_modules(own.modules, payload.command, rule=rule))
+        payload = payload.around(wrap_modules(own.modules, payload.command, rule=rule))
     if own.conda:
         payload = _inside(payload)
         environment, uploads = _conda(job, own)
         blocked = _BLOCKED if shell.conda_block_conflicting_envvars else ()
-        text = with_conda(environment, payload.command, rule=rule, blocked=blocked)
+        text = wrap_conda(environment, payload.command, rule=rule, blocked=blocked)
         payload = payload.around(text, uploads)
     if own.container:
-        start, more = start_of(payload)
+        start, more = start_words(payload)
         image, uploads, inputs = _image(job, own.container, context)
-        text = with_container(image, shlex.join(start), rule=rule)
+        text = wrap_container(image, shlex.join(start), rule=rule)
         payload = payload.around(text, (*more, *uploads), inputs)
     return replace(payload, own_environment=True) if own else payload
 
@@ -134,7 +134,7 @@ def _inside(payload: Payload) -> Payload:
     """The payload as text for bash, in which something can stand before it."""
     if payload.shell == "bash":
         return payload
-    start, uploads = start_of(payload)
+    start, uploads = start_words(payload)
     return payload.around(f"exec {shlex.join(start)}", uploads)
 
 
@@ -181,11 +181,11 @@ def _conda(job: Job, own: Own) -> tuple[CondaFile | str, tuple[Upload, ...]]:
     return environment, tuple(uploads.values())
 
 
-def files_of(
+def deployment_files(
     job: Job, methods: Collection[DeploymentMethod]
 ) -> tuple[list[SourceFile], Path | None]:
     """What a job's own environment is made of: its conda's files, and its image if it is a file."""
-    own = own_of(job, methods)
+    own = read_own(job, methods)
     sources: list[SourceFile] = []
     if isinstance(own.conda, CondaEnvFileSpec):
         suffixes = [".post-deploy.sh", *(f".{platform}.pin.txt" for platform in MACHINES)]
@@ -223,7 +223,7 @@ def _image(
     job: Job, source: str, context: Context
 ) -> tuple[Image, tuple[Upload, ...], tuple[str, ...]]:
     """A job's image; what has to be uploaded for it, and which files of the directory it is."""
-    site = site_of(given_resources(job), context.sites)
+    site = choose_site(given_resources(job), context.sites)
     of_site = context.sites[site].config.environment.apptainer
     image = Image(
         source,
@@ -240,7 +240,7 @@ def _image(
     if (mistake := _image_mistake(path, local)) is not None:
         why = None if local.exists() else FileNotFoundError(path)
         raise UserError(mistake, where=f"rule {job.rule.name}", do=_IMAGE_ADVICE) from why
-    place = image_place(path, context.workdir)
+    place = image_path(path, context.workdir)
     image = replace(image, source=place, place="")
     if (context.workdir / place).exists():
         return image, (), (place,)
@@ -262,7 +262,7 @@ _URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*
 """What names an image: a path, a URL, a kind of archive and its path."""
 
 
-def mistake_of(job: Job, context: Context, made: Collection[str]) -> str | None:
+def deployment_mistake(job: Job, context: Context, made: Collection[str]) -> str | None:
     """What is wrong with a job's own environment, in words that follow "rule NAME".
 
     Args:
@@ -270,7 +270,7 @@ def mistake_of(job: Job, context: Context, made: Collection[str]) -> str | None:
         context: of the run.
         made: paths that the workflow makes: an image may be among them.
     """
-    own = own_of(job, context.deployment)
+    own = read_own(job, context.deployment)
     if isinstance(own.conda, CondaEnvDirSpec) and not os.path.isabs(own.conda.path):
         return (
             f"has the conda environment {own.conda.path}, a directory here that cannot go to a"
@@ -298,7 +298,9 @@ def mistake_of(job: Job, context: Context, made: Collection[str]) -> str | None:
     return None
 
 
-def remarks(jobs: Iterable[Job], context: Context, full: Callable[[Job], object]) -> Iterator[str]:
+def deployment_warnings(
+    jobs: Iterable[Job], context: Context, full: Callable[[Job], object]
+) -> Iterator[str]:
     """What a user should know of the rules' environments, once for each rule.
 
     Args:
@@ -312,8 +314,8 @@ def remarks(jobs: Iterable[Job], context: Context, full: Callable[[Job], object]
         if rule.name in told:
             continue
         told.add(rule.name)
-        everything = own_of(job, list(DeploymentMethod))
-        own = own_of(job, context.deployment)
+        everything = read_own(job, list(DeploymentMethod))
+        own = read_own(job, context.deployment)
         for name, method in _DIRECTIVES.items():
             if getattr(everything, name) and not getattr(own, name):
                 yield (
@@ -332,7 +334,7 @@ _DIRECTIVES = {
 }
 
 
-def words(own: Own) -> str:
+def describe_own(own: Own) -> str:
     """An environment in words: `conda: env.yaml and container: docker://x`."""
     return " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
 
@@ -352,17 +354,17 @@ def _shown(own: Own, name: str) -> str:
 def _winner(job: Job, own: Own, context: Context) -> Iterator[str]:
     resources = given_resources(job)
     try:
-        site = site_of(resources, context.sites)
+        site = choose_site(resources, context.sites)
     except UserError:
         return  # the site is not known yet, or told as a mistake
     if context.sites[site].config.environment.apptainer:
         yield (
-            f"rule {job.rule.name} runs in its own environment, {words(own)}, and not in the image"
-            f" of the backend config of {site}."
+            f"rule {job.rule.name} runs in its own environment, {describe_own(own)}, and not in the"
+            f" image of the backend config of {site}."
         )
 
 
-def keep_unasked(job: Job) -> None:
+def drop_unrequested(job: Job) -> None:
     """Keep Snakemake from asking this machine's conda about an environment that is at a site.
 
     For its record of a finished job it exports environments that have no file (persistence,

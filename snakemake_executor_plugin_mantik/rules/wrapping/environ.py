@@ -28,7 +28,7 @@ _OF_CONTROLLERS = ("SNAKEMAKE_", "MANTIK_", "MLFLOW_")
 """Beginnings of variables that are for this process."""
 
 
-def variables(workflow: Any, environ: Mapping[str, str]) -> dict[str, str]:
+def workflow_variables(workflow: Any, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of this process that jobs get, by name.
 
     Args:

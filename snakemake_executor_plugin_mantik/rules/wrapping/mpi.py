@@ -14,13 +14,17 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Context
-from snakemake_executor_plugin_mantik.rules.resources import determined, given_resources, site_of
-from snakemake_executor_plugin_mantik.rules.wrapping.deployment import own_of
+from snakemake_executor_plugin_mantik.rules.resources import (
+    choose_site,
+    given_resources,
+    split_undetermined,
+)
+from snakemake_executor_plugin_mantik.rules.wrapping.deployment import read_own
 
 _LAUNCHER: Final = re.compile(r"(?<!\{)(?:\{\{)*\{resources(?:\.mpi|\[mpi\])[}:!]")
 
 
-def launches(job: Job) -> bool:
+def has_launcher(job: Job) -> bool:
     """Whether a rule's command starts its tasks itself, with its resource `mpi`."""
     text = job.rule.shellcmd
     return bool(job.resources.get("mpi") and text and _LAUNCHER.search(text))
@@ -29,14 +33,14 @@ def launches(job: Job) -> bool:
 def launcher_mistake(job: Job, context: Context) -> str | None:
     """Why a command does not find the launcher that it names, in words that follow "rule NAME"."""
     launcher = str(job.resources.get("mpi")).split()
-    if not launches(job) or not launcher or os.path.basename(launcher[0]) != "srun":
+    if not has_launcher(job) or not launcher or os.path.basename(launcher[0]) != "srun":
         return None
-    own = own_of(job, context.deployment)
+    own = read_own(job, context.deployment)
     boxed: object = own.container
     if not own:
-        given, _ = determined(given_resources(job))
+        given, _ = split_undetermined(given_resources(job))
         try:
-            site = site_of(given, context.sites)
+            site = choose_site(given, context.sites)
         except UserError:
             return None  # told with all that is wrong with resources
         boxed = context.sites[site].config.environment.apptainer

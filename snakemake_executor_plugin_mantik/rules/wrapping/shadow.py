@@ -4,14 +4,14 @@ import os
 import shlex
 
 from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
-from snakemake_executor_plugin_mantik.jobs.shadow import Shadow, in_shadow
+from snakemake_executor_plugin_mantik.jobs.shadow import Shadow, wrap_shadow
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload
-from snakemake_executor_plugin_mantik.rules.identity import identity, plain
-from snakemake_executor_plugin_mantik.rules.wrapping.start import start_of
+from snakemake_executor_plugin_mantik.rules.identity import job_identity, plain_path
+from snakemake_executor_plugin_mantik.rules.wrapping.start import start_words
 
 
-def shadowed(
+def shadow_payload(
     payload: Payload, job: Job, iteration: int | None, also: tuple[str, ...] = ()
 ) -> Payload:
     """The payload in its job's shadow directory, if the rule has a `shadow:`.
@@ -26,15 +26,15 @@ def shadowed(
     if depth is None:
         return payload
     shadow = Shadow(
-        place=f"{SHADOWS}/{identity(job)[:16]}",
+        place=f"{SHADOWS}/{job_identity(job)[:16]}",
         depth=depth,
         inputs=_relative(job.input),
         outputs=_relative(job.output),
         logs=_relative(job.log),
         also=also,
     )
-    start, uploads = start_of(payload)
-    text = in_shadow(
+    start, uploads = start_words(payload)
+    text = wrap_shadow(
         shadow,
         shlex.join(start),
         rule=job.rule.name,
@@ -46,4 +46,4 @@ def shadowed(
 
 def _relative(paths: object) -> tuple[str, ...]:
     """The paths that lie in the working directory; absolute ones are where they are."""
-    return tuple(dict.fromkeys(plain(p) for p in paths if not os.path.isabs(p)))  # type: ignore[attr-defined] # Snakemake's Namedlist
+    return tuple(dict.fromkeys(plain_path(p) for p in paths if not os.path.isabs(p)))  # type: ignore[attr-defined] # Snakemake's Namedlist

@@ -6,7 +6,7 @@ from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules.context import Payload
 
 
-def start_of(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
+def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
     """The words that start the payload's shell, and a file for a command that is no word."""
     content = f"{payload.command}\n".encode("utf-8", "surrogateescape")
     if len(content) <= COMMAND_BYTES:

@@ -23,16 +23,16 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import distrust
+from snakemake_executor_plugin_mantik.sites.addresses import explain_tls_error
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
     STRANGE,
     Meaning,
     Pattern,
-    error,
-    is_gateways,
+    is_from_gateway,
     is_web_page,
-    told,
+    make_error,
+    match_pattern,
 )
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
@@ -104,11 +104,11 @@ _BY_STATUS: Final = {
 }
 
 
-def error_of(error: Exception, site: str) -> SiteError | None:
+def firecrest_error(error: Exception, site: str) -> SiteError | None:
     """The error that an exception of a request stands for; None if it is none of a request."""
     where = f"site {site}"
     if isinstance(error, FirecrestException):
-        return answered(error.responses[-1], site)
+        return error_of_answer(error.responses[-1], site)
     if isinstance(error, TimeoutError):
         return SiteUnreachable("no answer in time", where=where, do="Check the network")
     if isinstance(error, FileNotFoundError):
@@ -137,11 +137,11 @@ _OF_PYFIRECREST: Final[
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
     # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
-    (STRANGE, lambda site: nonsense("a request", site)),
+    (STRANGE, lambda site: malformed_answer("a request", site)),
 )
 
 
-def nonsense(path: str, site: str) -> SiteUnreachable:
+def malformed_answer(path: str, site: str) -> SiteUnreachable:
     """The error for an answer that cannot be what firecREST says."""
     return SiteUnreachable(
         f"{path} was answered with something that firecREST v2 does not say",
@@ -152,13 +152,13 @@ def nonsense(path: str, site: str) -> SiteUnreachable:
 
 def _no_answer(error: Exception, where: str) -> SiteUnreachable:
     reason = " ".join(str(error).split()) or type(error).__name__
-    do = distrust(error)[1] or "Check ApiUrl and the network"
+    do = explain_tls_error(error)[1] or "Check ApiUrl and the network"
     request = getattr(error, "_request", None)  # httpx raises where there is none
     path = f" to {request.method} {request.url.path}" if isinstance(request, httpx.Request) else ""
     return SiteUnreachable(f"no answer{path}: {reason}", where=where, do=do)
 
 
-def answered(response: httpx.Response, site: str) -> SiteError:
+def error_of_answer(response: httpx.Response, site: str) -> SiteError:
     """The error that `response` stands for, which is not what was expected.
 
     An answer that is not the server's own (a web page, of a proxy or a login portal) proves
@@ -166,7 +166,7 @@ def answered(response: httpx.Response, site: str) -> SiteError:
     """
     status = response.status_code
     if is_web_page(response):
-        return error(
+        return make_error(
             Meaning.UNKNOWN,
             response,
             site,
@@ -174,22 +174,24 @@ def answered(response: httpx.Response, site: str) -> SiteError:
             "Check ApiUrl and the network (proxy, VPN, a login page)",
         )
     if status < 400:
-        return error(Meaning.UNKNOWN, response, site, "not what firecREST v2 says", "Check ApiUrl")
-    body = body_of(response)
+        return make_error(
+            Meaning.UNKNOWN, response, site, "not what firecREST v2 says", "Check ApiUrl"
+        )
+    body = answer_body(response)
     text = _text_of(response, body)
-    gateways = is_gateways(response)
-    if not gateways and (pattern := told(_ERROR_TEXTS, text)) is not None:
-        return error(pattern.meaning, response, site, text, pattern.do)
+    gateways = is_from_gateway(response)
+    if not gateways and (pattern := match_pattern(_ERROR_TEXTS, text)) is not None:
+        return make_error(pattern.meaning, response, site, text, pattern.do)
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
     if gateways and meaning is Meaning.NO:
         meaning = Meaning.UNKNOWN
     if meaning is Meaning.MISSING and "errorType" not in body:
         meaning = Meaning.UNKNOWN  # of a gateway: no word about the file or the job
     do = CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
-    return error(meaning, response, site, text, do)
+    return make_error(meaning, response, site, text, do)
 
 
-def body_of(response: httpx.Response) -> dict[str, Any]:
+def answer_body(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
         answer = response.json()
@@ -198,13 +200,13 @@ def body_of(response: httpx.Response) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def shaken(response: httpx.Response) -> bool:
+def closes_connection(response: httpx.Response) -> bool:
     """Whether the server closes the connection behind this answer (measured).
 
     After an error that it did not handle itself, its own 500 names no user, uvicorn drops the
     connection a little later: the next request on it is reset.
     """
-    return response.status_code == 500 and body_of(response).get("user") is None
+    return response.status_code == 500 and answer_body(response).get("user") is None
 
 
 def _text_of(response: httpx.Response, body: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import httpx
 from firecrest.v2 import AsyncFirecrest
 
 from snakemake_executor_plugin_mantik.sites import http
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import body_of
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import answer_body
 
 kind: ContextVar[str] = ContextVar("kind", default="other")
 """What the requests that are being made count as."""
@@ -69,7 +69,7 @@ class Client(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is not typed
         """The answer about all systems whatever its form, and the version that the server says."""
         response = await self._get_request(endpoint="/status/systems")
         self._check_response(response, 200, return_json=False)
-        return body_of(response), str(response.headers.get("f7t-appversion", ""))
+        return answer_body(response), str(response.headers.get("f7t-appversion", ""))
 
     async def store(self, system: str, directory: str, name: str, content: bytes) -> None:
         """Write a file directly, an old one replaced; pyfirecrest's upload() wants a local file."""

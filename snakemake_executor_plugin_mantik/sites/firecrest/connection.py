@@ -16,13 +16,20 @@ import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import CredentialError, SiteUnauthorized
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
-from snakemake_executor_plugin_mantik.sites.addresses import checked_url, tls
+from snakemake_executor_plugin_mantik.sites.addresses import check_url, tls_context
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import error_of, shaken
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
+    closes_connection,
+    firecrest_error,
+)
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
-from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
-from snakemake_executor_plugin_mantik.sites.rate_limits import longest, repeat, steady
+from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
+from snakemake_executor_plugin_mantik.sites.rate_limits import (
+    longest_request_s,
+    read_steadily,
+    repeat_request,
+)
 
 _CONNECT_S: Final = 30.0
 """How long a connection may take to be made, seconds."""
@@ -60,7 +67,7 @@ class Connection:
     ) -> None:
         self.site = site
         self._timeout_s = timeout_s
-        self.base = checked_url(url, site, "Firecrest.ApiUrl")
+        self.base = check_url(url, site, "Firecrest.ApiUrl")
         self.requests: Counter[str] = Counter()
         self.places = concurrent_requests
         self._credential = credential
@@ -69,7 +76,7 @@ class Connection:
         self._stores = asyncio.Semaphore(concurrent_requests)
         self._quiet_until = 0.0
         self.clock: float | None = None
-        context = tls(ca_file, site)
+        context = tls_context(ca_file, site)
         timeout = httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s))
         self._session = Session(
             look=self._look,
@@ -111,7 +118,7 @@ class Connection:
         With `answered` that is also after an error that the server has answered. See `once` for the
         other arguments.
         """
-        return await repeat(
+        return await repeat_request(
             lambda: self.once(what, act, channels=channels, size=size), answered=answered
         )
 
@@ -161,7 +168,7 @@ class Connection:
                             response = await opened.enter_async_context(
                                 self.client.stream(url, offset)
                             )
-                        yield response, steady(response.aiter_raw(), self._timeout_s)
+                        yield response, read_steadily(response.aiter_raw(), self._timeout_s)
             finally:
                 kind.reset(token)
 
@@ -171,7 +178,7 @@ class Connection:
             with self._told():
                 while (wait := self._quiet_until - time.monotonic()) > 0:
                     await asyncio.sleep(wait)
-                async with asyncio.timeout(longest(self._timeout_s, size)):
+                async with asyncio.timeout(longest_request_s(self._timeout_s, size)):
                     return await act(self.client)
         finally:
             kind.reset(token)
@@ -182,7 +189,9 @@ class Connection:
     def _look(self, response: httpx.Response) -> None:
         if kind.get() != "download":  # that is of the object store
             self.clock = server_time(response)
-        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and shaken(response):
+        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and closes_connection(
+            response
+        ):
             self._quiet_until = time.monotonic() + _SETTLE_S
 
     @contextmanager
@@ -191,9 +200,9 @@ class Connection:
         try:
             yield
         except CredentialError as error:
-            raise refused_by_issuer(error) from error
+            raise issuer_error(error) from error
         except Exception as error:
-            told = error_of(error, self.site)
+            told = firecrest_error(error, self.site)
             if told is None:
                 raise
             raise told from error

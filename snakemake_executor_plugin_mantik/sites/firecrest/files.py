@@ -19,17 +19,21 @@ from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
     TIMED_OUT,
     TOO_LARGE,
-    nonsense,
+    malformed_answer,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     System,
     local_time,
-    zone_of,
+    zone_offset,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, parent
+from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
+    JOBS,
+    WorkspacePaths,
+    parent_directory,
+)
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
-from snakemake_executor_plugin_mantik.sites.rate_limits import repeat
+from snakemake_executor_plugin_mantik.sites.rate_limits import repeat_request
 
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 
@@ -67,9 +71,11 @@ class Files:
             await self._protect("." if new else OURS, "750" if shared else "700")
         known = known or await self._stat(JOBS)
         try:
-            self._zone = zone_of(str(answer["lastModified"]), int(known["mtime"]) if known else 0)
+            self._zone = zone_offset(
+                str(answer["lastModified"]), int(known["mtime"]) if known else 0
+            )
         except STRANGE as error:
-            raise nonsense("mkdir", self._connection.site) from error
+            raise malformed_answer("mkdir", self._connection.site) from error
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
         """See `Site.put`; a private file is made without its content, closed to others, and filled.
@@ -86,12 +92,12 @@ class Files:
                 content = await asyncio.to_thread(content.read_bytes)
             await self._store(path, content)
         else:
-            await self._make(parent(path))
+            await self._make(parent_directory(path))
             await self._transfers.upload(path, content, size, self)
 
     async def _store(self, path: str, content: bytes) -> None:
         """Write a file directly; its directory is made where it is not known to be there."""
-        directory, name = parent(path), path.rpartition("/")[2]
+        directory, name = parent_directory(path), path.rpartition("/")[2]
         where = self._paths.absolute(directory)
         self._paths.absolute(path)
 
@@ -114,7 +120,7 @@ class Files:
                 self._made.discard(directory)
                 raise
 
-        await repeat(act)
+        await repeat_request(act)
 
     async def _is_empty(self, path: str) -> bool:
         """Whether the file without content is there: a server makes it and tells a time-out."""
@@ -166,7 +172,7 @@ class Files:
                     raise
                 return None
 
-        return await repeat(act)
+        return await repeat_request(act)
 
     async def _is_large(self, path: str) -> bool:
         """Whether a file has to come by a transfer."""
@@ -199,7 +205,7 @@ class Files:
         try:
             entries = [self._entry(found) for found in answer]
         except STRANGE as error:
-            raise nonsense("ls", self._connection.site) from error
+            raise malformed_answer("ls", self._connection.site) from error
         if any("/" in entry.name for entry in entries):
             raise SiteNotFound(f"{path} is no directory", where=self._where)
         return {entry.name: entry for entry in entries}
@@ -218,7 +224,7 @@ class Files:
             directory = stat.S_ISDIR(int(found["mode"]))
             size, modified = int(found["size"]), float(found["mtime"])
         except STRANGE as error:
-            raise nonsense("stat", self._connection.site) from error
+            raise malformed_answer("stat", self._connection.site) from error
         return Entry(path.rsplit("/", 1)[-1], 0 if directory else size, directory, modified)
 
     async def _stat(self, path: str) -> dict[str, Any] | None:
@@ -234,7 +240,7 @@ class Files:
                 return None
             raise
         if not isinstance(answer, dict):
-            raise nonsense("stat", self._connection.site)
+            raise malformed_answer("stat", self._connection.site)
         return answer
 
     async def checksum(self, path: str) -> str:

@@ -16,13 +16,13 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, nothing
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_nothing
 from snakemake_executor_plugin_mantik.sites.firecrest import states
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
 from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
-from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, answers_of
-from snakemake_executor_plugin_mantik.sites.slurm import memory_words
+from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, ask_all
+from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 
 _LIST_WINDOW: Final = "1h"
 """How far back ended jobs are listed for their states; those that wait or run are listed always."""
@@ -58,7 +58,9 @@ class Jobs:
         self.system = ""
         """The system's name, known once the site is open."""
 
-    async def submit(self, script: str, directory: str, begin: Callable[[], None] = nothing) -> str:
+    async def submit(
+        self, script: str, directory: str, begin: Callable[[], None] = do_nothing
+    ) -> str:
         """Send a batch script: one request, never repeated; `begin` when it is its turn."""
         async with self._turns.turn():
             begin()
@@ -67,7 +69,7 @@ class Jobs:
             )
         job_id = str(answer.get("jobId") or "")
         if not _ID.fullmatch(job_id):
-            raise nonsense("a submission", self._connection.site)
+            raise malformed_answer("a submission", self._connection.site)
         return job_id
 
     async def find(self, names: Mapping[str, str], *, filters: bool) -> dict[str, list[str]]:
@@ -89,7 +91,7 @@ class Jobs:
 
     async def _named(self, names: Sequence[str], *, filters: bool) -> list[dict[str, Any]]:
         """The jobs of some names, and perhaps others: the fewest lists that the site can give."""
-        lists = list(in_lists(names))
+        lists = list(name_lists(names))
         if not filters or (len(lists) > _FEW_LISTS and not self._too_many):
             try:
                 return list((await self._list("find", _FIND_WINDOW)).values())
@@ -105,11 +107,11 @@ class Jobs:
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         wanted = list(dict.fromkeys(ids))
         listed = await self._listed(set(wanted)) if len(wanted) > 1 else {}
-        told = {job_id: states.state_of(job) for job_id, job in listed.items()}
+        told = {job_id: states.firecrest_state(job) for job_id, job in listed.items()}
         left = [job_id for job_id in wanted if job_id not in told]
         places = max(1, self._connection.places // JOB_CHANNELS)
         # A scheduler that cannot speak of one job in time is not asked about all the others.
-        answers = await answers_of(left, self.state, places, give_up=(SiteUnreachable,))
+        answers = await ask_all(left, self.state, places, give_up=(SiteUnreachable,))
         errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
         for error in errors:
             if isinstance(error, SiteUnauthorized) or len(errors) == len(wanted):
@@ -125,7 +127,7 @@ class Jobs:
     async def state(self, job_id: str) -> JobState:
         """The state of one job, from the scheduler's queue and its accounting at once."""
         job = await self._job("status", job_id)
-        return _MISSING if job is None else states.state_of(job)
+        return _MISSING if job is None else states.firecrest_state(job)
 
     async def explain(self, job_id: str, output: Callable[[Client], Awaitable[Any]]) -> JobState:
         """See `Site.explain`; `output` asks for the end of what the scheduler wrote of the job.
@@ -136,7 +138,7 @@ class Jobs:
         job = await self._job("explain", job_id)
         if job is None:
             return _MISSING
-        state = states.state_of(job)
+        state = states.firecrest_state(job)
         if state.phase is not Phase.ENDED or state.reason not in _FOR_MEMORY:
             return state
         try:
@@ -145,7 +147,7 @@ class Jobs:
         except (SiteNotFound, SiteRejected, SiteUnreachable) as error:
             _log.debug("the output of job %s cannot be read: %s", job_id, error)
             return state
-        if words := memory_words(said):
+        if words := memory_message(said):
             return replace(state, reason=Reason.OUT_OF_MEMORY, detail=words)
         return state
 
@@ -159,7 +161,7 @@ class Jobs:
 
     async def each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
         """Do `act` for all jobs at once; missing jobs are fine; the first error is told."""
-        for answer in (await answers_of(ids, act, self._connection.places)).values():
+        for answer in (await ask_all(ids, act, self._connection.places)).values():
             if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
                 raise answer
 
@@ -208,11 +210,11 @@ class Jobs:
 
     def _by_id(self, answer: Any) -> dict[str, dict[str, Any]]:
         if not isinstance(answer, list):
-            raise nonsense("a list of jobs", self._connection.site)
+            raise malformed_answer("a list of jobs", self._connection.site)
         return {str(job.get("jobId")): job for job in answer if isinstance(job, dict)}
 
 
-def in_lists(names: Iterable[str]) -> Iterator[str]:
+def name_lists(names: Iterable[str]) -> Iterator[str]:
     """Names with commas between them, as many in each text as one list may be limited to."""
     text = ""
     for name in names:

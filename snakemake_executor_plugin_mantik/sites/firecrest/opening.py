@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
 from snakemake_executor_plugin_mantik.sites.firecrest.script import Scheduler
 
@@ -118,7 +118,7 @@ async def read_system(connection: Connection, name: str) -> System:
                 do="Give the URL of the site's firecREST v2 as ApiUrl, and the system's name there "
                 "as Machine",
             )
-        raise nonsense("/status/systems", connection.site)
+        raise malformed_answer("/status/systems", connection.site)
     found = {str(s["name"]): s for s in systems if isinstance(s, Mapping) and s.get("name")}
     for known, description in found.items():
         if known.lower() == name.lower():
@@ -179,7 +179,7 @@ async def read_user(connection: Connection, system: str) -> User:
     user = answer.get("user")
     name = user.get("name") if isinstance(user, Mapping) else user
     if not isinstance(name, str) or not name or "/" in name:
-        raise nonsense("userinfo", connection.site)
+        raise malformed_answer("userinfo", connection.site)
     accounts = answer.get("accounts")
     known = [
         account
@@ -191,7 +191,7 @@ async def read_user(connection: Connection, system: str) -> User:
     return User(name, default, tuple(names))
 
 
-def known_defects(system: System) -> Iterator[str]:
+def list_known_defects(system: System) -> Iterator[str]:
     """What is not in order at a system, or wrong with its server's version, as far as it tells."""
     yield from system.unhealthy
     if not system.lists_by_time:
@@ -200,7 +200,7 @@ def known_defects(system: System) -> Iterator[str]:
         yield "moves large files with its streamer, which has been seen to append bytes to them"
 
 
-async def read_queues(connection: Connection, system: str) -> dict[str, QueueLimits]:
+async def read_partitions(connection: Connection, system: str) -> dict[str, QueueLimits]:
     """The system's partitions; of their limits firecREST tells the number of nodes only."""
     answer = await connection.ask("partitions", lambda client: client.partitions(system))
     queues = {}
@@ -212,7 +212,7 @@ async def read_queues(connection: Connection, system: str) -> dict[str, QueueLim
     return queues
 
 
-def find_workspace(
+def choose_workspace(
     file_systems: Sequence[FileSystem],
     *,
     user: str,
@@ -250,7 +250,7 @@ def find_workspace(
     return path
 
 
-def zone_of(told: str, modified: int) -> float:
+def zone_offset(told: str, modified: int) -> float:
     """Seconds that the site's local time is ahead of UTC.
 
     firecREST tells times of listings in it, without saying which it is; `told` and `modified` are

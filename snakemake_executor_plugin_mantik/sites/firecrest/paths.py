@@ -3,7 +3,7 @@
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.sites.base import rest_safe
+from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 
 JOBS: Final = ".mantik/jobs"
 """Holds what the scheduler writes of a job, `<id>.out`: mostly empty, else why it was killed."""
@@ -14,15 +14,15 @@ _ESCAPED: Final = frozenset("&<>")
 """firecREST writes paths into the scripts of its transfer jobs as into HTML (autoescape)."""
 
 
-def carries(path: str) -> bool:
+def is_expressible(path: str) -> bool:
     """Whether firecREST can carry `path`, which is relative to the workspace.
 
     It puts paths between single quotes of a shell command, and lists names as a C string.
     """
-    return rest_safe(path) and not {"", ".", ".."} & set(path.split("/"))
+    return is_rest_safe(path) and not {"", ".", ".."} & set(path.split("/"))
 
 
-def transferable(path: str) -> bool:
+def is_transferable(path: str) -> bool:
     """Whether firecREST's own transfer jobs find `path`."""
     return not _ESCAPED & set(path)
 
@@ -46,7 +46,7 @@ class WorkspacePaths:
         """
         if path in (".", ""):
             return self.root
-        if not carries(path):
+        if not is_expressible(path):
             raise SiteRejected(
                 f"firecREST cannot carry the path {path!r}",
                 where=f"site {self._site}",
@@ -55,6 +55,6 @@ class WorkspacePaths:
         return f"{self.root}/{path}"
 
 
-def parent(path: str) -> str:
+def parent_directory(path: str) -> str:
     """The directory that holds `path`, relative to the workspace."""
     return path.rpartition("/")[0] or "."

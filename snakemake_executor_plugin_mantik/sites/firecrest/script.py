@@ -18,7 +18,7 @@ SCRIPT_BYTES: Final = 4_000_000
 _TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
-def request_body(submission: Submission, scheduler: Scheduler, workspace: str) -> dict[str, Any]:
+def submission_body(submission: Submission, scheduler: Scheduler, workspace: str) -> dict[str, Any]:
     """The body of `POST /compute/{system}/jobs` that submits a job, as pyfirecrest writes it.
 
     All that is asked for stands in the script: other fields of the request would win over it.
@@ -33,11 +33,11 @@ def request_body(submission: Submission, scheduler: Scheduler, workspace: str) -
         SiteRejected: for what firecREST cannot do.
     """
     output = f"{workspace.rstrip('/')}/{JOBS}"
-    script = batch_script(submission, scheduler, output)
+    script = slurm_script(submission, scheduler, output)
     return {"job": {"working_directory": workspace, "script": script}}
 
 
-def batch_script(submission: Submission, scheduler: Scheduler, output: str) -> str:
+def slurm_script(submission: Submission, scheduler: Scheduler, output: str) -> str:
     """The script of `submission` with the scheduler's directives behind its first line.
 
     Args:
@@ -54,7 +54,7 @@ def batch_script(submission: Submission, scheduler: Scheduler, output: str) -> s
             "firecREST runs nothing on a login node",
             do="Use PreRunCommandOnComputeNode and PostRunCommandOnComputeNode",
         )
-    name = job_name(submission.name, submission.tag)
+    name = slurm_job_name(submission.name, submission.tag)
     if scheduler == "slurm":
         prefix = "#SBATCH "
         lines = [
@@ -82,7 +82,7 @@ def batch_script(submission: Submission, scheduler: Scheduler, output: str) -> s
     return script
 
 
-def job_name(name: str, tag: str) -> str:
+def slurm_job_name(name: str, tag: str) -> str:
     """The job's name at the site: readable, and ends with `tag`, which lists of jobs then tell."""
     if not _TAG.fullmatch(tag):
         raise SiteRejected(f"{tag!r} cannot be a tag")

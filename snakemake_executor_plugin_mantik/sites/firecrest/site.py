@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteDetails,
     SiteFacts,
     Submission,
-    nothing,
+    do_nothing,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
@@ -23,14 +23,18 @@ from snakemake_executor_plugin_mantik.sites.firecrest.jobs import OUTPUT_BYTES, 
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     System,
     User,
-    find_workspace,
-    known_defects,
-    read_queues,
+    choose_workspace,
+    list_known_defects,
+    read_partitions,
     read_system,
     read_user,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS, WorkspacePaths, carries
-from snakemake_executor_plugin_mantik.sites.firecrest.script import job_name, request_body
+from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
+    JOBS,
+    WorkspacePaths,
+    is_expressible,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.script import slurm_job_name, submission_body
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
 
 
@@ -100,7 +104,7 @@ class FirecrestSite:
         Raises:
             UserError: for a URL or a CA file that cannot be used.
         """
-        if "/" in workspace_name or not carries(workspace_name):
+        if "/" in workspace_name or not is_expressible(workspace_name):
             raise SiteRejected(f"{workspace_name!r} cannot be a workspace's name", where=name)
         self.name = name
         self._machine = machine
@@ -143,9 +147,9 @@ class FirecrestSite:
         system = await read_system(self._connection, self._machine)
         self._jobs.system = system.name
         user, queues = await asyncio.gather(
-            read_user(self._connection, system.name), read_queues(self._connection, system.name)
+            read_user(self._connection, system.name), read_partitions(self._connection, system.name)
         )
-        workspace = find_workspace(
+        workspace = choose_workspace(
             system.file_systems,
             user=user.name,
             site=self.name,
@@ -153,7 +157,7 @@ class FirecrestSite:
             workspace=self._settings.workspace,
             storage=self._settings.storage,
         )
-        if not all(carries(part) for part in workspace.strip("/").split("/")):
+        if not all(is_expressible(part) for part in workspace.strip("/").split("/")):
             raise SiteRejected(
                 f"firecREST cannot carry the workspace's path {workspace!r}",
                 where=f"site {self.name}",
@@ -173,19 +177,19 @@ class FirecrestSite:
             accounts=dict.fromkeys(opened.user.accounts, ""),
             default_account=opened.user.account,
             scheduler=opened.system.scheduler,
-            notes=tuple(known_defects(opened.system)),
+            notes=tuple(list_known_defects(opened.system)),
         )
 
     async def close(self) -> None:
         await self._connection.close()
 
-    async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
+    async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
         opened = self._open
-        job = request_body(submission, opened.system.scheduler, opened.paths.root)["job"]
+        job = submission_body(submission, opened.system.scheduler, opened.paths.root)["job"]
         return await self._jobs.submit(job["script"], job["working_directory"], begin)
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
-        wanted = {tag: job_name(name, tag) for tag, name in names.items()}
+        wanted = {tag: slurm_job_name(name, tag) for tag, name in names.items()}
         return await self._jobs.find(wanted, filters=self._open.system.filters_jobs)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:

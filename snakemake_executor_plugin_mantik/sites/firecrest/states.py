@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
     SLURM_RUNNING,
     SLURM_STATES,
     SLURM_WAITING,
-    hindrance,
+    pending_obstacle,
 )
 
 _LONGEST_DETAIL: Final = 500
@@ -35,7 +35,7 @@ _PBS_TIME_LIMIT: Final = frozenset((-29, -28))
 _PBS_OUT_OF_MEMORY: Final = frozenset((-27, -26))
 
 
-def state_of(job: Mapping[str, Any]) -> JobState:
+def firecrest_state(job: Mapping[str, Any]) -> JobState:
     """The state that one job of firecREST's list tells.
 
     Right after the start and the end of a job Slurm's accounting has half a record of it, in which
@@ -56,7 +56,7 @@ def state_of(job: Mapping[str, Any]) -> JobState:
             reason = _slurm_reason(word, code, signal, job)
     waits, never = None, False
     if phase is Phase.WAITING:
-        waits, never = hindrance(str(status.get("stateReason") or ""))
+        waits, never = pending_obstacle(str(status.get("stateReason") or ""))
     plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
     return JobState(
         phase,

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry, Phase
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import nonsense
+from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import Jobs
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import System
@@ -34,7 +34,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
     JOBS,
     TRANSFERS,
     WorkspacePaths,
-    transferable,
+    is_transferable,
 )
 
 FIRST_LOOK_S: Final = 0.5
@@ -102,7 +102,7 @@ class Transfers:
 
     def _stored(self, path: str) -> bool:
         """Whether `path` goes through the object store."""
-        return self._system.transfer == "s3" and transferable(self._paths.absolute(path))
+        return self._system.transfer == "s3" and is_transferable(self._paths.absolute(path))
 
     async def upload(self, path: str, content: bytes | Path, size: int, small: SmallFiles) -> None:
         """Write a large file; its directory is there.
@@ -239,7 +239,7 @@ class Transfers:
         urls = self._check_urls(download.transfer_data)
         await self._wait(self._job_of(download.transfer_data))
         if not urls:
-            raise nonsense("a transfer", self._connection.site)
+            raise malformed_answer("a transfer", self._connection.site)
         return urls[0]
 
     async def _from_store(self, staged: _Staged, offset: int) -> AsyncIterator[bytes]:
@@ -323,7 +323,7 @@ class Transfers:
         try:
             return str(told["transferJob"]["jobId"])
         except STRANGE as error:
-            raise nonsense("a transfer", self._connection.site) from error
+            raise malformed_answer("a transfer", self._connection.site) from error
 
     def _check_urls(self, told: Any) -> list[str]:
         """The URLs of a transfer; whoever reads one has the file, so they must be confidential."""
@@ -335,7 +335,7 @@ class Transfers:
             for name in ("completeUploadUrl", "complete_upload_url", "downloadUrl", "download_url"):
                 found += [directives[name]] if directives.get(name) else []
         except (*STRANGE, AttributeError) as error:
-            raise nonsense("a transfer", self._connection.site) from error
+            raise malformed_answer("a transfer", self._connection.site) from error
         if not all(isinstance(url, str) and is_confidential(url) for url in found):
             raise SiteRejected("the site's object store has no https:// address", where=self._where)
         return found

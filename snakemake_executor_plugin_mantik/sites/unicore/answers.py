@@ -15,10 +15,10 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     STRANGE,
     Meaning,
     Pattern,
-    error,
-    is_gateways,
+    is_from_gateway,
     is_web_page,
-    told,
+    make_error,
+    match_pattern,
 )
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 
@@ -75,7 +75,7 @@ _BY_STATUS = {
 }
 
 
-def error_of(response: httpx.Response, site: str) -> SiteError | None:
+def unicore_error(response: httpx.Response, site: str) -> SiteError | None:
     """The error that the fully read `response` stands for, None if it is none.
 
     An answer that is not the server's own (a web page, of a proxy or a login portal) proves
@@ -84,7 +84,7 @@ def error_of(response: httpx.Response, site: str) -> SiteError | None:
     if response.status_code == SESSION_EXPIRED:
         return None
     if is_web_page(response):
-        return error(
+        return make_error(
             Meaning.UNKNOWN,
             response,
             site,
@@ -96,22 +96,22 @@ def error_of(response: httpx.Response, site: str) -> SiteError | None:
     if response.status_code < 400:
         # What is behind the question mark may be a secret of a login.
         target = response.headers.get("Location", "elsewhere").partition("?")[0]
-        return error(
+        return make_error(
             Meaning.UNKNOWN, response, site, f"a redirect to {target}", "Check UnicoreApiUrl"
         )
     text = _text_of(response)
     meaning, do = _meaning(response, text)
-    return error(meaning, response, site, text, do)
+    return make_error(meaning, response, site, text, do)
 
 
 def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
     status = response.status_code
     meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
-    if is_gateways(response):
+    if is_from_gateway(response):
         # "No service was found." while a server starts, for example.
         passes = meaning in (Meaning.LATER, Meaning.CREDENTIALS)
         return (meaning if passes else Meaning.UNKNOWN), ""
-    if status >= 400 and (pattern := told(_ERROR_TEXTS, text)) is not None:
+    if status >= 400 and (pattern := match_pattern(_ERROR_TEXTS, text)) is not None:
         return pattern.meaning, pattern.do
     if status == 503:
         own = _is_json(response) or "Retry-After" in response.headers
@@ -123,7 +123,7 @@ def _is_json(response: httpx.Response) -> bool:
     return "json" in response.headers.get("Content-Type", "")
 
 
-def cause(text: str) -> str:
+def root_cause(text: str) -> str:
     """A text of the server's on one line, without the script that a TSI repeats in it.
 
     The script may be as long as a job's; what went wrong stands behind it.
@@ -142,4 +142,4 @@ def _text_of(response: httpx.Response) -> str:
             answer = None
         if isinstance(answer, dict):
             text = str(answer.get("errorMessage", text))
-    return cause(text)
+    return root_cause(text)

@@ -65,7 +65,7 @@ def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], *, wh
     """
     directory = _PBS_DIRECTORY if scheduler == "pbs" else ()
     script = _script(submission) if whole else ()
-    lines = [*directives(submission, scheduler), *OWN_PATH, *script, *directory, *_HOLD]
+    lines = [*batch_directives(submission, scheduler), *OWN_PATH, *script, *directory, *_HOLD]
     return "\n".join([*lines, ""])
 
 
@@ -84,7 +84,7 @@ def _script(submission: Submission) -> list[str]:
     ]
 
 
-def carries(script: str) -> bool:
+def fits_description(script: str) -> bool:
     """Whether a batch file can carry `script` unchanged.
 
     A TSI reads the file as a text in its own locale, with universal ends of lines.
@@ -92,7 +92,7 @@ def carries(script: str) -> bool:
     return script.isascii() and "\r" not in script and len(script) <= _LARGEST_BATCH_FILE
 
 
-def directives(submission: Submission, scheduler: Literal["slurm", "pbs"]) -> list[str]:
+def batch_directives(submission: Submission, scheduler: Literal["slurm", "pbs"]) -> list[str]:
     """The first lines of the batch file: what the scheduler reads."""
     # UNICORE's own Stdout and Stderr do not count for RAW jobs.
     if scheduler == "pbs":

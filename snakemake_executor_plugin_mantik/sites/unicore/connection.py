@@ -22,13 +22,21 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
-from snakemake_executor_plugin_mantik.sites.addresses import checked_url, distrust, tls
+from snakemake_executor_plugin_mantik.sites.addresses import (
+    check_url,
+    explain_tls_error,
+    tls_context,
+)
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.http import Client
-from snakemake_executor_plugin_mantik.sites.issuers import refused_by_issuer
-from snakemake_executor_plugin_mantik.sites.rate_limits import longest, repeat, steady
-from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, error_of
+from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
+from snakemake_executor_plugin_mantik.sites.rate_limits import (
+    longest_request_s,
+    read_steadily,
+    repeat_request,
+)
+from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, unicore_error
 
 _CONNECT_S: Final = 30.0
 """How long a connection may take to be made, seconds."""
@@ -60,7 +68,7 @@ class Connection:
         timeout_s: float,
         concurrent_requests: int,
     ) -> None:
-        self.base = checked_url(url, site, "UnicoreApiUrl")
+        self.base = check_url(url, site, "UnicoreApiUrl")
         self.requests: Counter[str] = Counter()
         self.places = concurrent_requests
         self._site = site
@@ -76,7 +84,7 @@ class Connection:
         self._uploads = asyncio.Semaphore(max(1, concurrent_requests - 1))
         self._client = Client(
             look=self._check,
-            verify=tls(ca_file, site),
+            verify=tls_context(ca_file, site),
             proxy=proxy,
             trust_env=not is_loopback(self.base),
             follow_redirects=False,
@@ -150,13 +158,13 @@ class Connection:
                 with self._told(path):
                     # As they come: with chunks of a size, a broken connection would lose what it
                     # brought.
-                    yield response, steady(response.aiter_raw(), self._timeout_s)
+                    yield response, read_steadily(response.aiter_raw(), self._timeout_s)
             finally:
                 await response.aclose()
 
     async def repeat(self, act: Callable[[], Awaitable[_T]]) -> _T:
         """Do `act`, and again a few times if the site is busy or cannot be reached."""
-        return await repeat(act)
+        return await repeat_request(act)
 
     def json_of(self, response: httpx.Response) -> dict[str, Any]:
         """The JSON object in `response`.
@@ -196,7 +204,7 @@ class Connection:
                 await self._credential.renew()
                 sent = self._credential.headers()
                 try:
-                    async with asyncio.timeout(longest(self._timeout_s, size)):
+                    async with asyncio.timeout(longest_request_s(self._timeout_s, size)):
                         response: httpx.Response = await self._transport.run_method(
                             send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
                         )
@@ -232,7 +240,7 @@ class Connection:
 
     def _check(self, response: httpx.Response) -> None:
         self.clock = server_time(response)
-        if error := error_of(response, self._site):
+        if error := unicore_error(response, self._site):
             raise error
 
     @contextmanager
@@ -245,10 +253,10 @@ class Connection:
             self._credential.advise(error)
             raise
         except CredentialError as error:
-            raise refused_by_issuer(error) from error
+            raise issuer_error(error) from error
         except httpx.HTTPError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            do = distrust(error)[1] or "Check UnicoreApiUrl and the network"
+            do = explain_tls_error(error)[1] or "Check UnicoreApiUrl and the network"
             what = f"no answer from {self.base}{path}: {reason}"
             raise SiteUnreachable(what, where=where, do=do) from error
         except TimeoutError as error:

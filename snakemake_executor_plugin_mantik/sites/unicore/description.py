@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.batch import (
     BATCH_FILE,
     SCRIPT,
     batch_file,
-    carries,
+    fits_description,
 )
 from snakemake_executor_plugin_mantik.sites.unicore.hooks import (
     HOOK_FILES,
@@ -57,7 +57,7 @@ def job_description(
     Raises:
         UserError: what is asked cannot reach the scheduler.
     """
-    whole = scheduler != "none" and carries(submission.script)
+    whole = scheduler != "none" and fits_description(submission.script)
     shell = ["-l"] if submission.login_shell and not whole else []
     description: dict[str, Any] = {
         "Name": _readable(submission.name),
@@ -78,7 +78,7 @@ def job_description(
         description["Job type"] = "RAW"
         description["BSS file"] = BATCH_FILE
         imports.append(_inline(BATCH_FILE, batch_file(submission, scheduler, whole=whole)))
-    elif lost := lost_on_the_way(submission.resources, server):
+    elif lost := lost_resources(submission.resources, server):
         raise UserError(
             f"{server} loses {' and '.join(lost)} on the way to the scheduler",
             do="Set Site: Scheduler to slurm or pbs, if the site has one, or do not ask for it",
@@ -88,7 +88,7 @@ def job_description(
     return description
 
 
-def lost_on_the_way(resources: Resources, server: str) -> list[str]:
+def lost_resources(resources: Resources, server: str) -> list[str]:
     """What a server of this version (`11.0.0`, `UNICORE/X 11.0.0`) loses of what is asked.
 
     Measured with 11.0.0 (UNICORE/X 3.0.0); read in the source from 9.3.0 (2.5.5, 2023-08-22) to

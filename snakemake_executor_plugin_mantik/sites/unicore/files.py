@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
-from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_time
+from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_time
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 
 LISTING_LIMIT: Final = 10_000
@@ -149,7 +149,7 @@ class Files:
         try:
             directory = bool(found["isDirectory"])
             size = 0 if directory else int(found["size"])
-            return Entry(name, size, directory, parse_time(found["lastAccessed"]))
+            return Entry(name, size, directory, parse_server_time(found["lastAccessed"]))
         except STRANGE as error:
             raise self._connection.nonsense(name) from error
 

@@ -16,12 +16,15 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, nothing
-from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, answers_of
-from snakemake_executor_plugin_mantik.sites.slurm import memory_words
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_nothing
+from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, ask_all
+from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
-from snakemake_executor_plugin_mantik.sites.unicore.opening import format_time, parse_time
+from snakemake_executor_plugin_mantik.sites.unicore.opening import (
+    format_server_time,
+    parse_server_time,
+)
 
 _PAGE: Final = 200
 """Jobs that one answer lists; servers give no more by default."""
@@ -48,7 +51,9 @@ class Jobs:
         self._site = site
         self._turns = RateLimiter(1 / submissions_per_second, connection.places)
 
-    async def submit(self, description: dict[str, Any], begin: Callable[[], None] = nothing) -> str:
+    async def submit(
+        self, description: dict[str, Any], begin: Callable[[], None] = do_nothing
+    ) -> str:
         """Send a job description: one request, never repeated; `begin` when it is its turn."""
         for tag in description.get("Tags", ()):
             self._check_tag(tag)
@@ -99,7 +104,7 @@ class Jobs:
     async def _state(self, job_id: str) -> JobState:
         try:
             fields = {"fields": states.STATUS_FIELDS}
-            return states.state_of(await self._connection.get("status", _url(job_id), fields))
+            return states.unicore_state(await self._connection.get("status", _url(job_id), fields))
         except SiteNotFound:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
 
@@ -111,7 +116,7 @@ class Jobs:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
         told = answer.get("log")
         log = told if isinstance(told, list) else []
-        state = states.of_log(states.state_of(answer), log)
+        state = states.state_of_log(states.unicore_state(answer), log)
         if state.later or state.reason not in (None, Reason.UNKNOWN, Reason.EXIT_CODE):
             return state
         if state.phase is not Phase.ENDED and not state.scheduler_id:
@@ -125,10 +130,10 @@ class Jobs:
 
         Slurm does not say of each job that it ended for want of memory; its standard error does.
         """
-        told = states.as_slurm_says(logged or await self._details(job_id), state)
+        told = states.slurm_state(logged or await self._details(job_id), state)
         if told.phase is not Phase.ENDED or told.reason in _BEYOND_DOUBT:
             return told
-        words = memory_words(await self._stderr(job_id))
+        words = memory_message(await self._stderr(job_id))
         return replace(told, reason=Reason.OUT_OF_MEMORY, detail=words) if words else told
 
     async def _details(self, job_id: str) -> dict[str, str]:
@@ -173,11 +178,11 @@ class Jobs:
         now = server_time(told)
         until = (time.time() if now is None else now) + seconds
         try:
-            if parse_time(str(answer.get("terminationTime"))) >= until:
+            if parse_server_time(str(answer.get("terminationTime"))) >= until:
                 return
         except ValueError:
             pass  # a form that we do not know: set it
-        wanted = {"terminationTime": format_time(until)}
+        wanted = {"terminationTime": format_server_time(until)}
         response = await self._connection.ask("extend", "PUT", _url(job_id), json=wanted)
         said = self._connection.json_of(response).get("terminationTime")
         if said != "OK":  # the status is 200 all the same
@@ -196,7 +201,7 @@ class Jobs:
         self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]
     ) -> dict[str, _T | SiteError]:
         """What `act` gives for each job, or its error."""
-        return await answers_of(ids, act, self._connection.places)
+        return await ask_all(ids, act, self._connection.places)
 
     def _check_tag(self, tag: str) -> None:
         """`_` and `%` would be wildcards, a blank or a comma would make two tags."""

@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRej
 from snakemake_executor_plugin_mantik.sites.answers import STRANGE
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection, not_authorized
-from snakemake_executor_plugin_mantik.sites.unicore.paths import place
+from snakemake_executor_plugin_mantik.sites.unicore.paths import find_storage
 
 _OURS: Final = "mantik"
 """Directory in a storage that holds the workspaces that we make."""
@@ -164,7 +164,7 @@ async def read_condition(connection: Connection) -> list[str]:
     return notes
 
 
-async def find_workspace(
+async def locate_workspace(
     connection: Connection, site: str, *, name: str, workspace: str | None, storage: str | None
 ) -> tuple[str, str, str]:
     """The workspace's storage, its path in it, and its absolute path.
@@ -188,7 +188,7 @@ async def find_workspace(
         wanted = _named(storage, list(mounts))
         mounts = {wanted: mounts[wanted]} if wanted is not None else {}
     if relative.startswith("/"):
-        located = place(mounts, relative)
+        located = find_storage(mounts, relative)
         if located is None or not located[1]:
             raise _no_storage(f"no storage holds the workspace {relative}", site, mounts)
         return *located, relative
@@ -285,11 +285,11 @@ def _range(value: object) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def parse_time(text: str) -> float:
+def parse_server_time(text: str) -> float:
     """Seconds since the epoch of a UNICORE date (`2026-11-24T09:05:54+0000`)."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def format_time(seconds: float) -> str:
+def format_server_time(seconds: float) -> str:
     """A date in the only form that UNICORE takes with a time zone."""
     return datetime.fromtimestamp(seconds).astimezone().strftime(_TIME)

@@ -12,7 +12,7 @@ _REFUSED = re.compile(r"[%'\\$\x00-\x1f\x7f]")
 a name with a single quote can be written and not read, `$HOME` and `$USER` are replaced."""
 
 
-def carries(path: str) -> bool:
+def is_encodable(path: str) -> bool:
     """Whether UNICORE can carry `path`, which is relative to the workspace."""
     parts = path.split("/")
     return not _REFUSED.search(path) and not {"", ".", ".."} & set(parts)
@@ -38,7 +38,7 @@ class StoragePaths:
         """
         if path in (".", ""):
             return f"{self._files}/{quote(self.root)}"
-        if not carries(path):
+        if not is_encodable(path):
             raise SiteRejected(
                 f"UNICORE cannot carry the path {path!r}",
                 where=f"site {self._site}",
@@ -47,7 +47,7 @@ class StoragePaths:
         return f"{self._files}/{quote(f'{self.root}/{path}')}"
 
 
-def place(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:
+def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:
     """The storage that holds the absolute path `workspace`, and the path relative to its mount.
 
     Args:

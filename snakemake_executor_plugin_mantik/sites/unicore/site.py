@@ -14,26 +14,26 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteDetails,
     SiteFacts,
     Submission,
-    nothing,
+    do_nothing,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
     job_description,
-    lost_on_the_way,
+    lost_resources,
 )
 from snakemake_executor_plugin_mantik.sites.unicore.files import LISTING_LIMIT, Files
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
 from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     Queues,
-    find_workspace,
+    locate_workspace,
     read_base,
     read_budgets,
     read_condition,
     read_queues,
     read_space,
 )
-from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, carries
+from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, is_encodable
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class UnicoreSite:
         Raises:
             UserError: for a URL or a CA file that cannot be used.
         """
-        if "/" in workspace_name or not carries(workspace_name):
+        if "/" in workspace_name or not is_encodable(workspace_name):
             raise SiteRejected(f"{workspace_name!r} cannot be a workspace's name", where=name)
         self.name = name
         self._settings = settings
@@ -138,7 +138,7 @@ class UnicoreSite:
         self._server = base.server
         self._queues, (storage, root, workspace) = await asyncio.gather(
             read_queues(self._connection),
-            find_workspace(
+            locate_workspace(
                 self._connection,
                 self.name,
                 name=self._workspace_name,
@@ -165,11 +165,11 @@ class UnicoreSite:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def submit(self, submission: Submission, begin: Callable[[], None] = nothing) -> str:
+    async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
         known = self._queues.known.get(submission.resources.queue or "", frozenset())
         scheduler = self._settings.scheduler
         description = job_description(submission, scheduler, known, self._server)
-        for lost in lost_on_the_way(submission.resources, self._server):
+        for lost in lost_resources(submission.resources, self._server):
             _log.debug("%s: sent RAW, since %s loses %s", submission.name, self._server, lost)
         return await self._jobs.submit(description, begin)
 

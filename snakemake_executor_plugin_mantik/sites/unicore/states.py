@@ -14,18 +14,18 @@ from typing import Any, Final
 from pyunicore.aio.client import JobStatus
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.answers import shortened
+from snakemake_executor_plugin_mantik.sites.answers import shorten
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.slurm import (
     AWAY,
     SLURM_RUNNING,
     SLURM_WAITING,
     TOO_MANY_JOBS,
-    hindrance,
-    reason_of_end,
-    words_of_end,
+    describe_end,
+    end_reason,
+    pending_obstacle,
 )
-from snakemake_executor_plugin_mantik.sites.unicore.answers import cause
+from snakemake_executor_plugin_mantik.sites.unicore.answers import root_cause
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
@@ -73,15 +73,15 @@ _REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
 _UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
 
 
-def state_of(properties: Mapping[str, Any]) -> JobState:
+def unicore_state(properties: Mapping[str, Any]) -> JobState:
     """The state that a job's properties (`STATUS_FIELDS`) tell."""
     phase = _PHASES.get(str(properties.get("status")), Phase.UNKNOWN)
-    message = cause(str(properties.get("statusMessage") or ""))
+    message = root_cause(str(properties.get("statusMessage") or ""))
     code = _number(properties.get("exitCode"))
     state = JobState(
         phase,
         _reason(str(properties.get("status")), message, code) if phase is Phase.ENDED else None,
-        detail=shortened(message, _LONGEST_DETAIL),
+        detail=shorten(message, _LONGEST_DETAIL),
         exit_code=code,
         scheduler_id=_known(properties.get("batchSystemID")),
         queue=_known(properties.get("queue")),
@@ -95,20 +95,20 @@ def state_of(properties: Mapping[str, Any]) -> JobState:
     return replace(state, reason=Reason.LAUNCH_FAILURE, later=True)
 
 
-def rejection(log: list[Any]) -> str:
+def rejection_message(log: list[Any]) -> str:
     """The scheduler's own words if the job's log says that it refused the job, else empty."""
     for line in reversed(log):
         text = _UNICORE_DATE.sub("", str(line))
         if match := _REJECTION.search(text):
-            return shortened(cause(match["text"]), _LONGEST_DETAIL)
+            return shorten(root_cause(match["text"]), _LONGEST_DETAIL)
     return ""
 
 
-def of_log(state: JobState, log: list[Any]) -> JobState:
+def state_of_log(state: JobState, log: list[Any]) -> JobState:
     """`state` with the scheduler's own words, if it refused a job that has ended."""
     if state.phase is not Phase.ENDED or state.reason is Reason.SUCCESS or state.later:
         return state
-    said = rejection(log)
+    said = rejection_message(log)
     if not said or state.scheduler_id:
         return state
     if AWAY.search(said):
@@ -146,7 +146,7 @@ def _found_details(text: str) -> dict[str, str]:
     return found
 
 
-def as_slurm_says(details: Mapping[str, str], state: JobState) -> JobState:
+def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     """`state` with the end, or the reason to wait, that Slurm's details tell and UNICORE does not.
 
     UNICORE calls a job that left no exit code running for two minutes more, and does not say why it
@@ -156,17 +156,17 @@ def as_slurm_says(details: Mapping[str, str], state: JobState) -> JobState:
     word = details.get("JobState", "")
     code, _, signal = details.get("ExitCode", "").partition(":")
     end = word, _number(code), _number(signal)
-    reason = reason_of_end(*end)
+    reason = end_reason(*end)
     given_up = state.phase is Phase.UNKNOWN
     if word in SLURM_WAITING and (given_up or state.phase is Phase.WAITING):
-        waits, never = hindrance(details.get("Reason", ""))
+        waits, never = pending_obstacle(details.get("Reason", ""))
         return replace(state, phase=Phase.WAITING, waits=waits, never=never)
     if given_up and word in SLURM_RUNNING:
         return replace(state, phase=Phase.RUNNING)
     by_itself = reason in (Reason.EXIT_CODE, Reason.UNKNOWN) and state.reason is Reason.EXIT_CODE
     if reason is None or by_itself or (reason is Reason.SUCCESS and not given_up):
         return state
-    words = words_of_end(word, details.get("Reason", ""), *end[1:])
+    words = describe_end(word, details.get("Reason", ""), *end[1:])
     return replace(state, phase=Phase.ENDED, reason=reason, detail=words)
 
 

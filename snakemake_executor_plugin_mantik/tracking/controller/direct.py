@@ -22,7 +22,7 @@ _SETTINGS: Final = ("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_WORKSPACE")
 """What else MLflow's client has to know of a server, but for names of files, which are here."""
 
 
-def sent(environ: Mapping[str, str]) -> dict[str, str]:
+def sent_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """What a job is given of the user's environment.
 
     Raises:
@@ -34,7 +34,7 @@ def sent(environ: Mapping[str, str]) -> dict[str, str]:
     return {_URI: uri} | {name: environ[name] for name in names if environ.get(name)}
 
 
-def remark(environ: Mapping[str, str]) -> str:
+def direct_remark(environ: Mapping[str, str]) -> str:
     """What the user is told before credentials leave the machine."""
     uri = environ.get(_URI, "")
     held = [name for name in _CREDENTIALS if environ.get(name)]

@@ -122,8 +122,10 @@ class Invocation:
         return {
             "workflow": True,
             "name": self._workflow.name(self._workdir),
-            "tags": values.tags(self._workflow, key, self._target, self._workdir, self._mask),
-            "params": values.flat(self._workflow.config, self._mask),
+            "tags": values.workflow_tags(
+                self._workflow, key, self._target, self._workdir, self._mask
+            ),
+            "params": values.flatten_config(self._workflow.config, self._mask),
             "experiment_id": self._target.experiment_id,
             "experiment": self._target.experiment,
         }
@@ -189,7 +191,7 @@ class Invocation:
             _end(self._outbox, self.key, _STATUS[how], words, continued=self._continued)
 
 
-def settle(outbox: Outbox, open_tries: Collection[str], but: str = "") -> int:
+def settle_invocations(outbox: Outbox, open_tries: Collection[str], but: str = "") -> int:
     """End the runs of workflows whose Snakemake is gone and of which nothing can come any more.
 
     To be called by whoever knows that no Snakemake runs in the directory but himself.

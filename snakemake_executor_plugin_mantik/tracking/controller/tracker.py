@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observer import Ended, How, JobExtras, Live, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.jobs.script import without_files
+from snakemake_executor_plugin_mantik.jobs.script import strip_inline
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking import store
@@ -26,12 +26,12 @@ from snakemake_executor_plugin_mantik.tracking.controller.identities import Iden
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     Ending,
     Invocation,
-    settle,
+    settle_invocations,
 )
-from snakemake_executor_plugin_mantik.tracking.figures import of_job
+from snakemake_executor_plugin_mantik.tracking.figures import job_figures
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox, RunRecord
-from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun, tags, user
+from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun, run_tags, user_name
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES, Workflow
 
@@ -117,7 +117,7 @@ class Tracker(Observer):
         try:
             if not self._open():
                 return
-            settle(self._box, open_tries, self._identity)
+            settle_invocations(self._box, open_tries, self._identity)
             # What an earlier run began with tracked jobs is gone on with, whatever is left of it.
             unended = self._identity and Ledger(self._box).unended(self._identity)
             self._recording = tracked or bool(unended)
@@ -166,7 +166,7 @@ class Tracker(Observer):
             return
         try:
             if open_tries is not None:
-                settle(self._box, open_tries)
+                settle_invocations(self._box, open_tries)
             if self._box.pending():
                 self._courier.wake()
             told = self._courier.close(wait_s)
@@ -236,14 +236,19 @@ class Tracker(Observer):
             self._broken(error)
             return None
         if _is_direct(known):
-            found = store.variables_of_run(identity)
+            found = store.run_variables(identity)
             return JobExtras("", variables=found, secrets=self._direct)
         return JobExtras(
             store.store_directory(record.id),
-            store.skeleton(
-                workspace, record.id, identity, name=record.name, user=user(), now=known.created
+            store.store_skeleton(
+                workspace,
+                record.id,
+                identity,
+                name=record.name,
+                user=user_name(),
+                now=known.created,
             ),
-            store.variables(workspace, record.id, identity),
+            store.worker_variables(workspace, record.id, identity),
             live=Live(store.copy_directory(record.id), store.GROWING),
         )
 
@@ -277,7 +282,7 @@ class Tracker(Observer):
 
     async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
         assert self._workflow is not None
-        make = partial(tags, run, record, self._workdir, self._workflow.snakefile)
+        make = partial(run_tags, run, record, self._workdir, self._workflow.snakefile)
         project = run.call.project if run.call is not None else None
         if project in self._asked:
             return make()
@@ -308,7 +313,7 @@ class Tracker(Observer):
 
     def _keep_script(self, spec: JobSpec, script: str) -> None:
         # What it carries is data of the job, and may be large.
-        text = self._mask(without_files(script, spec))
+        text = self._mask(strip_inline(script, spec))
         try:
             path = self._workdir / store.try_directory(spec.paths.try_id) / FILES / "script.sh"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -347,7 +352,7 @@ class Tracker(Observer):
 
         def write(ledger: Ledger) -> None:
             ledger.ended(record.id, _STATUS[end.how], ran=end.ran, cpu=end.cpu, note=end.words)
-            data["metrics"] = of_job(end, ledger.job(record.id))
+            data["metrics"] = job_figures(end, ledger.job(record.id))
 
         self._record(write)
         self._note(record, Kind.END, data)

@@ -55,7 +55,7 @@ def _written(moment: float, step: float, length: float) -> str:
     return f"{when:%d %b %H:%M}" if length > _DAY else f"{when:%H:%M}"
 
 
-def averages(spans: Sequence[tuple[float, float]], axis: Axis, bins: int) -> Sequence[float]:
+def average_use(spans: Sequence[tuple[float, float]], axis: Axis, bins: int) -> Sequence[float]:
     """How many of the spans there are on average in each of `bins` equal parts of the axis."""
     edges = [axis.first + (axis.last - axis.first) * n / bins for n in range(bins + 1)]
     changes = sorted([*((a, 1) for a, _ in spans), *((b, -1) for _, b in spans)])

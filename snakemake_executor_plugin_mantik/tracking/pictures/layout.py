@@ -40,7 +40,7 @@ class Layout:
     routes: Mapping[tuple[str, str], Sequence[Place]]
 
 
-def layered(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layout:
+def layer_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layout:
     """Lay out a graph.
 
     Args:

@@ -7,17 +7,22 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.humanize import duration
-from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, Layout, Place, layered
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.tracking.pictures.layout import (
+    Bend,
+    Layout,
+    Place,
+    layer_graph,
+)
 from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     GLYPHS,
-    columns,
-    counted,
-    ran,
-    rendered,
-    shortened,
-    title,
-    wildcards,
+    column_count,
+    count_states,
+    format_wildcards,
+    node_title,
+    ran_s,
+    render_template,
+    shorten_text,
 )
 from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Picture, State
 
@@ -82,7 +87,7 @@ _ATTENTION: Final = (
 )  # fmt: skip
 
 
-def pipeline(picture: Picture) -> str:
+def render_pipeline(picture: Picture) -> str:
     """The pipeline as SVG."""
     if len(picture.nodes) <= MOST_JOBS and (picture.edges or not picture.rule_edges):
         boxes = [_job(node, picture.now) for node in picture.nodes]
@@ -90,9 +95,9 @@ def pipeline(picture: Picture) -> str:
     else:
         boxes = _rules(picture)
         edges = picture.rule_edges or _between_rules(picture)
-    layout = layered([box.id for box in boxes], edges)
+    layout = layer_graph([box.id for box in boxes], edges)
     placed, ports = _placed({box.id: box for box in boxes}, layout)
-    return rendered(
+    return render_template(
         "pipeline.svg.j2",
         boxes=placed,
         paths=[_path(route, ports) for route in layout.routes.values()],
@@ -103,10 +108,14 @@ def pipeline(picture: Picture) -> str:
 
 
 def _job(node: Node, now: float) -> Box:
-    seconds = ran(node, now)
-    told = [f"{GLYPHS[node.state]} {node.state}", duration(seconds) if seconds else "", node.site]
-    lines = [node.rule, wildcards(node), " · ".join(part for part in told if part)]
-    return _box(node.id, lines, [(node.state, 1)], title(node, now))
+    seconds = ran_s(node, now)
+    told = [
+        f"{GLYPHS[node.state]} {node.state}",
+        humanize_duration(seconds) if seconds else "",
+        node.site,
+    ]
+    lines = [node.rule, format_wildcards(node), " · ".join(part for part in told if part)]
+    return _box(node.id, lines, [(node.state, 1)], node_title(node, now))
 
 
 def _rules(picture: Picture) -> list[Box]:
@@ -117,16 +126,16 @@ def _rules(picture: Picture) -> list[Box]:
 
 
 def _rule(rule: str, nodes: Sequence[Node], now: float) -> Box:
-    states = counted(node.state for node in nodes)
-    times = [seconds for node in nodes if (seconds := ran(node, now)) is not None]
+    states = count_states(node.state for node in nodes)
+    times = [seconds for node in nodes if (seconds := ran_s(node, now)) is not None]
     sites = ", ".join(sorted({node.site for node in nodes if node.site}))
     told = [f"{number} {state}" for state, number in states]
-    typical = [f"half ran {duration(median(times))} or less"] if times else []
+    typical = [f"half ran {humanize_duration(median(times))} or less"] if times else []
     counts = " ".join(f"{GLYPHS[state]} {number}" for state, number in states)
     last = " · ".join(
-        [*([f"~{duration(median(times))}"] if times else []), *([sites] * bool(sites))]
+        [*([f"~{humanize_duration(median(times))}"] if times else []), *([sites] * bool(sites))]
     )
-    name = f"{shortened(rule, _LETTERS - 8)} ×{len(nodes)}" if len(nodes) > 1 else rule
+    name = f"{shorten_text(rule, _LETTERS - 8)} ×{len(nodes)}" if len(nodes) > 1 else rule
     whole = "\n".join([rule, ", ".join(told), *typical, *([f"at {sites}"] * bool(sites))])
     return _box(rule, [name, counts, last], states, whole)
 
@@ -138,8 +147,8 @@ def _between_rules(picture: Picture) -> Sequence[tuple[str, str]]:
 
 
 def _box(box_id: str, lines: Sequence[str], states: Sequence[tuple[State, int]], shown: str) -> Box:
-    fitting = [text for text in (shortened(each, _LETTERS) for each in lines) if text]
-    width = max(_SMALLEST, max(columns(text) for text in fitting) * _LETTER + 24)
+    fitting = [text for text in (shorten_text(each, _LETTERS) for each in lines) if text]
+    width = max(_SMALLEST, max(column_count(text) for text in fitting) * _LETTER + 24)
     return Box(box_id, fitting, states, shown, width=width, height=len(fitting) * _LINE + 16)
 
 

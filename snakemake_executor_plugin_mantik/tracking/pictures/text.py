@@ -10,7 +10,7 @@ from typing import Any, Final
 import jinja2
 
 from snakemake_executor_plugin_mantik.common.errors import printable
-from snakemake_executor_plugin_mantik.common.humanize import duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, State
 
 GLYPHS: Final[Mapping[State, str]] = {
@@ -27,38 +27,38 @@ _LEAST: Final = 0.7
 """What is left, at least, of a drawing's width in a narrow frame."""
 
 
-def line(text: str) -> str:
+def text_line(text: str) -> str:
     """Text as one line without control characters; XML cannot hold them."""
     return " ".join(printable(text).split())
 
 
-def columns(text: str) -> int:
+def column_count(text: str) -> int:
     """How wide a text is, in narrow letters."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def shortened(text: str, most: int) -> str:
+def shorten_text(text: str, most: int) -> str:
     """The text as one line, cut to `most` columns."""
-    text = line(text)
-    if columns(text) <= most:
+    text = text_line(text)
+    if column_count(text) <= most:
         return text
-    while text and columns(text) >= most:
+    while text and column_count(text) >= most:
         text = text[:-1]
     return f"{text}…"
 
 
-def at(moment: float) -> str:
+def format_timestamp(moment: float) -> str:
     """A time, to the second."""
     return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def counted(states: Iterable[State]) -> Sequence[tuple[State, int]]:
+def count_states(states: Iterable[State]) -> Sequence[tuple[State, int]]:
     """How many there are of each state, without those that there are none of."""
     number = Counter(states)
     return [(state, number[state]) for state in GLYPHS if number[state]]
 
 
-def waited(node: Node, now: float) -> float | None:
+def waited_s(node: Node, now: float) -> float | None:
     """Seconds in the queue, so far."""
     if node.queued is None:
         return None
@@ -66,33 +66,36 @@ def waited(node: Node, now: float) -> float | None:
     return max(0.0, (now if end is None else end) - node.queued)
 
 
-def ran(node: Node, now: float) -> float | None:
+def ran_s(node: Node, now: float) -> float | None:
     """Seconds of running, so far."""
     if node.started is None:
         return None
     return max(0.0, (now if node.ended is None else node.ended) - node.started)
 
 
-def wildcards(node: Node) -> str:
+def format_wildcards(node: Node) -> str:
     """The wildcards as users write them; of a job without any its name, if that says more."""
     if node.wildcards:
         return ", ".join(f"{name}={value}" for name, value in node.wildcards.items())
     return "" if node.name == node.rule else node.name
 
 
-def title(node: Node, now: float) -> str:
+def node_title(node: Node, now: float) -> str:
     """All that is known of a job, a fact a line, for where the mouse is."""
-    told = [line(node.name), f"{node.state}" + (f" at {line(node.site)}" if node.site else "")]
-    if (seconds := waited(node, now)) is not None and node.queued is not None:
-        told.append(f"queued {at(node.queued)}, waited {duration(seconds)}")
-    if (seconds := ran(node, now)) is not None and node.started is not None:
-        told.append(f"started {at(node.started)}, ran {duration(seconds)}")
+    told = [
+        text_line(node.name),
+        f"{node.state}" + (f" at {text_line(node.site)}" if node.site else ""),
+    ]
+    if (seconds := waited_s(node, now)) is not None and node.queued is not None:
+        told.append(f"queued {format_timestamp(node.queued)}, waited {humanize_duration(seconds)}")
+    if (seconds := ran_s(node, now)) is not None and node.started is not None:
+        told.append(f"started {format_timestamp(node.started)}, ran {humanize_duration(seconds)}")
     if node.ended is not None:
-        told.append(f"ended {at(node.ended)}")
-    return "\n".join([*told, line(node.note)] if node.note else told)
+        told.append(f"ended {format_timestamp(node.ended)}")
+    return "\n".join([*told, text_line(node.note)] if node.note else told)
 
 
-def rendered(name: str, **values: Any) -> str:
+def render_template(name: str, **values: Any) -> str:
     """A template beside this module, filled in; what is put in is escaped for HTML."""
     return _environment().get_template(name).render(values, glyphs=GLYPHS, least=_LEAST)
 

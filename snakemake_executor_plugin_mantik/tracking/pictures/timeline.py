@@ -5,16 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.humanize import duration
-from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, averages
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, average_use
 from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     GLYPHS,
-    line,
-    ran,
-    rendered,
-    shortened,
-    title,
-    waited,
+    node_title,
+    ran_s,
+    render_template,
+    shorten_text,
+    text_line,
+    waited_s,
 )
 from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Picture, State
 
@@ -73,7 +73,7 @@ class Heading:
     y: float
 
 
-def timeline(picture: Picture) -> str:
+def render_timeline(picture: Picture) -> str:
     """The timeline as SVG."""
     tries = [node for node in (*picture.earlier, *picture.nodes) if _begin(node) is not None]
     axis = _axis(tries, picture.now)
@@ -83,7 +83,7 @@ def timeline(picture: Picture) -> str:
     else:
         drawing.profiles(tries)
         drawing.bars(_outstanding(tries, picture.now), thin=False, what=", failed or longest")
-    return rendered(
+    return render_template(
         "timeline.svg.j2",
         headings=drawing.headings, bars=drawing.drawn_bars, profiles=drawing.drawn_profiles,
         ticks=axis.ticks(), bottom=drawing.y, height=drawing.y + 24, top=_TOP,
@@ -113,7 +113,7 @@ def _end(node: Node, now: float) -> float:
 
 def _outstanding(tries: Sequence[Node], now: float) -> Sequence[Node]:
     def rank(node: Node) -> tuple[bool, float]:
-        return node.state not in {State.FAILED, State.KILLED}, -(ran(node, now) or 0)
+        return node.state not in {State.FAILED, State.KILLED}, -(ran_s(node, now) or 0)
 
     return sorted(tries, key=rank)[:SOME_BARS]
 
@@ -136,7 +136,7 @@ class _Drawing:
         self.drawn_profiles: list[Profile] = []
 
     def _head(self, site: str, number: int, what: str) -> None:
-        where = line(site) if site else "this machine"
+        where = text_line(site) if site else "this machine"
         jobs = "1 job" if number == 1 else f"{number} jobs"
         self.headings.append(Heading(f"{where}: {jobs}{what}", self.y + 17))
         self.y += _HEAD
@@ -154,19 +154,19 @@ class _Drawing:
     def _bar(self, node: Node, row: float, *, thin: bool) -> None:
         end = _end(node, self.now)
         left = end if node.started is None else node.started
-        seconds = ran(node, self.now)
+        seconds = ran_s(node, self.now)
         told = [] if node.state is State.FINISHED else [node.state.value]
         if seconds is not None:
-            told.append(duration(seconds))
-        elif (in_queue := waited(node, self.now)) is not None:
+            told.append(humanize_duration(seconds))
+        elif (in_queue := waited_s(node, self.now)) is not None:
             word = "" if node.state is State.QUEUED else "waited "
-            told.append(f"{word}{duration(in_queue)}")
+            told.append(f"{word}{humanize_duration(in_queue)}")
         self.drawn_bars.append(
             Bar(
-                node, title(node, self.now), self.y + row * 0.12, row * 0.76,
+                node, node_title(node, self.now), self.y + row * 0.12, row * 0.76,
                 self._stretch(left if node.queued is None else node.queued, left),
                 self._stretch(left, end), self.axis.at(end),
-                "" if thin else shortened(node.name, _LETTERS),
+                "" if thin else shorten_text(node.name, _LETTERS),
                 "" if thin else f"{GLYPHS[node.state]} {', '.join(told)}",
             )
         )  # fmt: skip
@@ -195,14 +195,17 @@ class _Drawing:
             (n.queued, n.started if n.started is not None else _end(n, self.now))
             for n in nodes if n.queued is not None
         ]  # fmt: skip
-        running, waiting = averages(spans, self.axis, _BINS), averages(queued, self.axis, _BINS)
+        running, waiting = (
+            average_use(spans, self.axis, _BINS),
+            average_use(queued, self.axis, _BINS),
+        )
         bad = [n for n in nodes if n.state in {State.FAILED, State.KILLED}]
         told = [f"{max(running):.0f} ran", f"{max(waiting):.0f} waited"]
         most = f"at most {' and '.join(told)} at once"
         failed = f"{GLYPHS[State.FAILED]} {len(bad)}" if bad else ""
         marks = dict.fromkeys(f"{self.axis.at(_end(n, self.now)):.0f}" for n in bad)
-        name = f"{shortened(rule, _LETTERS - 8)} ×{len(nodes)}"
-        shown = "\n".join(t for t in (f"{line(rule)}: {len(nodes)} jobs", most) if t)
+        name = f"{shorten_text(rule, _LETTERS - 8)} ×{len(nodes)}"
+        shown = "\n".join(t for t in (f"{text_line(rule)}: {len(nodes)} jobs", most) if t)
         shown += f"\n{failed} failed or killed" if bad else ""
         self.drawn_profiles.append(
             Profile(

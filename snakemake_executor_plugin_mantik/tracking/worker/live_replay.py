@@ -15,12 +15,12 @@ from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
     LONGEST_LINE,
     Logged,
     metric_files,
-    parse,
+    parse_metrics,
 )
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Told
-from snakemake_executor_plugin_mantik.tracking.worker.repair import mend
+from snakemake_executor_plugin_mantik.tracking.worker.repair import repair_store
 from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
-from snakemake_executor_plugin_mantik.tracking.worker.source import Source, read
+from snakemake_executor_plugin_mantik.tracking.worker.source import Source, read_source
 
 TREE, LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live`."""
@@ -101,8 +101,8 @@ class LiveReplay:
             # Without these MLflow takes it for no run.
             for name in ("metrics", "params", "tags", "artifacts"):
                 (meta.parent / name).mkdir(exist_ok=True)
-        mend(view, self._to.source_id, self._to.source_experiment_id, lambda _: None)
-        return read(view)
+        repair_store(view, self._to.source_id, self._to.source_experiment_id, lambda _: None)
+        return read_source(view)
 
     def _later(self) -> list[str]:
         try:
@@ -129,7 +129,7 @@ class LiveReplay:
             content = content[: content.rfind(b"\n") + 1]
             if not content:
                 continue
-            for value in parse(path, content.splitlines(keepends=True)):
+            for value in parse_metrics(path, content.splitlines(keepends=True)):
                 if value is not None:
                     logged.setdefault(value.run_id, []).append(value)
             read[path] = content

@@ -59,7 +59,7 @@ class Value(Protocol):
         ...
 
 
-def identity(metric: Value) -> tuple[object, ...]:
+def metric_identity(metric: Value) -> tuple[object, ...]:
     """What makes a logged value the one that it is; NaN is equal to itself here."""
     value: object = "nan" if math.isnan(metric.value) else metric.value
     return metric.key, metric.timestamp, metric.step, value
@@ -73,13 +73,13 @@ def metric_files(store: Path) -> Iterator[Path]:
                 yield file
 
 
-def lines_in(file: BinaryIO) -> Iterator[bytes]:
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
     """The lines of a file; one that is longer than any of metrics comes in pieces without ends."""
     while line := file.readline(LONGEST_LINE):
         yield line
 
 
-def parse(path: str, lines: Iterable[bytes]) -> Iterator[Logged | None]:
+def parse_metrics(path: str, lines: Iterable[bytes]) -> Iterator[Logged | None]:
     """The values in some lines of a file of metrics; None for a line that makes no sense.
 
     Args:

@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
-from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads, without
+from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads, none_below
 
 _SOURCE_MODEL = "mantik.source_model"
 """The tag that tells from what in a job's store a model was made."""
@@ -51,7 +51,7 @@ class Models:
         place = self._store / model.experiment_id / "models" / model.model_id
         below = place.relative_to(self._store).as_posix()
         # While it changes nobody can use it, and what it is made with could not be changed.
-        if self._live and (not (over and without(later, below)) or self._is_over(model)):
+        if self._live and (not (over and none_below(later, below)) or self._is_over(model)):
             return
         run_id = self._told.runs.get(model.source_run_id or "", self._to.run_id)
         model_id, location = self._model(model, run_id)

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.tracking import figures, pictures
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord
 from snakemake_executor_plugin_mantik.tracking.pictures import Picture
-from snakemake_executor_plugin_mantik.tracking.picturing import picture
+from snakemake_executor_plugin_mantik.tracking.picturing import make_picture
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.workflow import FILES
@@ -23,14 +23,14 @@ DETACHED: Final = "mantik.detached"
 """The tag that tells since when nobody looks after the workflow's jobs, which go on."""
 
 
-def begin(client: MlflowClient, run: RunRecord, workdir: Path) -> None:
+def begin_workflow_run(client: MlflowClient, run: RunRecord, workdir: Path) -> None:
     """The Snakefile and the backend configs become artifacts."""
     files = workdir / try_directory(run.try_id) / FILES
     if files.is_dir():
         client.log_artifacts(run.run_id, str(files), FILES)
 
 
-def update(
+def update_workflow_run(
     client: MlflowClient,
     ledger: Ledger,
     run: RunRecord,
@@ -49,7 +49,7 @@ def update(
     """
     jobs = ledger.jobs(run.try_id)
     now, step = int(data["time"] * 1000), int(data["time"] - run.created)
-    metrics = [Metric(n, value, now, step) for n, value in figures.of_workflow(jobs).items()]
+    metrics = [Metric(n, value, now, step) for n, value in figures.workflow_figures(jobs).items()]
     said = {DETACHED: data.get("detached", ""), "mantik.reason": data.get("words", "")}
     tags = [RunTag(name, value) for name, value in said.items() if value]
     client.log_batch(run.run_id, metrics=metrics, tags=tags)
@@ -59,12 +59,14 @@ def update(
         except MlflowException as error:  # it was not detached, but killed
             if not is_refusal(error):
                 raise
-    _draw(client, run, picture(run.data["name"], ledger.pipeline(run.try_id), jobs, data["time"]))
+    _draw(
+        client, run, make_picture(run.data["name"], ledger.pipeline(run.try_id), jobs, data["time"])
+    )
 
 
 def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
     try:
-        drawn = pictures.files(shown)
+        drawn = pictures.render_files(shown)
     except Exception as error:  # noqa: BLE001 - a mistake in drawing must hold up no other run
         sys.stderr.write(f"{run.try_id}: it cannot be drawn: {error!r}\n")
         return
@@ -74,6 +76,6 @@ def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
         client.log_artifacts(run.run_id, directory, FILES)
 
 
-def end(client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
+def end_workflow_run(client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
     """The workflow's end; its last figures are told before."""
     client.set_terminated(run.run_id, data["status"], int(data["time"] * 1000))

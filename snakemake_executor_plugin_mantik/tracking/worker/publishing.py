@@ -206,7 +206,7 @@ class Publisher:
         if run.run_id != run.data.get("run_id"):
             self._params(client, run, run.run_id)
         if _is_workflow(run):
-            overview.begin(client, run, self._workdir)
+            overview.begin_workflow_run(client, run, self._workdir)
         else:
             client.update_run(run.run_id, status="SCHEDULED")
 
@@ -259,9 +259,9 @@ class Publisher:
             elif event.kind is Kind.LIVE:
                 self._live(client, run)
             elif _is_workflow(run):
-                overview.update(client, self._ledger, run, event.data)
+                overview.update_workflow_run(client, self._ledger, run, event.data)
                 if event.kind is Kind.END:
-                    overview.end(client, run, event.data)
+                    overview.end_workflow_run(client, run, event.data)
             elif event.kind is Kind.END:
                 self._end(client, run, event)
         except MlflowException as error:

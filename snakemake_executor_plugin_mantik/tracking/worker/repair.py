@@ -14,9 +14,9 @@ from typing import Final
 from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
 from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
     Logged,
-    lines_in,
     metric_files,
-    parse,
+    parse_metrics,
+    read_lines,
 )
 from snakemake_executor_plugin_mantik.tracking.worker.published import Lines
 
@@ -36,7 +36,7 @@ METRICS = "metrics.jsonl"
 """The file in a store's directory that its metrics are moved to: whoever begins again finds it."""
 
 
-def prepare(
+def prepare_store(
     store: Path,
     run_id: str,
     experiment_id: str,
@@ -57,7 +57,7 @@ def prepare(
     Raises:
         OSError: the files cannot be read or written.
     """
-    mend(store, run_id, experiment_id, tell)
+    repair_store(store, run_id, experiment_id, tell)
     moved = store / METRICS
     if not moved.is_file():
         if moved.is_dir():  # of an experiment with that name
@@ -78,8 +78,8 @@ def _moved(moved: Path) -> Iterator[Logged]:
             yield Logged(**json.loads(line))
 
 
-def mend(store: Path, run_id: str, experiment_id: str, tell: Callable[[str], None]) -> None:
-    """See to it that the descriptions of experiments and runs can be read; see `prepare`."""
+def repair_store(store: Path, run_id: str, experiment_id: str, tell: Callable[[str], None]) -> None:
+    """See to it that the descriptions of experiments and runs can be read; see `prepare_store`."""
     for directory in store.glob("*"):
         own = directory.name == experiment_id
         _description(directory, _experiment(experiment_id) if own else "", tell)
@@ -99,7 +99,7 @@ def mend(store: Path, run_id: str, experiment_id: str, tell: Callable[[str], Non
                 left -= file.stat().st_size + 1000
 
 
-def leave_out(store: Path, run_id: str, experiment_id: str) -> Iterator[str]:
+def exclude_in_turn(store: Path, run_id: str, experiment_id: str) -> Iterator[str]:
     """Leave one kind of what a store holds out after the other, the job's own run last.
 
     Yields:
@@ -176,7 +176,7 @@ def _all_metrics(
         with path.open("rb") as file:
             if name not in told or not told[name].begin(file):
                 file.seek(0)
-            for value in parse(name, lines_in(file)):
+            for value in parse_metrics(name, read_lines(file)):
                 if value is not None:
                     yield value
                 else:

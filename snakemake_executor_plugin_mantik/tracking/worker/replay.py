@@ -24,12 +24,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.run import without_users
-from snakemake_executor_plugin_mantik.tracking.worker.metrics import Logged, identity
+from snakemake_executor_plugin_mantik.tracking.worker.metrics import Logged, metric_identity
 from snakemake_executor_plugin_mantik.tracking.worker.models import Models
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
 from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
-from snakemake_executor_plugin_mantik.tracking.worker.repair import leave_out, prepare
-from snakemake_executor_plugin_mantik.tracking.worker.source import PARENT, Source, read
+from snakemake_executor_plugin_mantik.tracking.worker.repair import exclude_in_turn, prepare_store
+from snakemake_executor_plugin_mantik.tracking.worker.source import PARENT, Source, read_source
 from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads
 
 BATCH = 100
@@ -96,7 +96,7 @@ class Replay:
         Raises:
             Exception: the server does not answer, or not well; to be repeated later.
         """
-        metrics = prepare(
+        metrics = prepare_store(
             self._store, self._to.source_id, self._to.source_experiment_id, self._tell,
             self._told.lines,
         )  # fmt: skip
@@ -117,10 +117,12 @@ class Replay:
 
     def _read(self) -> Source:
         """What the store holds that can be read, whatever the job wrote."""
-        leaving_out = leave_out(self._store, self._to.source_id, self._to.source_experiment_id)
+        leaving_out = exclude_in_turn(
+            self._store, self._to.source_id, self._to.source_experiment_id
+        )
         while True:
             try:
-                return read(self._store)
+                return read_source(self._store)
             except Exception as error:  # noqa: BLE001 - the file store raises anything
                 if (left_out := next(leaving_out, None)) is None:
                     self._tell(f"what the job logged cannot be read: {_line(error)}")
@@ -285,9 +287,9 @@ class Replay:
         if run_id is None or not logged:
             return
         # A run's own file does not tell of all its metrics for which model they are.
-        of_model = {identity(m): m.model_id for m in logged if m.model_id is not None}
+        of_model = {metric_identity(m): m.model_id for m in logged if m.model_id is not None}
         told_for_models = self._for_models.setdefault(run_id, set())
-        logged = [m for m in logged if m.model_id or identity(m) not in told_for_models]
+        logged = [m for m in logged if m.model_id or metric_identity(m) not in told_for_models]
         there: set[tuple[object, ...]] = set()
         if self._again:
             there = self._history(run_id, {m.key for m in logged})
@@ -295,7 +297,9 @@ class Replay:
             models = {model for model in of_model.values() if model in self._models}
             told = set().union(*map(self._of_model, models))
             there -= {key for key, model in of_model.items() if model in models} - told
-        unique = {identity(m): m for m in sorted(logged, key=lambda m: (m.timestamp, m.step))}
+        unique = {
+            metric_identity(m): m for m in sorted(logged, key=lambda m: (m.timestamp, m.step))
+        }
         metrics = [
             self._moved(value, of_model.get(key), run_id)
             for key, value in unique.items()
@@ -309,12 +313,12 @@ class Replay:
     def _history(self, run_id: str, names: Collection[str]) -> set[tuple[object, ...]]:
         """All values of metrics that a run has at MLflow."""
         history = self._client.get_metric_history
-        return {identity(metric) for name in names for metric in history(run_id, name)}
+        return {metric_identity(metric) for name in names for metric in history(run_id, name)}
 
     def _of_model(self, model: str) -> set[tuple[object, ...]]:
         """The last values of metrics that a model of the store has at MLflow."""
         known = self._client.get_logged_model(self._models[model]).metrics or []
-        return {identity(metric) for metric in known}
+        return {metric_identity(metric) for metric in known}
 
     def _moved(self, logged: Logged, model: str | None, run_id: str) -> Metric:
         model_id = self._models.get(model) if model is not None else None

@@ -26,7 +26,7 @@ class Source:
     models: tuple[LoggedModel, ...] = ()
 
 
-def read(store: Path) -> Source:
+def read_source(store: Path) -> Source:
     """What a store holds that MLflow can read.
 
     Raises:

@@ -82,6 +82,6 @@ def _link(path: Path, place: Path) -> Path:
     return place
 
 
-def without(paths: Iterable[str], below: str) -> bool:
+def none_below(paths: Iterable[str], below: str) -> bool:
     """Whether none of `paths` lies below a directory."""
     return not any(path.startswith(f"{below}/") for path in paths)

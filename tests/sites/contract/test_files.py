@@ -9,12 +9,12 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, rest_safe
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, is_rest_safe
 from tests.sites.contract.steps import STARTS_S, a_job, content, ended, refused, until
 from tests.support.benches import Bench
 
 WEIRD = ["a b", "c#d", "e?f&g=h", "i+j;k", "l[1]*", "m:n,o", "~p", "-q", "r(s)", "@t!", ".u"]
-"""Names that every file API must carry (`rest_safe`)."""
+"""Names that every file API must carry (`is_rest_safe`)."""
 SIZES = [0, 1, 3_932_100, 3_932_160, 5_242_880, 5_242_881, 5_505_024, 5_505_030, 20 << 20]
 """On both sides of what firecREST gives, answers 413 to, takes, and blocks on; and beyond all."""
 
@@ -30,7 +30,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", WEIRD)
     def test_with_names_of_all_kinds(self, bench: Bench, name: str) -> None:
-        assert rest_safe(name)
+        assert is_rest_safe(name)
 
         async def scenario(site: Site) -> None:
             await site.put(f"d/{name}", b"1")
@@ -46,7 +46,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", ["a%b", "a\nb", "a'b", "$HOME", "a\\b"])
     def test_with_names_that_cannot_be_carried(self, bench: Bench, name: str) -> None:
-        assert not rest_safe(name)
+        assert not is_rest_safe(name)
 
         async def scenario(site: Site) -> None:
             await refused(
@@ -63,7 +63,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", ["ü", "日本", 'a"b', "a`b"])
     def test_with_other_names_are_carried_or_refused(self, bench: Bench, name: str) -> None:
-        assert not rest_safe(name)
+        assert not is_rest_safe(name)
 
         async def scenario(site: Site) -> None:
             try:

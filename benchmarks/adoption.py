@@ -97,7 +97,7 @@ def measure(jobs: int, name: str, workdir: Path, *, ended: bool) -> dict[str, fl
         state = workdir / STATE
         return Engine(
             {name: (site, planner)}, journal=Journal(state), workdir=workdir, state=state,
-            tell=lambda _: None, observer=seen,
+            notify=lambda _: None, observer=seen,
         )  # fmt: skip
 
     (workdir / "out").mkdir()

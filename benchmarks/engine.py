@@ -73,7 +73,7 @@ def measure(jobs: int, names: list[str], workdir: Path) -> dict[str, float]:
     sites = {name: opened(name, jobs, workdir) for name in names}
     engine = Engine(
         sites, journal=Journal(workdir / ".state"), workdir=workdir, state=workdir / ".state",
-        tell=lambda _: None,
+        notify=lambda _: None,
     )  # fmt: skip
     engine.open(names, lambda _: Sources((), 0, ()))
     (workdir / "out").mkdir()

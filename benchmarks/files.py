@@ -35,7 +35,7 @@ class Runner:
         state = self._workdir / ".state"
         engine = Engine(
             {self._name: (site, planner)}, journal=Journal(state), workdir=self._workdir,
-            state=state, tell=lambda _: None,
+            state=state, notify=lambda _: None,
         )  # fmt: skip
         engine.open([self._name], lambda _: Sources((), 0, ()))
         requests: Counter[str] = site.requests  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ def running(
     site, planner = opened(name, at_site or jobs, workdir)
     engine = Engine(
         {name: (site, planner)}, journal=Journal(workdir / ".state"), workdir=workdir,
-        state=workdir / ".state", tell=lambda text: print(text[:200], file=sys.stderr),
+        state=workdir / ".state", notify=lambda text: print(text[:200], file=sys.stderr),
     )  # fmt: skip
     engine.open([name], lambda _: Sources((), 0, ()))
     for number in range(jobs):

@@ -82,7 +82,7 @@ def measure(jobs: int, workdir: Path) -> dict[str, float]:
         state = workdir / ".state"
         engine = Engine(
             sites, journal=Journal(state), workdir=workdir, state=state,
-            tell=lambda text: print(text, file=sys.stderr),
+            notify=lambda text: print(text, file=sys.stderr),
         )  # fmt: skip
         engine.open(list(APIS), lambda _: Sources((), 0, ()))
         (workdir / "out").mkdir()

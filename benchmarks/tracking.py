@@ -36,9 +36,9 @@ from snakemake_executor_plugin_mantik.staging.sources import Sources
 from snakemake_executor_plugin_mantik.tracking import store
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
-from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun
+from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, TrackingTarget
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX, SETTINGS
-from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 SITE = "hpc1"
 END_S = 600.0
@@ -98,7 +98,8 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
     """Run jobs, `pace` submissions a second at most; tracked if there is a server."""
     (workdir / "out").mkdir(parents=True)
     tracker = Tracker(
-        workdir, Target(uri), {SITE: ""}, mask=str, tell=print, workflow=Workflow("Snakefile"),
+        workdir, TrackingTarget(uri), {SITE: ""}, mask=str, notify=print,
+        workflow=TrackedWorkflow("Snakefile"),
         paces={SITE: pace},
     )  # fmt: skip
     begun, watch = cpu_seconds(), Stopwatch()
@@ -106,7 +107,7 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
     site = opened(SITE, len(requests), workdir, submissions_per_second=pace)
     engine = Engine(
         {SITE: site}, journal=Journal(workdir / ".state"), workdir=workdir,
-        state=workdir / ".state", tell=lambda _: None, observer=Observers(watch, tracker),
+        state=workdir / ".state", notify=lambda _: None, observer=Observers(watch, tracker),
     )  # fmt: skip
     engine.open([SITE], lambda _: Sources((), 0, ()))
     handed_over = time.monotonic()
@@ -139,7 +140,7 @@ def _own_ids(path: Path) -> int:
 def lay_out_stores(number: int, directory: Path) -> None:
     """What so many jobs that log a parameter have brought back."""
     directory.mkdir()
-    identity = store.Identity("a" * 32, "1", "bench")
+    identity = store.RunIdentity("a" * 32, "1", "bench")
     for name in map(str, range(number)):
         first = store.store_skeleton("/w", name, identity, name="r", user="u", now=1.0)
         logged = {f"1/{identity.run_id}/params/epochs": b"3"}

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.adapter.checks import Checked
-from snakemake_executor_plugin_mantik.adapter.job_log import StateLog
+from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
+from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_pipeline
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
 
 
 @dataclass
-class Run:
+class ActiveRun:
     """A run that has started.
 
     Attributes:
@@ -28,18 +28,18 @@ class Run:
         states: tells the log of each job's states.
         tracker: makes MLflow runs of jobs and of the workflow.
         dag: Snakemake's jobs.
-        tell: writes a line to the user's log.
+        notify: writes a line to the user's log.
         requested: numbers of the jobs that the engine was asked for.
         measured: the jobs with a benchmark file that is written here, and where their measurements
             will be, by number of the request that they belong to.
     """
 
     engine: Engine
-    checked: Checked
-    states: StateLog
+    checked: CheckedWorkflow
+    states: JobLog
     tracker: Tracker
     dag: Any
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     _told: set[tuple[str, str]] = field(default_factory=set)
@@ -76,7 +76,9 @@ class Run:
     def _tell_full(self, rule: str, directive: str, site: str) -> None:
         if (rule, site) not in self._told:
             self._told.add((rule, site))
-            self.tell(f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}.")
+            self.notify(
+                f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}."
+            )
 
     def ended(self, outcome: Outcome) -> None:
         """Learn from how a full job ended whether its site has a Snakemake."""

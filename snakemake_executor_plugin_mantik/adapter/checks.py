@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
-from snakemake_executor_plugin_mantik.rules.context import Context
+from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds import group_resources, groups
 from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 from snakemake_executor_plugin_mantik.rules.options import (
@@ -42,12 +42,12 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.tracking.controller import direct
 
-STATE = "mantik"
+STATE_DIRECTORY = "mantik"
 """Our own directory below Snakemake's `.snakemake`."""
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedWorkflow:
     """A workflow in which nothing else is wrong, as far as that can be told without a site.
 
     Attributes:
@@ -61,7 +61,7 @@ class Checked:
         mistakes: why what some rules run cannot be made, by rule: for the caller to tell.
     """
 
-    context: Context
+    context: RuleContext
     planners: Mapping[str, Planner]
     units: list[Any]
     used: list[str]
@@ -116,7 +116,7 @@ class _Settings:
         )
 
 
-def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checked:
+def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> CheckedWorkflow:
     """Read the configs and look at all jobs; no site and no credential is needed.
 
     Args:
@@ -139,7 +139,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
             logger.warning(f"{config.path}: {warning}")
     here = frozenset(workflow.deployment_settings.deployment_method)
     wanted = deployment.parse_methods(options.software_deployment)
-    context = Context(configs, workdir, wanted, options=asked)
+    context = RuleContext(configs, workdir, wanted, options=asked)
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
@@ -164,7 +164,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     for remark in deployment.deployment_warnings(jobs, context, why_full_job):
         logger.info(remark)
     _check_projects(jobs, configs)
-    state = Path(workflow.persistence.path) / STATE
+    state = Path(workflow.persistence.path) / STATE_DIRECTORY
     environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
     missing_snakemake = MissingSnakemake(state, environments)
     missing_snakemake.refuse(jobs)
@@ -174,10 +174,12 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     }
     used = check_jobs(units, planners)
     mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
-    return Checked(context, planners, units, used, settings, state, missing_snakemake, mistakes)
+    return CheckedWorkflow(
+        context, planners, units, used, settings, state, missing_snakemake, mistakes
+    )
 
 
-def _check_environments(jobs: list[Any], context: Context, products: frozenset[str]) -> None:
+def _check_environments(jobs: list[Any], context: RuleContext, products: frozenset[str]) -> None:
     """See to it that the rules' own environments can be had, as far as that shows here.
 
     Raises:

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.adapter.signals import (
 from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, printable
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.adapter.active_run import Run
+    from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
@@ -39,7 +39,7 @@ class Executor(RemoteExecutor):
     that it neither yields nor reports would be lost for ever.
     """
 
-    _run: "Run | None" = None
+    _run: "ActiveRun | None" = None
     _ending: "Ending | None" = None
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Executor(RemoteExecutor):
         if any(not unit.is_local for unit in units):
             self._start()
 
-    def _start(self) -> "Run":
+    def _start(self) -> "ActiveRun":
         # Imported here: Snakemake imports this module for every one of its commands.
         from snakemake_executor_plugin_mantik import retry
         from snakemake_executor_plugin_mantik.adapter.startup import start_run

@@ -14,12 +14,12 @@ from snakemake.settings.enums import Quietness
 
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.observer import Ended, JobExtras, Observer
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd, JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 
-class StateLog(Observer):
+class JobLog(Observer):
     """Writes a line on each state of each job. Its methods belong to the engine's thread."""
 
     def __init__(self, log: Callable[..., None], workdir: Path) -> None:
@@ -56,23 +56,23 @@ class StateLog(Observer):
             text = f"{record.name}: taken up again at {record.site}, not run twice."
             if record.waits:
                 text += f" It cannot start: {record.waits}."
-            self._tell(record, "submitted", text, queue=record.queue)
+            self._notify(record, "submitted", text, queue=record.queue)
         return None
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         """A job waits at a site now."""
         self._known(record, (site_job,))
         text = messages.submitted_message(record.name, record.site, site_job, queue or None)
-        self._tell(record, "submitted", text, queue=queue)
+        self._notify(record, "submitted", text, queue=queue)
 
     def started(self, record: TryRecord) -> None:
         """A job runs."""
-        self._tell(record, "running", messages.started_message(record.name, record.site))
+        self._notify(record, "running", messages.started_message(record.name, record.site))
 
     def logged(self, record: TryRecord) -> None:
         """What it logs is no state."""
 
-    def ended(self, record: TryRecord, end: Ended) -> None:
+    def ended(self, record: TryRecord, end: JobEnd) -> None:
         """A job has succeeded, or failed for a reason; what is only tried again has no line."""
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}
         log = self._shown(end.log)
@@ -80,11 +80,13 @@ class StateLog(Observer):
             text = messages.finished_message(
                 record.name, record.site, end.waited, end.ran or 0.0, log
             )
-            self._tell(record, "succeeded", text, log=str(log or ""), **facts)
+            self._notify(record, "succeeded", text, log=str(log or ""), **facts)
         elif end.reason is not None:
             # The only line that is left with --quiet rules.
             text = messages.ended_message(record.name, record.site, end.reason, end.words, log)
-            self._tell(record, "failed", text, log=str(log or ""), reason=str(end.reason), **facts)
+            self._notify(
+                record, "failed", text, log=str(log or ""), reason=str(end.reason), **facts
+            )
         self._requests.pop(record.id, None)
         self._sent.pop(record.id, None)
 
@@ -95,7 +97,7 @@ class StateLog(Observer):
         if request is not None and ids:
             self._news.append((request.number, " ".join(ids)))
 
-    def _tell(self, record: TryRecord, state: str, text: str, **facts: Any) -> None:
+    def _notify(self, record: TryRecord, state: str, text: str, **facts: Any) -> None:
         request = self._requests.get(record.id)
         attributes = {
             "state": state,

@@ -10,29 +10,29 @@ from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.adapter import checks, startup
-from snakemake_executor_plugin_mantik.adapter.checks import Checked
+from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
 from snakemake_executor_plugin_mantik.adapter.dryrun import NO_LIMIT
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment import job_environment
 from snakemake_executor_plugin_mantik.engine.forecast import (
-    HERE,
+    LOCAL,
     Forecast,
     Forecaster,
-    Plan,
+    JobPlan,
     Total,
 )
 from snakemake_executor_plugin_mantik.engine.plan import find_misfits, unchecked_resources
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, preflight
 from snakemake_executor_plugin_mantik.rules.kinds.group_resources import unit_request
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.units import list_members, unit_name
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 
 
-def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) -> Plan:
+def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) -> JobPlan:
     """What Snakemake's `workflow`, whose jobs are known, would send.
 
     Args:
@@ -55,15 +55,15 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
     sites = {
         unit: None if unit.is_local else unit_request(unit, checked.planners)[0] for unit in units
     }
-    places = Places(checked.workdir, lambda: "")  # asked for places in a workspace only
+    places = JobPaths(checked.workdir, lambda: "")  # asked for places in a workspace only
     made = {
-        place: sites[unit] or HERE
+        place: sites[unit] or LOCAL
         for unit in units
         for path in _outputs(unit)
         if (place := places.place(path)) is not None
     }
     jobs: list[Forecast] = []
-    state = Path(workflow.persistence.path) / checks.STATE
+    state = Path(workflow.persistence.path) / checks.STATE_DIRECTORY
     with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
         secrets = dict.fromkeys(workflow_variables(workflow, os.environ), "")  # names alone
         look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
@@ -89,7 +89,7 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
             queue = facts.queues.get(job.resources.queue or "", QueueLimits())
             left = totals[job.site].unchecked
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
-    return Plan(
+    return JobPlan(
         jobs,
         totals,
         sources,
@@ -141,11 +141,11 @@ class _Look:
         made: what jobs of the run make, there.
     """
 
-    checked: Checked
+    checked: CheckedWorkflow
     secrets: Mapping[str, str]
     linemaps: Any
     forecaster: Forecaster
-    places: Places
+    places: JobPaths
     made: frozenset[str]
 
     def at(self, job: Job, site: str | None) -> Forecast:

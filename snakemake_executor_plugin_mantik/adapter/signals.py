@@ -53,15 +53,15 @@ class Interruption:
         at_once: whether the user does not want to wait for jobs that are cancelled.
     """
 
-    def __init__(self, choice: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, choice: str, notify: Callable[[str], None]) -> None:
         """Decide what Ctrl-C does.
 
         Args:
             choice: one of `CHOICES`; without a terminal, `ask` means `cancel`.
-            tell: writes a line to the user's log.
+            notify: writes a line to the user's log.
         """
         self._choice = choice
-        self._tell = tell
+        self._notify = notify
         self._cancelling = False
         self.detached = False
         self.at_once = False
@@ -82,7 +82,7 @@ class Interruption:
 
     def _detach(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.detached = True
-        self._tell(_DETACHED)
+        self._notify(_DETACHED)
         raise SystemExit(128 + number)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -95,7 +95,7 @@ class Interruption:
             self._detach(number, frame)
         if answer == "g":
             self._cancelling = False
-            self._tell("Going on.")
+            self._notify("Going on.")
             return
         raise KeyboardInterrupt
 

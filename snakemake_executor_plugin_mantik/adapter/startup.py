@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from snakemake_executor_plugin_mantik.adapter.active_run import Run
+from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
 from snakemake_executor_plugin_mantik.adapter.checks import (
-    Checked,
+    CheckedWorkflow,
     check_jobs,
     check_workflow,
     find_products,
 )
-from snakemake_executor_plugin_mantik.adapter.job_log import StateLog
+from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_workflow
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
@@ -44,7 +44,7 @@ from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_remark
 
 
-def start_run(workflow: Any, dag: Any, logger: Any) -> Run:
+def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
     """Check everything, find the credentials, and open the sites.
 
     Raises:
@@ -82,13 +82,13 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> Run:
         if direct and tracked:
             logger.warning(direct_remark(os.environ))
         tracker.start(tracked=tracked, open_tries=sent_try_ids(journal.all_open_tries()))
-    states = StateLog(logger.info, workdir)
+    states = JobLog(logger.info, workdir)
     engine = Engine(
         sites,
         journal=journal,
         workdir=workdir,
         state=checked.state,
-        tell=logger.info,
+        notify=logger.info,
         observer=Observers(states, tracker),
         configs={name: loaded.path for name, loaded in configs.items()},
     )
@@ -101,10 +101,10 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> Run:
         raise
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context)
-    return Run(engine, checked, states, tracker, dag, logger.info)
+    return ActiveRun(engine, checked, states, tracker, dag, logger.info)
 
 
-def collect_facts(checked: Checked) -> dict[str, SiteFacts]:
+def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
     """What the sites that jobs will run at say of themselves; nothing is sent there.
 
     Raises:
@@ -171,7 +171,7 @@ def _tell_expiry(
 
 
 def collect_sources(
-    checked: Checked, made: frozenset[str], logger: Any, name: str
+    checked: CheckedWorkflow, made: frozenset[str], logger: Any, name: str
 ) -> sources.Sources:
     """What goes up to a site besides the jobs' inputs and what is `made` of them.
 

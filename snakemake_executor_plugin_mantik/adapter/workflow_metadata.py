@@ -7,13 +7,13 @@ import snakemake
 
 from snakemake_executor_plugin_mantik.rules.identity import job_identity
 from snakemake_executor_plugin_mantik.rules.request import job_display_name
-from snakemake_executor_plugin_mantik.tracking.picturing import MOST_JOBS
-from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+from snakemake_executor_plugin_mantik.tracking.picturing import MAX_LISTED_JOBS
+from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 
-def describe_workflow(workflow: Any) -> Workflow:
+def describe_workflow(workflow: Any) -> TrackedWorkflow:
     """The workflow as it was started."""
-    return Workflow(
+    return TrackedWorkflow(
         snakefile=str(workflow.main_snakefile),
         command=("snakemake", *sys.argv[1:]),
         config=dict(workflow.config),
@@ -31,7 +31,7 @@ def describe_pipeline(dag: Any) -> dict[str, object]:
     needs = [(need, job) for job in jobs for need in dag.dependencies[job]]
     rules = dict.fromkeys((need.rule.name, job.rule.name) for need, job in needs)
     found: dict[str, object] = {"jobs": [], "edges": [], "rule_edges": list(rules)}
-    if len(jobs) <= MOST_JOBS:
+    if len(jobs) <= MAX_LISTED_JOBS:
         ids = {job: job_identity(job) for job in jobs}
         needed = set(dag.needrun_jobs(exclude_finished=False))
         found["jobs"] = [

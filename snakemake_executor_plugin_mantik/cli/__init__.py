@@ -80,7 +80,7 @@ def _app() -> typer.Typer:
     app.command()(cancel)
     app.command()(clean)
     app.command()(track)
-    app.add_typer(runs.app, name="runs")
-    app.add_typer(schedule.app, name="schedule")
-    app.add_typer(sandbox.app, name="sandbox")
+    app.add_typer(runs.runs_app, name="runs")
+    app.add_typer(schedule.schedule_app, name="schedule")
+    app.add_typer(sandbox.sandbox_app, name="sandbox")
     return app

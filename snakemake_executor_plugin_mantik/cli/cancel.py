@@ -10,7 +10,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.connections.reconnect import (
-    Reconnected,
+    ReconnectedSite,
     open_journal,
     reach_sites,
 )
@@ -119,7 +119,7 @@ async def _cancel(
 
 
 async def cancel_tries(
-    there: Reconnected,
+    there: ReconnectedSite,
     records: Sequence[TryRecord],
     wait_s: float,
     say: Callable[[str], None],

@@ -26,7 +26,7 @@ _MARKS = {"ok": "", "note": "", "warning": "(!) "}
 
 
 @dataclass
-class Report:
+class CheckReport:
     """What was found out about one file."""
 
     file: str
@@ -81,12 +81,12 @@ def check(
         typer.echo(json.dumps({"files": [report.as_json() for report in reports]}, indent=2))
     else:
         for report in reports:
-            _tell(report)
+            _notify(report)
     if any(report.wrong for report in reports):
         raise typer.Exit(WRONG)
 
 
-def examine(spec: str, project: Path) -> Report:
+def examine(spec: str, project: Path) -> CheckReport:
     """What there is to say about a file without talking to anyone.
 
     A file may be read and yet be wrong: its name can be none of a site.
@@ -94,7 +94,7 @@ def examine(spec: str, project: Path) -> Report:
     # A file that is there is meant, also if it looks like NAME=FILE.
     plain = _is_file(spec)
     name, file = (Path(spec).stem, spec) if plain else split_spec(spec)
-    report = Report(file)
+    report = CheckReport(file)
     complaint = check_site_name(name)
     report.mistakes = [Mistake(file, "", complaint)] if complaint and not plain else []
     try:
@@ -121,7 +121,7 @@ def _summary(config: BackendConfig) -> str:
     return ", ".join(parts)
 
 
-def _tell(report: Report) -> None:
+def _notify(report: CheckReport) -> None:
     for warning in report.warnings:
         typer.echo(printable(f"warning: {warning}"), err=True)
     for mistake in report.mistakes:

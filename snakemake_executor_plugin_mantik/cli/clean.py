@@ -13,12 +13,12 @@ from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.connections.reconnect import (
-    Reconnected,
+    ReconnectedSite,
     open_journal,
     reach_sites,
 )
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.engine.clear import Clearer, Part
+from snakemake_executor_plugin_mantik.engine.clear import Clearer, WorkspacePart
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 
 _LEFT = 1
@@ -97,7 +97,7 @@ async def _clean(
     return troubled
 
 
-def _clearers(there: Reconnected) -> dict[str, Clearer]:
+def _clearers(there: ReconnectedSite) -> dict[str, Clearer]:
     """What clears each workspace that is within reach, under the first of its names."""
     found: dict[str, Clearer] = {}
     seen: set[str] = set()
@@ -115,7 +115,7 @@ def _clearers(there: Reconnected) -> dict[str, Clearer]:
     return found
 
 
-async def _clear(there: Reconnected, name: str, clearer: Clearer) -> bool:
+async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
     """Empty a workspace whose tries are not needed any more; whether all of it went."""
     journal = there.journal
     running = [r for r in _needed(journal, name) if r.state is not TryState.ENDED]
@@ -151,7 +151,7 @@ def _why(record: TryRecord) -> str:
     return "it may run, or its outputs are not here yet"
 
 
-def _table(found: Mapping[str, Part]) -> list[str]:
+def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
     if not found:
         return ["  nothing"]
     lines = []

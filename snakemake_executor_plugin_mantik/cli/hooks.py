@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Final
 
-from snakemake_executor_plugin_mantik.config.model import Environment
+from snakemake_executor_plugin_mantik.config.model import EnvironmentConfig
 
 _READ_S: Final = 10.0
 """How long bash may take to read one command, seconds."""
@@ -14,7 +14,7 @@ _READ_S: Final = 10.0
 _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "after_on_login")
 
 
-def unreadable_hooks(environment: Environment) -> Iterator[str]:
+def unreadable_hooks(environment: EnvironmentConfig) -> Iterator[str]:
     """A warning for each command that is no bash, beginning with its key; none without bash here.
 
     Nothing is run: `bash -n` only reads. Each command is read for itself, as it will be run.
@@ -23,7 +23,7 @@ def unreadable_hooks(environment: Environment) -> Iterator[str]:
     for field in _HOOKS if bash else ():
         for number, command in enumerate(getattr(environment, field), 1):
             if complaint := _complaint(str(bash), command):
-                key = f"Environment.{Environment.model_fields[field].alias}"
+                key = f"Environment.{EnvironmentConfig.model_fields[field].alias}"
                 yield f"{key}: command {number} is nothing that bash can read: {complaint}"
 
 

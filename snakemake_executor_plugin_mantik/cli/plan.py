@@ -15,7 +15,12 @@ from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
-from snakemake_executor_plugin_mantik.engine.forecast import Forecast, Plan, Total, Uploads
+from snakemake_executor_plugin_mantik.engine.forecast import (
+    Forecast,
+    JobPlan,
+    Total,
+    UploadForecast,
+)
 from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
@@ -59,7 +64,7 @@ def plan(
     from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
     from snakemake_executor_plugin_mantik.adapter.planning import plan_workflow
 
-    def look(workflow: Any, options: Any, logger: Any) -> Plan:
+    def look(workflow: Any, options: Any, logger: Any) -> JobPlan:
         return plan_workflow(workflow, options, logger, connect=connect)
 
     made = dry_run(arguments or [], look)
@@ -68,14 +73,14 @@ def plan(
     if as_json:
         typer.echo(json.dumps(made.as_json(), indent=2))
     else:
-        _tell(made, details=details)
+        _notify(made, details=details)
     for mistake in made.mistakes:
         typer.echo(printable(mistake), err=True)
     if made.mistakes:
         raise typer.Exit(WRONG)
 
 
-def _tell(made: Plan, *, details: bool) -> None:
+def _notify(made: JobPlan, *, details: bool) -> None:
     console = tables.make_console()
     if made.jobs:
         console.print(_table(made.jobs))
@@ -147,7 +152,7 @@ def _details(job: Forecast) -> Iterator[str]:
     yield f"  makes:       {', '.join(job.outputs)}"
 
 
-def _totals(made: Plan) -> Iterator[str]:
+def _totals(made: JobPlan) -> Iterator[str]:
     for site, total in made.sites.items():
         yield (
             f"{site}: {_jobs(total.jobs)}, at most {_core_hours(total)}"
@@ -183,7 +188,7 @@ def _jobs(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
 
 
-def _uploads(files: Uploads, *, short: bool = False) -> str:
+def _uploads(files: UploadForecast, *, short: bool = False) -> str:
     """What goes up, in words."""
     if short:
         count = "1 file" if files.files == 1 else f"{files.files} files"

@@ -11,12 +11,12 @@ import typer
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.runs.listing import Found
+    from snakemake_executor_plugin_mantik.runs.listing import FoundRun
 
 _FAILED = 1
 """Exit code where a run was waited for and did not finish, or something is left."""
 
-app = typer.Typer(help="Submit, follow and keep runs of MLproject entry points.",
+runs_app = typer.Typer(help="Submit, follow and keep runs of MLproject entry points.",
                   no_args_is_help=True)  # fmt: skip
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, the beginning of it, or name.")]
@@ -43,7 +43,7 @@ _Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end; Ctrl-C ca
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-@app.callback()
+@runs_app.callback()
 def _prepare() -> None:
     """Keep MLflow quiet, and its answers quick."""
     from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
@@ -57,7 +57,7 @@ def _prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-@app.command()
+@runs_app.command()
 def submit(
     project: Annotated[str, typer.Argument(help="A folder or a git URL; #sub names a folder.")],
     *,
@@ -83,19 +83,21 @@ def submit(
     from dataclasses import replace
 
     from snakemake_executor_plugin_mantik.runs.configs import config_of_file
-    from snakemake_executor_plugin_mantik.runs.submit import Asked
+    from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest
     from snakemake_executor_plugin_mantik.runs.submit import submit_run as submitted
 
     given = _pairs("-P", parameter)
     chosen = replace(config_of_file(site, os.environ), extra=_pairs("--extra", extra))
     run_id = submitted(
-        Asked(project, chosen, entry_point, version, given, experiment, name=name, account=account)
+        SubmitRequest(
+            project, chosen, entry_point, version, given, experiment, name=name, account=account
+        )
     )
     _told_of(run_id, wait=wait, as_json=as_json)
 
 
-@app.command()
-def rerun(
+@runs_app.command("rerun")
+def rerun_command(
     run: _Run,
     *,
     parameter: _Parameters = None,
@@ -131,7 +133,7 @@ def rerun(
     _told_of(run_id, wait=wait, as_json=as_json)
 
 
-@app.command("list")
+@runs_app.command("list")
 def list_(
     *,
     experiment: Annotated[str, typer.Option("--experiment", help="Of this experiment.")] = "",
@@ -156,7 +158,7 @@ def list_(
             f"there is no state {state!r}", where="--state", do=f"Give one of {', '.join(STATES)}"
         )
     found = listing.list_rows(
-        listing.Wanted(
+        listing.RunFilter(
             experiment, wanted, site, listing.parse_since(since) if since else 0.0, limit
         ),
         lambda text: typer.echo(printable(text), err=True),
@@ -169,8 +171,8 @@ def list_(
         typer.echo("No run.")
 
 
-@app.command()
-def show(run: _Run, *, as_json: _AsJson = False) -> None:
+@runs_app.command("show")
+def show_run(run: _Run, *, as_json: _AsJson = False) -> None:
     """Show a run: how it is, and all that was needed to submit it."""
     from snakemake_executor_plugin_mantik.cli import runtable
 
@@ -182,7 +184,7 @@ def show(run: _Run, *, as_json: _AsJson = False) -> None:
             typer.echo(one_line(line))
 
 
-@app.command()
+@runs_app.command()
 def logs(
     run: _Run,
     *,
@@ -214,8 +216,8 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-@app.command()
-def cancel(run: _Run) -> None:
+@runs_app.command("cancel")
+def cancel_command(run: _Run) -> None:
     """Cancel a run, and wait until its site has confirmed it."""
     from snakemake_executor_plugin_mantik.runs import ending
 
@@ -230,7 +232,7 @@ def cancel(run: _Run) -> None:
     typer.echo(f"Run {found.run_id}: {status}.")
 
 
-@app.command("continue")
+@runs_app.command("continue")
 def continue_(
     run: Annotated[
         str, typer.Argument(metavar="[RUN]", help="Default: all whose controllers are gone.")
@@ -264,7 +266,7 @@ def continue_(
         typer.echo("No run is to be continued.")
 
 
-@app.command()
+@runs_app.command()
 def delete(
     run: _Run,
     *,
@@ -303,7 +305,7 @@ def delete(
     typer.echo(f"Run {found.run_id}: deleted.")
 
 
-@app.command()
+@runs_app.command()
 def register(
     run: _Run,
     name: Annotated[str, typer.Argument(help="The registered model's name; nobody else's.")],
@@ -325,7 +327,7 @@ def register(
         typer.echo(f"Run {found.run_id}: {how} as {made.name}, version {made.number}.")
 
 
-@app.command()
+@runs_app.command()
 def unregister(
     run: _Run,
     name: Annotated[str, typer.Argument(help="Only the model of this name.")] = "",
@@ -344,7 +346,7 @@ def unregister(
         typer.echo(f"Run {found.run_id}: {version.name}, version {version.number}, is gone.")
 
 
-def _find(run: str) -> "Found":
+def _find(run: str) -> "FoundRun":
     from snakemake_executor_plugin_mantik.runs.listing import find_run, refresh
 
     return refresh(find_run(run))
@@ -362,7 +364,7 @@ def _repeated(run_id: str) -> list[str]:
     ]
 
 
-def _in_mlflow(run: str) -> "Found":
+def _in_mlflow(run: str) -> "FoundRun":
     found = _find(run)
     if found.run is None:
         raise UserError(
@@ -373,9 +375,9 @@ def _in_mlflow(run: str) -> "Found":
 
 
 def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    from snakemake_executor_plugin_mantik.mlproject.command_line import Wrong
+    from snakemake_executor_plugin_mantik.mlproject.command_line import CommandMistakes
 
-    wrong = Wrong()
+    wrong = CommandMistakes()
     found = wrong.pairs(option, given or [])
     wrong.end()
     return found

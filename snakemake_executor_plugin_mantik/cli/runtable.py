@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, 
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.runs.listing import Found, Row
+    from snakemake_executor_plugin_mantik.runs.listing import FoundRun, RunRow
 
 _SHORT: Final = 8
 """Characters of a run's id in a table."""
@@ -22,7 +22,7 @@ _METRICS: Final = 4
 """Metrics that a table shows of a run."""
 
 
-def runs_table(rows: "Sequence[Row]") -> Table:
+def runs_table(rows: "Sequence[RunRow]") -> Table:
     """A table of runs, a line each."""
     titles = (
         "run", "name", "state", "site", "entry point", "experiment", "submitted", "waited", "ran",
@@ -41,7 +41,7 @@ def runs_table(rows: "Sequence[Row]") -> Table:
     return shown
 
 
-def run_details(found: "Found") -> dict[str, Any]:
+def run_details(found: "FoundRun") -> dict[str, Any]:
     """All that is known of a run, for JSON."""
     from snakemake_executor_plugin_mantik.runs.listing import finite_metrics, make_row
     from snakemake_executor_plugin_mantik.runs.registry import versions_of_run
@@ -120,7 +120,7 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"    {name} = {value}" for name, value in sorted(values.items()))
 
 
-def deletion_lines(found: "Found", *, site: bool) -> Iterator[str]:
+def deletion_lines(found: "FoundRun", *, site: bool) -> Iterator[str]:
     """What is deleted with a run.
 
     Args:

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.settings import (
     SCHEDULERS,
     FirecrestSettings,
-    Settings,
+    SandboxSettings,
     SiteOption,
     Timing,
     machine_slots,
@@ -34,7 +34,7 @@ _DIRECTORY = "MANTIK_SANDBOX_DIR"
 _TOKEN = "MANTIK_SANDBOX_TOKEN"  # noqa: S105 - the name of a variable
 """The variable with the token of the sandbox's own control, for failures on demand."""
 
-app = typer.Typer(
+sandbox_app = typer.Typer(
     name="sandbox", help="A site on this machine that runs jobs as local processes.",
     no_args_is_help=True,
 )  # fmt: skip
@@ -69,8 +69,8 @@ _SchedulerName = Annotated[
 _DEFAULT_SITES = ["hpc1=unicore"]
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
-def run(
+@sandbox_app.command("run", context_settings={"allow_interspersed_args": False})
+def run_in_sandbox(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     *,
     site: _Sites = _DEFAULT_SITES,
@@ -92,7 +92,7 @@ def run(
             where="smk-mantik sandbox run",
             do="Check the name after --",
         )
-    settings = Settings(
+    settings = SandboxSettings(
         timing=Timing(status_interval=status_interval, death_lag=death_lag),
         slots=slots or machine_slots(),
         scheduler=_scheduler(scheduler),
@@ -103,7 +103,7 @@ def run(
     raise typer.Exit(code)
 
 
-@app.command()
+@sandbox_app.command()
 def up(
     *,
     site: _Sites = _DEFAULT_SITES,
@@ -121,7 +121,7 @@ def up(
         del number, frame
         over.set()
 
-    settings = Settings(
+    settings = SandboxSettings(
         timing=Timing(status_interval=status_interval, death_lag=death_lag),
         slots=slots or machine_slots(),
         scheduler=_scheduler(scheduler),
@@ -150,7 +150,7 @@ def _scheduler(name: str) -> str:
 
 
 @contextmanager
-def _sandbox(sites: Sequence[str], settings: Settings) -> Iterator["Sandbox"]:
+def _sandbox(sites: Sequence[str], settings: SandboxSettings) -> Iterator["Sandbox"]:
     """A running sandbox, in the directory that the environment names or in a temporary one."""
     options = [SiteOption.parse(text) for text in sites]
     if len({option.variable for option in options}) < len(options):

@@ -34,14 +34,14 @@ from snakemake_executor_plugin_mantik.schedule.loop import (
     mark_present,
 )
 from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, ScheduleRequest
-from snakemake_executor_plugin_mantik.schedule.schedules import Missed, Schedule
-from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.schedules import MissedPolicy, Schedule
+from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import FIRING_S, forget_lock, format_moment
 from snakemake_executor_plugin_mantik.schedule.submit import submit_firing as submit
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
 from snakemake_executor_plugin_mantik.schedule.unit import systemd_unit as unit_file
 
-app = typer.Typer(
+schedule_app = typer.Typer(
     name="schedule", help="Submit runs again whenever their time has come.", no_args_is_help=True
 )
 
@@ -59,22 +59,22 @@ _Account = Annotated[
     str | None, typer.Option(help="The compute budget account; default: the run's.")
 ]
 _OfMissed = Annotated[
-    Missed | None,
+    MissedPolicy | None,
     typer.Option(help="What was due while no scheduler ran: skip it, or catch up once."),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
-def _store() -> Iterator[Store]:
-    store = Store(data_home())
+def _store() -> Iterator[ScheduleStore]:
+    store = ScheduleStore(data_home())
     try:
         yield store
     finally:
         store.close()
 
 
-def _the(store: Store, name: str) -> Schedule:
+def _the(store: ScheduleStore, name: str) -> Schedule:
     found = store.get(name)
     if found is None:
         names = ", ".join(schedule.name for schedule in store.all())
@@ -100,7 +100,7 @@ def _run_id(word: str) -> str:
 # Making and changing
 
 
-@app.command()
+@schedule_app.command()
 def add(
     name: _Name,
     *,
@@ -120,7 +120,7 @@ def add(
         made = planning.make_schedule(name, wish, planning.utc_now(), _run_id)
         if not store.add(made):
             raise _taken(name)
-        _tell(store, _the(store, name), as_json=as_json)
+        _notify(store, _the(store, name), as_json=as_json)
 
 
 def _taken(name: str) -> UserError:
@@ -130,7 +130,7 @@ def _taken(name: str) -> UserError:
     )
 
 
-@app.command()
+@schedule_app.command()
 def edit(
     name: _Name,
     *,
@@ -151,10 +151,10 @@ def edit(
             planning.edit_schedule(_the(store, name), wish, planning.utc_now(), _run_id)
         ):
             raise UserError("somebody else has changed it just now", where=name, do="Try again")
-        _tell(store, _the(store, name), as_json=as_json)
+        _notify(store, _the(store, name), as_json=as_json)
 
 
-@app.command()
+@schedule_app.command()
 def remove(name: _Name) -> None:
     """Remove a schedule; its runs stay."""
     with _store() as store:
@@ -167,7 +167,7 @@ def remove(name: _Name) -> None:
         typer.echo("A run of it was being submitted and may have started: smk-mantik runs list")
 
 
-def _tell(store: Store, schedule: Schedule, *, as_json: bool) -> None:
+def _notify(store: ScheduleStore, schedule: Schedule, *, as_json: bool) -> None:
     if as_json:
         _print_json(schedule_as_json(store, schedule, planning.utc_now()))
         return
@@ -177,7 +177,7 @@ def _tell(store: Store, schedule: Schedule, *, as_json: bool) -> None:
     _hint(store)
 
 
-def _hint(store: Store) -> None:
+def _hint(store: ScheduleStore) -> None:
     if not is_present(store.path.parent):
         typer.echo(
             "No scheduler is running: start one with smk-mantik schedule run, or have systemd"
@@ -193,7 +193,7 @@ def _next(schedule: Schedule) -> str:
 # Looking
 
 
-@app.command("list")
+@schedule_app.command("list")
 def list_schedules(as_json: _AsJson = False) -> None:
     """Show all schedules: when they are due, and what became of it last."""
     with _store() as store:
@@ -218,8 +218,8 @@ def list_schedules(as_json: _AsJson = False) -> None:
         _hint(store)
 
 
-@app.command()
-def show(name: _Name, as_json: _AsJson = False) -> None:
+@schedule_app.command("show")
+def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
     """Show a schedule, and what became of its due times."""
     with _store() as store:
         schedule = _the(store, name)
@@ -250,7 +250,7 @@ def show(name: _Name, as_json: _AsJson = False) -> None:
         _hint(store)
 
 
-@app.command("next")
+@schedule_app.command("next")
 def next_times(
     name: Annotated[str, typer.Argument(help="The schedule's name; default: all.")] = "",
     number: Annotated[int, typer.Option("-n", min=1, max=1000, help="How many.")] = 5,
@@ -274,8 +274,8 @@ def next_times(
 # Running
 
 
-@app.command()
-def run(
+@schedule_app.command("run")
+def run_scheduler(
     once: Annotated[bool, typer.Option("--once", help="Submit what is due now, and end.")] = False,
 ) -> None:
     """Submit runs when they are due, until Ctrl-C. Several may run; each due time is one run."""
@@ -294,7 +294,7 @@ def run(
             processes.reap()
 
 
-def _look(store: Store, processes: Processes) -> float:
+def _look(store: ScheduleStore, processes: Processes) -> float:
     """Look, and go on if the store cannot be used just now: a full disk, a file system away."""
     try:
         return claim_due(store, processes.submit, time.time)
@@ -305,7 +305,7 @@ def _look(store: Store, processes: Processes) -> float:
         return 60.0
 
 
-@app.command(hidden=True)
+@schedule_app.command(hidden=True)
 def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
     signal.alarm(FIRING_S)  # which ends the process: it is as if it was killed
@@ -319,7 +319,7 @@ def fire(firing: int) -> None:
             typer.echo(printable(line))
 
 
-@app.command()
+@schedule_app.command()
 def unit() -> None:
     """Print a unit file with which your systemd starts the scheduler."""
     typer.echo(unit_file(os.environ), nl=False)

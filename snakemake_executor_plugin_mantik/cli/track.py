@@ -12,13 +12,13 @@ from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import FILE, read_history, sent_try_ids
-from snakemake_executor_plugin_mantik.journal.database import LOCK as JOURNAL_LOCK
+from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history, sent_try_ids
+from snakemake_executor_plugin_mantik.journal.database import JOURNAL_LOCK
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import settle_invocations
 from snakemake_executor_plugin_mantik.tracking.controller.messenger import Messenger
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, LOCK, OUTBOX
+from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, OUTBOX, WORKER_LOCK
 
 _IMPORT_S = 60.0
 """Seconds that the import of MLflow may take, besides those that the telling itself may."""
@@ -56,7 +56,7 @@ def track(
 
 def _work(directory: Path, kept: Path) -> str:
     """Have a worker tell what it can; why it could not tell the rest."""
-    if is_locked(kept / LOCK):
+    if is_locked(kept / WORKER_LOCK):
         return "another process is telling MLflow of them now."
     why = ""
 
@@ -74,7 +74,7 @@ def _settle(directory: Path, outbox: Outbox) -> None:
     """End the runs of workflows whose Snakemake is gone, if no job of theirs is under way."""
     state = directory / STATE
     with hold_if_free(state / JOURNAL_LOCK) as free:
-        if free and (state / FILE).exists():
+        if free and (state / JOURNAL_FILE).exists():
             settle_invocations(outbox, sent_try_ids(read_history(state)))
 
 

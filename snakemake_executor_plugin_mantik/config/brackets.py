@@ -28,7 +28,7 @@ _CLASSES: Final = {
 _NOTHING: Final = "(?!)"
 
 
-class NoSetError(ValueError):
+class InvalidSetError(ValueError):
     """A set does not end, or names a class that does not exist: git matches nothing then."""
 
 
@@ -81,7 +81,7 @@ def _set(pattern: str, at: int) -> tuple[str, int]:
             start, at = _character(pattern, at)
             parts.append(re.escape(start))
         if at >= len(pattern):
-            raise NoSetError
+            raise InvalidSetError
     inside = "".join(parts)
     if negated:
         return f"[^/{inside}]", at + 1
@@ -93,7 +93,7 @@ def _character(pattern: str, at: int) -> tuple[str, int]:
     """The character at `at`, after a backslash the next one, and where it has ended."""
     at += pattern[at : at + 1] == "\\"
     if at >= len(pattern):
-        raise NoSetError
+        raise InvalidSetError
     return pattern[at], at + 1
 
 
@@ -103,10 +103,10 @@ def _class(pattern: str, at: int) -> str | None:
         return None
     end = pattern.find("]", at + 2)
     if end < 0:
-        raise NoSetError
+        raise InvalidSetError
     inside = pattern[at + 2 : end]
     if not inside.endswith(":"):
         return None
     if inside[:-1] not in _CLASSES:
-        raise NoSetError
+        raise InvalidSetError
     return inside[:-1]

@@ -12,7 +12,7 @@ from typing import Final
 
 from pathspec import GitIgnoreSpec, RegexPattern
 
-from snakemake_executor_plugin_mantik.config.brackets import NoSetError, replace_sets
+from snakemake_executor_plugin_mantik.config.brackets import InvalidSetError, replace_sets
 from snakemake_executor_plugin_mantik.config.values import (
     as_written,
     describe_value,
@@ -108,7 +108,7 @@ def _compiled(pattern: str) -> tuple[bool, str]:
     """
     try:
         text, sets = replace_sets(pattern)
-    except NoSetError:
+    except InvalidSetError:
         return False, _NOTHING
     compiled = next(iter(GitIgnoreSpec.from_lines([text]).patterns), None)
     if not isinstance(compiled, RegexPattern) or compiled.regex is None:

@@ -10,7 +10,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class Becomes:
+class KeyUse:
     """What one key of `Resources` becomes.
 
     Attributes:
@@ -27,62 +27,62 @@ class Becomes:
     pbs: tuple[str, ...]
 
 
-RESOURCES: Final[Mapping[str, Becomes]] = {
-    "Queue": Becomes({}, {"Queue": "q"}, ("--partition=q",), ("-q q",)),
-    "Runtime": Becomes(
+RESOURCES: Final[Mapping[str, KeyUse]] = {
+    "Queue": KeyUse({}, {"Queue": "q"}, ("--partition=q",), ("-q q",)),
+    "Runtime": KeyUse(
         {"Runtime": "90m"}, {"Runtime": "90m"}, ("--time=0-01:30:00",), ("-l walltime=01:30:00",)
     ),
-    "Nodes": Becomes(
+    "Nodes": KeyUse(
         {"Nodes": 2}, {"Nodes": "2"}, ("--nodes=2",), ("-l select=2", "-l place=scatter")
     ),
-    "CPUsPerNode": Becomes(
+    "CPUsPerNode": KeyUse(
         {"CPUsPerNode": 8},
         {"Nodes": "1", "CPUsPerNode": "8"},
         ("--ntasks-per-node=1", "--cpus-per-task=8"),
         ("-l select=1:ncpus=8:mpiprocs=1",),
     ),
-    "TotalCPUs": Becomes(
+    "TotalCPUs": KeyUse(
         {"TotalCPUs": 8},
         {"Nodes": "1", "CPUsPerNode": "8", "TotalCPUs": "8"},
         ("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=8"),
         ("-l select=1:ncpus=8:mpiprocs=1",),
     ),
-    "GPUsPerNode": Becomes(
+    "GPUsPerNode": KeyUse(
         {"GPUsPerNode": 4}, {"GPUsPerNode": "4"}, ("--gpus-per-node=4",), ("-l select=1:ngpus=4",)
     ),
-    "MemoryPerNode": Becomes(
+    "MemoryPerNode": KeyUse(
         {"MemoryPerNode": "64GiB"},
         {"MemoryPerNode": "64G"},
         ("--mem=65536M",),
         ("-l select=1:mem=65536mb",),
     ),
-    "Reservation": Becomes(
+    "Reservation": KeyUse(
         {"Reservation": "r"}, {"Reservation": "r"}, ("--reservation=r",), ("-q r",)
     ),
-    "NodeConstraints": Becomes(
+    "NodeConstraints": KeyUse(
         {"NodeConstraints": "a100"},
         {"NodeConstraints": "a100"},
         ("--constraint=a100",),
         ("-l select=1:a100=True",),
     ),
-    "QoS": Becomes({"QoS": "high"}, {"QoS": "high"}, ("--qos=high",), ()),
+    "QoS": KeyUse({"QoS": "high"}, {"QoS": "high"}, ("--qos=high",), ()),
 }
 """By key; every example has the queue `q` as well."""
 
 COMBINED: Final = (
-    Becomes(
+    KeyUse(
         {"Nodes": 2, "TotalCPUs": 16},
         {"Nodes": "2", "TotalCPUs": "16", "CPUsPerNode": "8"},
         ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
         ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
     ),
-    Becomes(
+    KeyUse(
         {"CPUsPerNode": 8, "TotalCPUs": 16},
         {"Nodes": "2", "TotalCPUs": "16", "CPUsPerNode": "8"},
         ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
         ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
     ),
-    Becomes(
+    KeyUse(
         {"Nodes": 2, "CPUsPerNode": 8, "TotalCPUs": 9},
         {"Nodes": "2", "TotalCPUs": "16", "CPUsPerNode": "8"},
         ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"),

@@ -11,17 +11,17 @@ from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
-from snakemake_executor_plugin_mantik.config.section import Keys, Part
+from snakemake_executor_plugin_mantik.config.section import ConfigSection, Keys
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.config.values import (
     Address,
     Commands,
+    CommandWords,
     Count,
     Duration,
     Memory,
     Modules,
     Name,
-    Options,
     Positive,
     Variables,
     describe_value,
@@ -71,7 +71,7 @@ _ProjectPath = Annotated[
 ]
 
 
-class Firecrest(Part):
+class FirecrestConfig(ConfigSection):
     """A site behind firecREST."""
 
     api_url: Address = Field(alias="ApiUrl", description="URL of the firecREST API.")
@@ -81,7 +81,7 @@ class Firecrest(Part):
     )
 
 
-class Apptainer(Part):
+class ApptainerConfig(ConfigSection):
     """An Apptainer image that the command runs in."""
 
     path: _ProjectPath = Field(
@@ -96,7 +96,7 @@ class Apptainer(Part):
         alias="Type",
         description="Where the image is: local is sent, remote is there.",
     )
-    options: Options = Field(
+    options: CommandWords = Field(
         default=(),
         alias="Options",
         description="Options of `apptainer run`; variables in them are expanded on the node.",
@@ -118,7 +118,7 @@ class Apptainer(Part):
             )
 
 
-class _PythonEnvironment(Part):
+class _PythonEnvironment(ConfigSection):
     path: _ProjectPath = Field(alias="Path")
 
 
@@ -137,7 +137,7 @@ def _python(value: object) -> str:
     return path.rstrip("/") or "/"
 
 
-class Environment(Part):
+class EnvironmentConfig(ConfigSection):
     """What a job's command runs in, and what is done around it."""
 
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -147,7 +147,7 @@ class Environment(Part):
         "postruncommand": ("PostRunCommandOnComputeNode", "PostRunCommandOnLoginNode"),
     }
 
-    apptainer: Apptainer | None = Field(
+    apptainer: ApptainerConfig | None = Field(
         default=None, alias="Apptainer", description="Run the command in an Apptainer image."
     )
     python: (
@@ -216,7 +216,7 @@ class Environment(Part):
             )
 
 
-class Resources(Part):
+class ResourcesConfig(ConfigSection):
     """What a job of this site asks the scheduler for, unless its rule says otherwise."""
 
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -296,7 +296,7 @@ def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
         yield ("Resources", "NodeConstraints"), f"cannot be sent to PBS: {error.do}"
 
 
-class BackendConfig(Part):
+class BackendConfig(ConfigSection):
     """One Compute Backend Config: a site's API, the environment, the resources, what stays here."""
 
     FOREIGN: ClassVar[Mapping[str, str]] = {
@@ -310,15 +310,15 @@ class BackendConfig(Part):
         alias="UnicoreApiUrl",
         description="URL of the site's UNICORE API, ends with /rest/core.",
     )
-    firecrest: Firecrest | None = Field(
+    firecrest: FirecrestConfig | None = Field(
         default=None, alias="Firecrest", description="The site's firecREST API."
     )
-    environment: Environment = Field(
-        default=Environment(),
+    environment: EnvironmentConfig = Field(
+        default=EnvironmentConfig(),
         alias="Environment",
         description="What a job's command runs in, and what is done around it.",
     )
-    resources: Resources = Field(
+    resources: ResourcesConfig = Field(
         alias="Resources", description="What a job asks for, unless its rule says otherwise."
     )
     exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(

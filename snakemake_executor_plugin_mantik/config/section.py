@@ -27,7 +27,7 @@ _SECRETS: Final = frozenset(
 )
 
 
-class Part(BaseModel):
+class ConfigSection(BaseModel):
     """A mapping of the document with fixed keys.
 
     A `ValidationError` of it holds all mistakes below it, also those between keys, which pydantic

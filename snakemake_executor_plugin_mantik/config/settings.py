@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from snakemake_executor_plugin_mantik.config import units
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
-from snakemake_executor_plugin_mantik.config.section import Keys, Part
+from snakemake_executor_plugin_mantik.config.section import ConfigSection, Keys
 from snakemake_executor_plugin_mantik.config.values import (
     Duration,
     Name,
@@ -79,7 +79,7 @@ def _seconds(value: object) -> int | None:
         return None
 
 
-class SiteSettings(Part):
+class SiteSettings(ConfigSection):
     """Settings of a site; times in seconds, sizes in bytes."""
 
     scheduler: Annotated[

@@ -404,7 +404,7 @@ Size = Annotated[
 ]
 """Bytes, written as a number with or without a unit."""
 
-Options = Annotated[tuple[str, ...], BeforeValidator(_options), _text_or_list_schema("number")]
+CommandWords = Annotated[tuple[str, ...], BeforeValidator(_options), _text_or_list_schema("number")]
 """Words for a command line, a text or a list of texts."""
 
 Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]

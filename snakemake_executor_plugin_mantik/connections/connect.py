@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.tracking.masking import (
     secret_values,
 )
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target
-from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 _OF_CLIENTS = (
     "workspace", "storage", "sharing", "scheduler", "ca_file", "proxy", "timeout_s",
@@ -48,9 +48,9 @@ def make_tracker(
     configs: Mapping[str, LoadedConfig],
     credentials: Mapping[str, Credential],
     workdir: Path,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     *,
-    workflow: Workflow | None = None,
+    workflow: TrackedWorkflow | None = None,
     direct: Mapping[str, str] | None = None,
     wait_s: float = MADE_WAIT_S,
 ) -> Tracker:
@@ -60,7 +60,7 @@ def make_tracker(
         configs: of the sites.
         credentials: of the sites, too.
         workdir: the workflow's directory.
-        tell: writes a line to the user's log.
+        notify: writes a line to the user's log.
         workflow: the one whose jobs are run, if some are.
         direct: what those are given that log to the tracking server themselves.
         wait_s: seconds that they wait, at most, for MLflow to make their runs.
@@ -74,7 +74,7 @@ def make_tracker(
         tracking_target(os.environ, workdir),
         texts,
         mask=make_masker(secrets),
-        tell=lambda text: tell(printable(text)),
+        notify=lambda text: notify(printable(text)),
         workflow=workflow,
         direct=direct,
         wait_s=wait_s,

@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
     workspace_name,
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
-from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
+from snakemake_executor_plugin_mantik.engine.place import PlaceContext, Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.journal import (
@@ -61,7 +61,7 @@ def open_journal(directory: Path) -> Journal:
 
 
 @dataclass(frozen=True)
-class Reconnected:
+class ReconnectedSite:
     """What an earlier run left, within reach.
 
     Attributes:
@@ -93,15 +93,15 @@ class Reconnected:
 
 @asynccontextmanager
 async def reach_sites(
-    journal: Journal, names: Sequence[str], given: Sequence[str], tell: Callable[[str], None]
-) -> AsyncIterator[Reconnected]:
+    journal: Journal, names: Sequence[str], given: Sequence[str], notify: Callable[[str], None]
+) -> AsyncIterator[ReconnectedSite]:
     """Open the sites `names` as the last run reached them; their clients are closed in the end.
 
     Args:
         journal: of the workflow; closed in the end, too.
         names: of sites, as the journal knows them.
         given: backend configs to use, `[NAME=]FILE`, instead of those that the last run used.
-        tell: writes a line for the user.
+        notify: writes a line for the user.
 
     Raises:
         MantikError: a config or credentials are missing; nothing has been asked of a site.
@@ -120,11 +120,11 @@ async def reach_sites(
         sites = make_sites(configs, credentials, planners, name)
         tracker: Tracker | None = None
         if (workdir / TRACKING / OUTBOX).exists():
-            tracker = make_tracker(configs, credentials, workdir, tell)
+            tracker = make_tracker(configs, credentials, workdir, notify)
             tracker.start(tracked=False, open_tries=sent_try_ids(journal.all_open_tries()))
         try:
-            runners, away = await _open(sites, journal, workdir, tell, tracker)
-            yield Reconnected(journal, workdir, runners, away)
+            runners, away = await _open(sites, journal, workdir, notify, tracker)
+            yield ReconnectedSite(journal, workdir, runners, away)
         finally:
             clients = {id(site): site for site, _ in sites.values()}.values()
             await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
@@ -163,13 +163,13 @@ async def _open(
     sites: Mapping[str, tuple[Site, Planner]],
     journal: Journal,
     workdir: Path,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     tracker: Tracker | None,
 ) -> tuple[dict[str, SiteRunner], dict[str, str]]:
     runners: dict[str, SiteRunner] = {}
     away: dict[str, str] = {}
 
-    places = Places(Workflow(journal, workdir, journal.path.parent, tell, _nobody))
+    places = Places(PlaceContext(journal, workdir, journal.path.parent, notify, _nobody))
 
     async def one(name: str, site: Site, planner: Planner) -> None:
         known, server = journal.sites()[name], planner.config.server

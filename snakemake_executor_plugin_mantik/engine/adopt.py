@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 
 @dataclass(frozen=True)
-class Choice:
+class TakeoverChoice:
     """What to do with the open tries of a job.
 
     Attributes:
@@ -32,7 +32,7 @@ def choose_tries(
     tries: Sequence[TryRecord],
     *,
     already: bool = False,
-) -> Choice:
+) -> TakeoverChoice:
     """Choose among a job's open tries, the oldest first.
 
     A try is adopted if it would give the same result: same command, parameters, inputs, site and
@@ -52,7 +52,7 @@ def choose_tries(
         )
         if adopted is None and same and not ended_unwanted and not failed:
             adopted = record
-    return Choice(adopted, tuple(record for record in tries if record is not adopted))
+    return TakeoverChoice(adopted, tuple(record for record in tries if record is not adopted))
 
 
 def _but_updated(fingerprint: str) -> str:

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage_files
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
@@ -90,7 +90,7 @@ class Canceller:
         *,
         settings: SiteSettings,
         retry: SiteRetry,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         observer: Observer | None = None,
         workdir: Path,
         logs: Path,
@@ -109,9 +109,9 @@ class Canceller:
         self._silent_s = max(_MISSED_BEATS * settings.heartbeat_s, _SILENT_S)
         self._journal = journal
         self._watcher = watcher
-        self._tell = tell
+        self._notify = notify
         self._retry = retry
-        self._looks = claims.Looks(site, retry)
+        self._looks = claims.ClaimLooks(site, retry)
         self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)
         self._tidying: set[asyncio.Task[None]] = set()
         self._leftovers = leftovers
@@ -145,7 +145,7 @@ class Canceller:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await asyncio.gather(self.rescue(record.id), self._rescue_log(record, log))
-        self._observer.ended(record, Ended("killed", words, log=log if log.exists() else None))
+        self._observer.ended(record, JobEnd("killed", words, log=log if log.exists() else None))
 
     async def remove_secrets(self, record: TryRecord) -> None:
         """Remove the secrets of a try that is over and did not do so itself.
@@ -227,7 +227,7 @@ class Canceller:
                 try:
                     self._journal.abandoned(record.id, "cancelled")
                 except JournalError as error:  # the others are to be cancelled all the same
-                    self._tell(f"{record.name}: it is cancelled. {error}")
+                    self._notify(f"{record.name}: it is cancelled. {error}")
                 self._drop_leftover(record.id)
             return None
 
@@ -277,13 +277,13 @@ class Canceller:
             await asyncio.sleep(min(max(_CONFIRM_EVERY_S, passed / 20), _CONFIRM_LONGEST_S))
             if clock() - told > CANCEL_WAIT_S:
                 told = clock()
-                self._tell(
+                self._notify(
                     f"{record.name}: the job {', '.join(ids) or record.id} at {record.site} was"
                     f" told to end {humanize_duration(told - begun)} ago but has not confirmed it"
                     " yet; waiting for it."
                 )
             if signs.after_all:
-                self._tell(
+                self._notify(
                     f"{record.name}: {record.site} says that the job {', '.join(ids)} has ended,"
                     " but it goes on; it is told to end again."
                 )

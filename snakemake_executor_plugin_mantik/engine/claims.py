@@ -19,7 +19,7 @@ _FRESH_S = 1.0
 
 
 @dataclass(frozen=True)
-class Owner:
+class ClaimOwner:
     """Who holds a claim, in the words of the job that made it.
 
     Attributes:
@@ -61,7 +61,7 @@ async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str,
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClaimSeen:
     """What a listing of a directory of claims showed.
 
     Attributes:
@@ -75,15 +75,15 @@ class Seen:
     codes: Mapping[str, int]
 
 
-class Looks:
+class ClaimLooks:
     """Lists directories of claims for many who look: one listing serves all of a second."""
 
     def __init__(self, site: Site, retry: SiteRetry) -> None:
         self._site = site
         self._retry = retry
-        self._last: dict[str, tuple[float, asyncio.Task[Seen]]] = {}
+        self._last: dict[str, tuple[float, asyncio.Task[ClaimSeen]]] = {}
 
-    async def look(self, directory: str) -> Seen:
+    async def look(self, directory: str) -> ClaimSeen:
         """What lies in a directory, as it was less than a second ago.
 
         Raises:
@@ -97,17 +97,17 @@ class Looks:
             self._last[directory] = now, task
         return await asyncio.shield(task)
 
-    async def _list(self, directory: str, now: float) -> Seen:
+    async def _list(self, directory: str, now: float) -> ClaimSeen:
         found = await list_claims(self._site, self._retry, directory)
         markers = filter(None, map(parse_marker_name, found))
-        return Seen(now, found, dict(markers))
+        return ClaimSeen(now, found, dict(markers))
 
 
-def _failed(task: asyncio.Task[Seen]) -> bool:
+def _failed(task: asyncio.Task[ClaimSeen]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def read_owner(site: Site, record: TryRecord) -> Owner | None:
+async def read_owner(site: Site, record: TryRecord) -> ClaimOwner | None:
     """Who holds the claim of a try; None if there is no claim, or nobody's name in it."""
     try:
         content = await read_file(site, record.paths.claim, _CLAIM_BYTES)
@@ -117,7 +117,7 @@ async def read_owner(site: Site, record: TryRecord) -> Owner | None:
     told = dict(line.split("=", 1) for line in lines if "=" in line)
     if "host" not in told:  # its last line: a slow file system shows no more than a part yet
         return None
-    found = Owner(told.get("site_job", ""), told.get("scheduler_job", ""))
+    found = ClaimOwner(told.get("site_job", ""), told.get("scheduler_job", ""))
     return found if found.site_job or found.scheduler_job else None
 
 

@@ -14,18 +14,18 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 MOST_LISTINGS = 500
 """Directories that are looked into to tell a workspace's size: environments have thousands."""
 
-FILES = "files of the workflow"
+WORKFLOW_FILES = "files of the workflow"
 _PARTS = {
     CONDA: "conda environments",
     IMAGES: "container images",
-    OUTSIDE: FILES,
+    OUTSIDE: WORKFLOW_FILES,
     OURS: "tries, logs and archives",
 }
 """What lies below a directory, the first that fits."""
 
 
 @dataclass
-class Part:
+class WorkspacePart:
     """Some of what lies in a workspace.
 
     Attributes:
@@ -62,19 +62,19 @@ class Clearer:
         self._journal = journal
         self._shared = shared
 
-    async def measure(self) -> dict[str, Part]:
+    async def measure(self) -> dict[str, WorkspacePart]:
         """What lies there, by what it is."""
-        found: dict[str, Part] = {}
+        found: dict[str, WorkspacePart] = {}
         level = [""]
         if self._shared:
             level = [OURS]
             for file in self._known():
-                found.setdefault(FILES, Part()).add(file.size)
+                found.setdefault(WORKFLOW_FILES, WorkspacePart()).add(file.size)
         looked = 0
         while level:
             if looked + len(level) > MOST_LISTINGS:
                 for path in level[max(0, MOST_LISTINGS - looked) :]:
-                    found.setdefault(_part(path), Part()).more = True
+                    found.setdefault(_part(path), WorkspacePart()).more = True
                 level = level[: max(0, MOST_LISTINGS - looked)]
             looked += len(level)
             below = []
@@ -87,7 +87,7 @@ class Clearer:
                     if entry.directory:
                         below.append(path)
                     else:
-                        found.setdefault(_part(path), Part()).add(entry.size)
+                        found.setdefault(_part(path), WorkspacePart()).add(entry.size)
             level = below
         return found
 
@@ -142,4 +142,4 @@ def _part(path: str) -> str:
     for directory, name in _PARTS.items():
         if path == directory or path.startswith(f"{directory}/"):
             return name
-    return FILES
+    return WORKFLOW_FILES

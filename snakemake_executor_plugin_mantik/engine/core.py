@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
-from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
+from snakemake_executor_plugin_mantik.engine.place import PlaceContext, Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
@@ -51,7 +51,7 @@ class Engine:
         journal: Journal,
         workdir: Path,
         state: Path,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         observer: Observer | None = None,
         configs: Mapping[str, Path] | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class Engine:
             journal: of the workflow; closed with the engine.
             workdir: the workflow's directory.
             state: our own local directory: logs, things on their way.
-            tell: writes a line to the user's log.
+            notify: writes a line to the user's log.
             observer: looks on.
             configs: the sites' backend configs by name: where they lie, for the journal.
         """
@@ -71,11 +71,11 @@ class Engine:
         self._configs = {name: str(path) for name, path in (configs or {}).items()}
 
         def tell_safely(text: str) -> None:
-            tell(printable(text))
+            notify(printable(text))
 
-        self._tell = tell_safely
+        self._notify = tell_safely
         self._journal = journal
-        self._places = Places(Workflow(journal, workdir, state, self._tell, self._give_up))
+        self._places = Places(PlaceContext(journal, workdir, state, self._notify, self._give_up))
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
         self._chosen: set[tuple[str, str, int]] = set()
         self._runners: dict[str, SiteRunner] = {}
@@ -224,7 +224,7 @@ class Engine:
             name, planner.config.server, facts.workspace, place.id, self._configs.get(name, "")
         )
         if left:
-            self._tell(
+            self._notify(
                 f"Site {name} is another server or workspace than in the last run: what that run"
                 f" left there is not taken up ({', '.join(record.name for record in left)}), but"
                 " may still run: see smk-mantik jobs."
@@ -263,7 +263,7 @@ class Engine:
             if (runner := await self._keeper(record)) is not None:
                 await runner.canceller.give_up([record])
             else:
-                self._tell(
+                self._notify(
                     f"{record.name}: an earlier run sent it to {record.site}, which is not among"
                     " this run's sites; it is left there and its results are not used."
                     f" To end it: smk-mantik cancel {record.id}"
@@ -347,7 +347,7 @@ class Engine:
             return
         names = ", ".join(record.name for record in left[:_MOST_TOLD])
         more = f" and {len(left) - _MOST_TOLD} more" if len(left) > _MOST_TOLD else ""
-        self._tell(
+        self._notify(
             f"Earlier runs sent jobs that this one did not ask for and that may still run: {names}"
             f"{more}. See smk-mantik jobs; smk-mantik cancel ends them."
         )

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.engine.site_retry import (
     LONGEST_MISSING_WAIT_S,
     SiteRetry,
 )
-from snakemake_executor_plugin_mantik.engine.watched import End
+from snakemake_executor_plugin_mantik.engine.watched import TryEnd
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
     MarkerInvalid,
@@ -30,7 +30,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import (
-    Landing,
+    OutputStaging,
     Repeat,
     download_file,
     read_file,
@@ -103,7 +103,7 @@ class Fetcher:
         self._workdir = workdir
         self._scratch = scratch
 
-    async def marker(self, record: TryRecord, end: End) -> Marker:
+    async def marker(self, record: TryRecord, end: TryEnd) -> Marker:
         """The marker of a try that has ended; read again if a slow file system shows half of it.
 
         It is asked for as long as outputs are: it may say that the job is to be sent again.
@@ -153,7 +153,7 @@ class Fetcher:
                 where=f"{record.name} at {record.site}",
                 do="Correct the paths that it writes to, relative to the working directory",
             )
-        landing = Landing(self._workdir, record.id, [o.path for o in declared])
+        landing = OutputStaging(self._workdir, record.id, [o.path for o in declared])
         try:
             await self._collect(record, marker, landing)
             links = [(e.path, e.target) for e in marker.files if e.type == "l"]
@@ -172,7 +172,7 @@ class Fetcher:
         files = [FileRecord(e.path, e.size, e.sha256) for e in marker.files if e.type == "f"]
         return Fetched(marker, (*files, *_through_links(marker.files)))
 
-    async def _collect(self, record: TryRecord, marker: Marker, landing: Landing) -> None:
+    async def _collect(self, record: TryRecord, marker: Marker, landing: OutputStaging) -> None:
         await asyncio.to_thread(_begin, landing, marker)
         archived = [e for e in marker.files if e.place == "archive" and e.type == "f"]
         if archived:
@@ -189,7 +189,7 @@ class Fetcher:
             await asyncio.gather(*downloads, return_exceptions=True)
 
     async def _archive(
-        self, record: TryRecord, marker: Marker, landing: Landing, entries: list[OutputEntry]
+        self, record: TryRecord, marker: Marker, landing: OutputStaging, entries: list[OutputEntry]
     ) -> None:
         local = self._scratch / f"{record.id}.tar"
         try:
@@ -205,7 +205,7 @@ class Fetcher:
         """How what a job made is asked for: what has failed needs no success of ours."""
         return self._retry.insist if marker.exit_code == 0 else self._retry.found
 
-    async def _alone(self, entry: OutputEntry, landing: Landing, repeat: Repeat) -> None:
+    async def _alone(self, entry: OutputEntry, landing: OutputStaging, repeat: Repeat) -> None:
         if not is_rest_safe(entry.path):
             # Such names travel in archives, unless the site had no room to make one.
             raise OutputsLost(
@@ -244,7 +244,7 @@ class Fetcher:
             return b""
 
 
-def _begin(landing: Landing, marker: Marker) -> None:
+def _begin(landing: OutputStaging, marker: Marker) -> None:
     """Make the directories, and put down what came with the marker."""
     for entry in marker.files:
         if entry.type == "d":

@@ -16,12 +16,12 @@ from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.messages import Said
-from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer, failure_kind
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Member, Outcome
+from snakemake_executor_plugin_mantik.engine.messages import LastWords
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, failure_kind
+from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
-from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -52,7 +52,7 @@ class Finalizer:
         observer: Observer,
         workdir: Path,
         logs: Path,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         """Make a concluder; the arguments are the other steps' workers at the same site.
 
@@ -66,7 +66,7 @@ class Finalizer:
             observer: looks on.
             workdir: the workflow's directory.
             logs: where the jobs' logs go.
-            tell: writes a line to the user's log.
+            notify: writes a line to the user's log.
         """
         self._journal = journal
         self._stager = stager
@@ -77,10 +77,10 @@ class Finalizer:
         self._observer = observer
         self._workdir = workdir
         self._logs = logs
-        self._tell = tell
+        self._notify = notify
 
     async def conclude(
-        self, request: JobRequest, attempt: Attempt, end: End, runtime_s: int | None
+        self, request: JobRequest, attempt: Attempt, end: TryEnd, runtime_s: int | None
     ) -> Outcome | None:
         """The job's outcome from its try's end; None if it is to be tried again at once.
 
@@ -107,7 +107,7 @@ class Finalizer:
         if self._purged(attempt, marker):
             others = ", ".join(map(display_path, marker.missing_inputs[:_MOST_TOLD]))
             if others:
-                self._tell(
+                self._notify(
                     f"{record.name}: its inputs changed while it waited or ran ({others}), or the"
                     " site has lost them; it is sent again with what they are now."
                 )
@@ -183,7 +183,7 @@ class Finalizer:
                 raise
             without = replace(marker, files=tuple(own))
             fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
-            self._tell(f"{record.name}: what it logged to {below} did not come back. {error}")
+            self._notify(f"{record.name}: what it logged to {below} did not come back. {error}")
         return tuple(file for file in fetched.files if not file.path.startswith(below))
 
     def _without_links(self, record: TryRecord, marker: Marker, below: str) -> Marker:
@@ -191,7 +191,7 @@ class Finalizer:
         links = [e for e in marker.files if e.type == "l" and e.path.startswith(below)]
         if not links:
             return marker
-        self._tell(
+        self._notify(
             f"{record.name}: what it logged to {below} has {len(links)} symbolic links, which are"
             " left out."
         )
@@ -209,14 +209,16 @@ class Finalizer:
             await self._fetcher.outputs(record, without, wanted)
 
     async def _conclude_without_marker(
-        self, request: JobRequest, attempt: Attempt, end: End, path: Path
+        self, request: JobRequest, attempt: Attempt, end: TryEnd, path: Path
     ) -> Outcome | None:
         if (lost := self._lost(request, attempt, end)) is not None:
             await self.again(attempt, lost)
             return None
         log = await self._log(attempt.record, None, path)
         await self._canceller.remove_secrets(attempt.record)
-        words = messages.stopped_message(end.state, attempt.where, Said(log, self._shown(path)))
+        words = messages.stopped_message(
+            end.state, attempt.where, LastWords(log, self._shown(path))
+        )
         await self._canceller.rescue(attempt.record.id)
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
@@ -225,7 +227,7 @@ class Finalizer:
 
     async def again(self, attempt: Attempt, why: str) -> None:
         """A try is over and is nobody's failure; the job gets another one."""
-        self._observer.ended(attempt.record, Ended("killed", why))
+        self._observer.ended(attempt.record, JobEnd("killed", why))
         await self._canceller.remove_secrets(attempt.record)
         self._journal.abandoned(attempt.record.id, f"failed: {why}")
         await self._canceller.done(attempt.record.id, attempt.ids)
@@ -241,13 +243,13 @@ class Finalizer:
         reason = await self._classifier.reason(marker, attempt.record, attempt.ids, limit)
         members = self._failed_members(request)
         logs = [log for member, _ in members for log in member.logs] if members else None
-        said = Said(log, self._shown(path), tuple(self._log_files(request, logs)))
+        said = LastWords(log, self._shown(path), tuple(self._log_files(request, logs)))
         ends = [(member.name, code) for member, code in members]
         words = messages.failed_message(marker, attempt.where, said, reason, ends)
         outcome = self._failed(request, attempt, words, path, marker, reason=reason)
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 
-    def _failed_members(self, request: JobRequest) -> list[tuple[Member, int]]:
+    def _failed_members(self, request: JobRequest) -> list[tuple[GroupJob, int]]:
         """The members of a group that failed, and their exit codes, as the group itself reported.
 
         What it reports is its own user's: what makes no sense is left out.
@@ -267,16 +269,16 @@ class Finalizer:
                 found[int(number)] = int(code)
         return [(request.group.members[number], code) for number, code in found.items()]
 
-    def _lost(self, request: JobRequest, attempt: Attempt, end: End) -> str | None:
+    def _lost(self, request: JobRequest, attempt: Attempt, end: TryEnd) -> str | None:
         """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
-        if end.kind is EndKind.REVOKED:
+        if end.kind is TryEndKind.REVOKED:
             return "given up before it started"
         if attempt.record.state is TryState.ENDED:
             return "its results are no longer at the site"
         if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:
             return None
         # The script ends well without a claim only where the directory for it has gone.
-        self._tell(f"{request.name}: the workspace at {request.site} has lost files; sent again.")
+        self._notify(f"{request.name}: the workspace at {request.site} has lost files; sent again.")
         self._stager.purged()
         self._submitter.purged()
         return "the workspace was purged"
@@ -300,7 +302,7 @@ class Finalizer:
         try:
             return await self._fetcher.log(record, marker, path)
         except (SiteError, OSError) as error:
-            self._tell(f"{record.name}: its log could not be fetched. {error}")
+            self._notify(f"{record.name}: its log could not be fetched. {error}")
             return marker.log if marker is not None else b""
 
     def _succeeded(
@@ -316,7 +318,7 @@ class Finalizer:
         log = path if path.exists() else None
         self._observer.ended(
             attempt.record,
-            Ended("finished", exit_code=0, log=log, waited=waited, ran=ran, cpu=marker.cpu),
+            JobEnd("finished", exit_code=0, log=log, waited=waited, ran=ran, cpu=marker.cpu),
         )
         self._journal.ended(
             attempt.record.id, "succeeded", waited=waited, ran=ran, log=str(log or "")
@@ -340,11 +342,11 @@ class Finalizer:
         waited, ran = attempt.times(marker) if marker is not None else (None, None)
         log = path if path is not None and path.exists() else None
         if keep:
-            self._tell(f"{attempt.record.name}: {words.rstrip()}")
+            self._notify(f"{attempt.record.name}: {words.rstrip()}")
         else:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
-            end = Ended(failure_kind(reason), first, code, log, waited, ran, cpu, reason)
+            end = JobEnd(failure_kind(reason), first, code, log, waited, ran, cpu, reason)
             self._observer.ended(attempt.record, end)
             self._journal.ended(
                 attempt.record.id, f"failed: {first}", waited=waited, ran=ran,

@@ -14,15 +14,15 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.journal import Copy, FileLedger
+from snakemake_executor_plugin_mantik.journal import FileLedger, JournalCopy
 from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
 
-HERE = ""
+LOCAL = ""
 """Stands for this machine where the name of a site stands otherwise."""
 
 
 @dataclass(frozen=True)
-class Uploads:
+class UploadForecast:
     """Files that are needed at a site.
 
     Attributes:
@@ -69,7 +69,7 @@ class Forecast:
     full: bool = False
     command: str | None = None
     environment: str = ""
-    inputs: Uploads = Uploads()
+    inputs: UploadForecast = UploadForecast()
     outputs: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     sent: bool = False
@@ -94,7 +94,7 @@ class Total:
     gpu_hours: float = 0.0
     without_cores: int = 0
     without_runtime: int = 0
-    uploads: Uploads = field(default_factory=Uploads)
+    uploads: UploadForecast = field(default_factory=UploadForecast)
     unchecked: list[str] = field(default_factory=list)
 
     def add(self, resources: Resources | None, cores: int | None) -> None:
@@ -111,7 +111,7 @@ class Total:
 
 
 @dataclass
-class Plan:
+class JobPlan:
     """What would be sent.
 
     Attributes:
@@ -124,7 +124,7 @@ class Plan:
 
     jobs: list[Forecast] = field(default_factory=list)
     sites: dict[str, Total] = field(default_factory=dict)
-    sources: dict[str, Uploads] = field(default_factory=dict)
+    sources: dict[str, UploadForecast] = field(default_factory=dict)
     here: int = 0
     more: bool = False
 
@@ -154,12 +154,12 @@ class Forecaster:
             workdir: the workflow's directory.
             state: our own local directory, with the journal if there is one.
             planners: of the sites.
-            made: what jobs of the run make, and at which site; `HERE` for this machine.
+            made: what jobs of the run make, and at which site; `LOCAL` for this machine.
 
         Raises:
             JournalError: the journal cannot be read.
         """
-        self._copy = copy = Copy(state)
+        self._copy = copy = JournalCopy(state)
         self._ledger = FileLedger(copy)
         self._places = _places(copy, planners)
         self._planners = planners
@@ -187,7 +187,7 @@ class Forecaster:
         """End looking."""
         self._runner.close()
 
-    def needed(self, request: JobRequest) -> Uploads:
+    def needed(self, request: JobRequest) -> UploadForecast:
         """The files of one job.
 
         Raises:
@@ -227,14 +227,14 @@ class Forecaster:
         )
         return rows.fetchone() is not None
 
-    def sources(self, site: str, paths: Sequence[str]) -> Uploads:
+    def sources(self, site: str, paths: Sequence[str]) -> UploadForecast:
         """The working directory's sources."""
         files = self._runner.run(self._look([(path, None) for path in paths], source=True))
         found = {file.path: self._kind(site, file) for file in files}
         self._note(site, found)
         return _sum(found.values())
 
-    def all(self, site: str) -> Uploads:
+    def all(self, site: str) -> UploadForecast:
         """All files that were looked at for a site, and for other names of it, each once."""
         place = self._places[site]
         return _sum(kind for (at, _), kind in self._all.items() if at == place)
@@ -280,7 +280,7 @@ class _Looking(LocalFiles):
         return {**new, **(await super()._read(alike) if alike else {})}
 
 
-def _places(copy: Copy, planners: Mapping[str, Planner]) -> dict[str, str]:
+def _places(copy: JournalCopy, planners: Mapping[str, Planner]) -> dict[str, str]:
     """The place of each site, by its name; of one that no run has opened what its config tells."""
     known = {
         row["site"]: row["place"] or row["site"]
@@ -297,10 +297,10 @@ def _workspace(planner: Planner) -> str:
     return f"{config.server} {config.site.workspace} {config.site.storage}"
 
 
-def _sum(kinds: Iterable[tuple[str, int]]) -> Uploads:
+def _sum(kinds: Iterable[tuple[str, int]]) -> UploadForecast:
     counts = dict.fromkeys(("files", "at_site", "later", "made_there"), 0)
     size = 0
     for kind, its in kinds:
         counts[kind] += 1
         size += its
-    return Uploads(bytes=size, **counts)
+    return UploadForecast(bytes=size, **counts)

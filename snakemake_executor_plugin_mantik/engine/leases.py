@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
-ASK, HERE = "ask.", "here."
+ASK_PREFIX, HERE_PREFIX = "ask.", "here."
 """How the names of a question to the leader, and of its answer, begin; who asks follows."""
 _FIRST_LOOK_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
@@ -155,7 +155,7 @@ class Leases:
         await self.settle(new)
         for lease in ours:
             await self._remove(lease.path)
-        await self._remove(f"{PLACE}/{ASK}{journal.instance}")
+        await self._remove(f"{PLACE}/{ASK_PREFIX}{journal.instance}")
         return new, (
             f"Another controller of this workflow ({about}) has led {self._where} and does not"
             f" answer: this one leads it from now on. Jobs that the other one sent and that are"
@@ -227,13 +227,13 @@ class Leases:
                 begun = clock()
                 for directory in [PLACE, *await self._buckets()]:
                     if directory not in asked:
-                        path = f"{directory}/{ASK}{me}"
+                        path = f"{directory}/{ASK_PREFIX}{me}"
                         await self._retry(lambda path=path: self._site.put(path, b"?\n"))  # type: ignore[misc]
                         asked.add(directory)
                     if directory != PLACE:
                         growing = await self._grows(directory, sizes) or growing
                 leases, entries = await self.look()
-                if f"{HERE}{me}" in entries or any(o.term > last.term for o in leases):
+                if f"{HERE_PREFIX}{me}" in entries or any(o.term > last.term for o in leases):
                     raise await self._led(last)
                 # A slow site answers few looks: the last one begins when the time is over.
                 deadline = min(deadline, clock() + last.wait_s)
@@ -250,8 +250,8 @@ class Leases:
                     )
         except PlaceTaken:
             for directory in asked:
-                await self._remove(f"{directory}/{ASK}{me}")
-            await self._remove(f"{PLACE}/{HERE}{me}")
+                await self._remove(f"{directory}/{ASK_PREFIX}{me}")
+            await self._remove(f"{PLACE}/{HERE_PREFIX}{me}")
             raise
 
     async def _buckets(self, known: Collection[int] = ()) -> list[str]:
@@ -277,8 +277,8 @@ class Leases:
 
     async def answer(self, asker: str, directory: str) -> None:
         """Tell a controller that asks that this one leads."""
-        await self._site.put(f"{PLACE}/{HERE}{asker}", b"!\n")
-        await self._site.remove(f"{directory}/{ASK}{asker}")
+        await self._site.put(f"{PLACE}/{HERE_PREFIX}{asker}", b"!\n")
+        await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
 
     async def _list(self, directory: str) -> dict[str, Entry]:
         try:

@@ -30,10 +30,10 @@ from snakemake_executor_plugin_mantik.sites.base import Site
 
 REQUESTS = 2
 """Requests at the same time, at most: the others are for jobs that begin and end."""
-MOST_BYTES = 4 << 30
+MAX_LIVE_BYTES = 4 << 30
 """Bytes that a copy may take here; a job that wrote more is not told of before its end."""
 
-TREE, LATER, POSITION = "tree", "later", "position"
+LIVE_TREE, LIVE_LATER, POSITION = "tree", "later", "position"
 """Names in a copy's directory: what the job's directory holds; which paths of it are missing here,
 or are not as they are there, separated by NUL; and how far the job's packs are in it."""
 
@@ -66,7 +66,7 @@ class LiveCopies:
     """The copies of one site's tries. All methods belong to the event loop's thread."""
 
     def __init__(
-        self, site: Site, observer: Observer, workdir: Path, tell: Callable[[str], None]
+        self, site: Site, observer: Observer, workdir: Path, notify: Callable[[str], None]
     ) -> None:
         """Make it.
 
@@ -74,12 +74,12 @@ class LiveCopies:
             site: where the jobs are.
             observer: hears when a copy has grown.
             workdir: the workflow's directory.
-            tell: writes a line to the user's log.
+            notify: writes a line to the user's log.
         """
         self._site = site
         self._observer = observer
         self._workdir = workdir
-        self._tell = tell
+        self._notify = notify
         self._copies: dict[str, _Copy] = {}
         self._turn = asyncio.Semaphore(REQUESTS)
 
@@ -127,7 +127,7 @@ class LiveCopies:
             pass  # the next look tries again
         except (PackDamaged, OSError) as error:
             copy.over = True
-            self._tell(
+            self._notify(
                 f"{record.name}: what it logs comes when it is over, since it cannot be taken over"
                 f" while it runs ({error})."
             )
@@ -162,13 +162,13 @@ def _take(copy: _Copy, content: bytes) -> None:
         PackDamaged: something is no pack, or does not fit what came before.
         OSError: it cannot be written here.
     """
-    tree = copy.place / TREE
+    tree = copy.place / LIVE_TREE
     if not tree.exists():
         _begin(copy)
     for pack in read_packs(content[copy.read - copy.piece :]):
         copy.written += sum(len(file.content) for file in pack.files)
-        if copy.written > MOST_BYTES:
-            raise PackDamaged(f"it is more than {MOST_BYTES >> 30} GiB")
+        if copy.written > MAX_LIVE_BYTES:
+            raise PackDamaged(f"it is more than {MAX_LIVE_BYTES >> 30} GiB")
         _unpack(copy.place, pack)
         copy.read += pack.size
         new = copy.place / f".{POSITION}"
@@ -182,9 +182,9 @@ def _begin(copy: _Copy) -> None:
         raise PackDamaged("the copy here is gone")
     shutil.rmtree(copy.place, ignore_errors=True)
     copy.place.mkdir(parents=True)
-    new = copy.place / f".{TREE}"
+    new = copy.place / f".{LIVE_TREE}"
     copy.extras.lay_out(new)
-    new.rename(copy.place / TREE)
+    new.rename(copy.place / LIVE_TREE)
 
 
 def _unpack(place: Path, pack: Pack) -> None:
@@ -194,22 +194,22 @@ def _unpack(place: Path, pack: Pack) -> None:
     known = later | {path.as_posix() for path in pack.later}
     known -= {file.path.as_posix() for file in pack.files}
     if known != later:
-        new = place / f".{LATER}"
+        new = place / f".{LIVE_LATER}"
         new.write_text("\0".join(sorted(known)), encoding="utf-8", errors="surrogateescape")
-        new.rename(place / LATER)
+        new.rename(place / LIVE_LATER)
 
 
 def _later(place: Path) -> set[str]:
     """The paths below a copy's tree that are not here in whole, or not as they are now."""
     try:
-        text = (place / LATER).read_text(encoding="utf-8", errors="surrogateescape")
+        text = (place / LIVE_LATER).read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return set()
     return set(text.split("\0")) - {""}
 
 
 def _write(place: Path, file: Packed) -> None:
-    path = place / TREE / file.path
+    path = place / LIVE_TREE / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
     if file.start is None:
         new = place / ".part"

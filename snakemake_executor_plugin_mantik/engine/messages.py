@@ -79,7 +79,7 @@ _UNKNOWN_STEP = ("in its set-up", "Correct what its output tells and start again
 
 
 @dataclass(frozen=True)
-class Said:
+class LastWords:
     """What a job said before it failed.
 
     Attributes:
@@ -131,7 +131,7 @@ def _tail(log: bytes) -> str:
     return "\n".join(f"    {line}" for line in lines) if lines else "    (no output)"
 
 
-def _compose(what: str, where: str, said: Said, advice: str) -> str:
+def _compose(what: str, where: str, said: LastWords, advice: str) -> str:
     shown = ""
     if said.output.strip() or not said.logs:
         shown = f"Its output ended with:\n{_tail(said.output)}\n"
@@ -144,7 +144,7 @@ def _compose(what: str, where: str, said: Said, advice: str) -> str:
 def failed_message(
     marker: Marker,
     where: str,
-    said: Said,
+    said: LastWords,
     reason: Reason,
     members: Sequence[tuple[str, int]] = (),
 ) -> str:
@@ -191,7 +191,7 @@ def _signal(exit_code: int) -> str:
         return ""
 
 
-def stopped_message(state: JobState | None, where: str, said: Said) -> str:
+def stopped_message(state: JobState | None, where: str, said: LastWords) -> str:
     """A job ended without a word of its own; `state` is what the scheduler says."""
     reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
     detail = f": {printable(state.detail)}" if state is not None and state.detail else ""

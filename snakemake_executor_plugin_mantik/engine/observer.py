@@ -20,7 +20,7 @@ How = Literal["finished", "failed", "killed"]
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveView:
     """What is shown of a directory while the job writes to it.
 
     Attributes:
@@ -52,7 +52,7 @@ class JobExtras:
     files: Mapping[str, bytes | None] = field(default_factory=dict, repr=False)
     variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    live: Live | None = None
+    live: LiveView | None = None
 
     def lay_out(self, place: Path) -> None:
         """Write what the directory holds before the job to a new directory here.
@@ -74,7 +74,7 @@ def failure_kind(reason: Reason) -> How:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """The end of a try.
 
     Attributes:
@@ -134,9 +134,9 @@ class Observer:
         """Note that a try has begun to run. May be left out for one that ended soon after."""
 
     def logged(self, record: TryRecord) -> None:
-        """Note that the copy of what a try writes to its directory (`Live`) has grown."""
+        """Note that the copy of what a try writes to its directory (`LiveView`) has grown."""
 
-    def ended(self, record: TryRecord, end: Ended) -> None:
+    def ended(self, record: TryRecord, end: JobEnd) -> None:
         """Note that the end of a try is known, and that all that will come back of it is here."""
 
     def leftover(self, record_id: str) -> str | None:  # noqa: ARG002
@@ -180,7 +180,7 @@ class Observers(Observer):
         for each in self._observers:
             each.logged(record)
 
-    def ended(self, record: TryRecord, end: Ended) -> None:
+    def ended(self, record: TryRecord, end: JobEnd) -> None:
         for each in self._observers:
             each.ended(record, end)
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.leases import ASK, Lease, Leases
+from snakemake_executor_plugin_mantik.engine.leases import ASK_PREFIX, Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
 from snakemake_executor_plugin_mantik.engine.site_retry import INSIST_S, SiteRetry
 from snakemake_executor_plugin_mantik.engine.source_upload import send_sources
@@ -46,21 +46,21 @@ def takeover_wait_s(settings: SiteSettings) -> int:
 
 
 @dataclass(frozen=True)
-class Workflow:
+class PlaceContext:
     """What all places of a workflow need of it.
 
     Attributes:
         journal: its journal.
         workdir: its directory.
         state: our own local directory, for things on their way.
-        tell: writes a line to the user's log.
+        notify: writes a line to the user's log.
         give_up: sees to it that tries, at whatever site, are over and will never run.
     """
 
     journal: Journal
     workdir: Path
     state: Path
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     give_up: Callable[[Sequence[TryRecord]], Awaitable[None]]
 
     @property
@@ -83,7 +83,7 @@ class Place:
     """
 
     def __init__(
-        self, lease: Lease, leases: Leases, site: Site, workflow: Workflow, local: LocalFiles
+        self, lease: Lease, leases: Leases, site: Site, workflow: PlaceContext, local: LocalFiles
     ) -> None:
         """Make it; `site` is the one that files of the place go through."""
         self.id = lease.place
@@ -94,7 +94,7 @@ class Place:
         self._leases = leases
         self._site = site
         self._journal = journal = workflow.journal
-        self._tell = workflow.tell
+        self._notify = workflow.notify
         self._clock = asyncio.get_running_loop().time
         self._seen = self._clock()
         self._local = local
@@ -106,7 +106,7 @@ class Place:
         for left in scratch.iterdir():
             left.unlink()  # of a run that was killed
         self.scratch = scratch
-        retry = make_retry(site, workflow.tell)
+        retry = make_retry(site, workflow.notify)
         self.stager = Stager(site, self.id, journal, retry, scratch, term=lease.term)
         self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)
         self.conflicts = WriteConflicts(site, journal, self.stager, retry, workflow.give_up)
@@ -118,7 +118,7 @@ class Place:
         async with self._sending:
             wanted = [*self.sources, *(path for path in paths if path not in self.sources)]
             if not self.sources or len(wanted) > len(self.sources):
-                self.sources = await send_sources(wanted, self._local, self.stager, self._tell)
+                self.sources = await send_sources(wanted, self._local, self.stager, self._notify)
 
     async def look_again(self, path: str) -> None:
         """A source may have changed since it went up: it goes up again with the next job."""
@@ -147,7 +147,7 @@ class Place:
         """A directory was listed in which other controllers leave their questions."""
         self._seen = self._clock()
         for entry in entries:
-            asker = entry.name.removeprefix(ASK)
+            asker = entry.name.removeprefix(ASK_PREFIX)
             if asker not in (entry.name, self._journal.instance) and not self._answering:
                 task = asyncio.create_task(self._answer(asker, directory))
                 self._answering.add(task)
@@ -252,7 +252,7 @@ class Place:
 class Places:
     """The places of a workflow's sites. All methods belong to the event loop's thread."""
 
-    def __init__(self, workflow: Workflow) -> None:
+    def __init__(self, workflow: PlaceContext) -> None:
         self.workflow = workflow
         self.local = LocalFiles(workflow.workdir, workflow.journal.files)
         self._opening = asyncio.Lock()
@@ -283,7 +283,7 @@ class Places:
         # Where no version with places has been, the directory is all that is known.
         known = next((s.place for s in same if s.place and s.url == url), "")
         leases = Leases(
-            site, facts.workspace, journal, make_retry(site, self.workflow.tell),
+            site, facts.workspace, journal, make_retry(site, self.workflow.notify),
             self.workflow.about,
         )  # fmt: skip
         names = {s.site for s in same}
@@ -294,7 +294,7 @@ class Places:
         old = known or ("old" if any(not s.place for s in same) else "")
         lease, told = await leases.take(takeover_wait_s(settings), known, mine, fresh=not old)
         if told:
-            self.workflow.tell(told)
+            self.workflow.notify(told)
         if (place := self._known.get(lease.place)) is None:
             place = self._known[lease.place] = Place(lease, leases, site, self.workflow, self.local)
         return place
@@ -305,10 +305,10 @@ class Places:
 
 
 def make_retry(
-    site: Site, tell: Callable[[str], None], missing_s: float = 0.0, insist_s: float = INSIST_S
+    site: Site, notify: Callable[[str], None], missing_s: float = 0.0, insist_s: float = INSIST_S
 ) -> SiteRetry:
     """What repeats what a site does not answer; see `SiteRetry`."""
     return SiteRetry(
-        site.name, tell, asyncio.get_running_loop().time,
+        site.name, notify, asyncio.get_running_loop().time,
         missing_s=missing_s, insist_s=insist_s, proof=lambda: site.make_directory(TRIES),
     )  # fmt: skip

@@ -29,7 +29,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupJob:
     """One of several jobs of Snakemake's that run as one.
 
     Attributes:
@@ -55,7 +55,7 @@ class JobGroup:
             number and exit code.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[GroupJob, ...]
     report: str
 
 

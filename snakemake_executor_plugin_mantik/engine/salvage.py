@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
-from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
+from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 
 SALVAGE_WAIT_S = 60.0
 """Seconds that it may take: an end waits for it."""
-MOST_BYTES = 4 << 30
+MAX_SALVAGED_BYTES = 4 << 30
 """Bytes that are taken at most: a file at a site may have no end (a link to /dev/zero)."""
 _SUFFIX = ".mantik-salvage"
 
@@ -49,7 +49,7 @@ async def _fetch(site: Site, directory: str, target: Path) -> None:
         folder = folders.pop()
         for name, entry in (await site.list(str(directory / folder))).items():
             below = folder / name
-            if len(below.parts) != len(folder.parts) + 1 or len(below.parts) > DEEPEST:
+            if len(below.parts) != len(folder.parts) + 1 or len(below.parts) > MAX_PATH_DEPTH:
                 continue
             if name == ".." or not is_rest_safe(str(directory / below)):
                 continue
@@ -60,7 +60,7 @@ async def _fetch(site: Site, directory: str, target: Path) -> None:
             with (target / below).open("wb") as file, suppress(SiteError):
                 async for part in site.get(str(directory / below), size=entry.size):
                     size += len(part)
-                    if size > MOST_BYTES:
+                    if size > MAX_SALVAGED_BYTES:
                         return
                     file.write(part)
 

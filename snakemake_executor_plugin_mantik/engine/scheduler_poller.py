@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watched import UNKNOWN, End, EndKind, Watched
+from snakemake_executor_plugin_mantik.engine.watched import UNKNOWN, TryEnd, TryEndKind, Watched
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
@@ -65,7 +65,7 @@ LOOK = ".look"
 """A file that is written to a directory of claims before it is listed for the last time."""
 
 
-class Watching(Protocol):
+class PollTarget(Protocol):
     """What the poller does to the tries that are watched."""
 
     async def look(self, records: Iterable[TryRecord]) -> None:
@@ -77,7 +77,7 @@ class Watching(Protocol):
     def hurry(self) -> None:
         """Look again soon."""
 
-    def end(self, watched: Watched, end: End) -> None:
+    def end(self, watched: Watched, end: TryEnd) -> None:
         """End a try."""
 
 
@@ -89,7 +89,7 @@ class SchedulerPoller:
         site: Site,
         settings: SiteSettings,
         retry: SiteRetry,
-        watching: Watching,
+        watching: PollTarget,
         *,
         on_found: Callable[[str, str], None],
         on_waiting: Callable[[TryRecord, str], None],
@@ -259,9 +259,9 @@ class SchedulerPoller:
             watched.next_check = min(watched.next_check, now + left)
         elif watched.claimed:
             state = JobState(Phase.ENDED, detail="no heartbeat, and the site knows no such job")
-            self._watching.end(watched, End(EndKind.SCHEDULER, state=state, claimed=True))
+            self._watching.end(watched, TryEnd(TryEndKind.SCHEDULER, state=state, claimed=True))
         else:
-            self._watching.end(watched, End(EndKind.VANISHED))
+            self._watching.end(watched, TryEnd(TryEndKind.VANISHED))
         return False
 
     def _hears_why_it_waits(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
@@ -286,7 +286,7 @@ class SchedulerPoller:
             await self._site.cancel(watched.ids)
         detail = f"it would wait for ever in the queue: {watched.waits}"
         state = JobState(Phase.ENDED, Reason.REJECTED, detail)
-        self._watching.end(watched, End(EndKind.SCHEDULER, state=state))
+        self._watching.end(watched, TryEnd(TryEndKind.SCHEDULER, state=state))
         return True
 
     def _grace_s(self, watched: Watched) -> float:
@@ -315,7 +315,9 @@ class SchedulerPoller:
         with suppress(SiteNotFound, SiteRejected):
             explained = await self._site.explain(job_id)
             state = explained if explained.phase is Phase.ENDED else state
-        self._watching.end(watched, End(EndKind.SCHEDULER, state=state, claimed=watched.claimed))
+        self._watching.end(
+            watched, TryEnd(TryEndKind.SCHEDULER, state=state, claimed=watched.claimed)
+        )
         return True
 
 

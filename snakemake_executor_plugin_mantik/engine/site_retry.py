@@ -48,7 +48,7 @@ class SiteRetry:
     def __init__(
         self,
         site: str,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
         missing_s: float = _MISSING_S,
@@ -59,7 +59,7 @@ class SiteRetry:
 
         Args:
             site: the site's name.
-            tell: writes a line to the user's log.
+            notify: writes a line to the user's log.
             clock: seconds that only grow.
             missing_s: how long the site's file system may take to show what is new.
             insist_s: how long outputs of a job that succeeded are asked for though refused.
@@ -69,7 +69,7 @@ class SiteRetry:
         self.missing_s = max(missing_s, _MISSING_S)
         self.insist_s = insist_s
         self._proof = proof
-        self._tell = tell
+        self._notify = notify
         self._clock = clock
         self._since: float | None = None
         self._next_told = _FIRST_TOLD_S
@@ -167,14 +167,14 @@ class SiteRetry:
         if silent >= self._next_told:
             self._next_told = silent * 2
             if isinstance(error, SiteUnauthorized):
-                self._tell(
+                self._notify(
                     f"Site {self._site} has not accepted the credentials for {silent:.0f} s; jobs"
                     f" there go on, and so does this run when it does. {error} New ones are taken"
                     f" from the keyring (keyring set mantik:{self._site} NAME) and from files (NAME"
                     "_FILE). Or end this run (SIGTERM; Ctrl-C and d), set them and start again."
                 )
                 return
-            self._tell(
+            self._notify(
                 f"Site {self._site} has not answered for {silent:.0f} s; jobs there go on, and so"
                 f" does this run when it does. {error}"
             )
@@ -187,7 +187,7 @@ class SiteRetry:
         if silent < self._refused_told or self._next_told > _FIRST_TOLD_S:
             return
         self._refused_told, self._refused_at = silent * 2, now
-        self._tell(
+        self._notify(
             f"Site {self._site} has not done what it was asked for {silent:.0f} s; it is asked"
             f" again until it does. {error}"
         )
@@ -196,7 +196,7 @@ class SiteRetry:
         """Note that the site answers, and say so if its silence was told."""
         if self._since is not None and self._next_told > _FIRST_TOLD_S:
             silent = self._clock() - self._since
-            self._tell(f"Site {self._site} answers again after {silent:.0f} s.")
+            self._notify(f"Site {self._site} answers again after {silent:.0f} s.")
         self._since = None
         self._next_told = _FIRST_TOLD_S
 
@@ -204,4 +204,4 @@ class SiteRetry:
         """Say something once."""
         if text not in self._noted:
             self._noted.add(text)
-            self._tell(f"Site {self._site}: {text}")
+            self._notify(f"Site {self._site}: {text}")

@@ -29,14 +29,14 @@ from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureCl
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.live import LiveCopies
-from snakemake_executor_plugin_mantik.engine.observer import Ended, Observer
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint_of
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -44,7 +44,7 @@ from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryS
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
-from snakemake_executor_plugin_mantik.staging.transfers import Landing
+from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
 _FULL_FIRST_S = 30.0
 """Seconds until a job is submitted again that was one too many; doubled up to `LONGEST_BUSY_S`."""
@@ -89,12 +89,14 @@ class SiteRunner:
         workflow = places.workflow
         self._journal = journal = workflow.journal
         self._workdir = workdir = workflow.workdir
-        self._tell = tell = workflow.tell
+        self._notify = notify = workflow.notify
         self._give_up = workflow.give_up
         logs = workflow.state / "logs"
         clock = asyncio.get_running_loop().time
-        retry = self._retry = make_retry(site, tell, settings.marker_grace_s, settings.fetch_wait_s)
-        self._live = LiveCopies(site, self._observer, workdir, tell)
+        retry = self._retry = make_retry(
+            site, notify, settings.marker_grace_s, settings.fetch_wait_s
+        )
+        self._live = LiveCopies(site, self._observer, workdir, notify)
         self.watcher = Watcher(
             site, settings, retry, journal.submitted, clock, on_seen=place.saw,
             on_started=self._observer.started, on_logged=self._live.grown,
@@ -105,7 +107,7 @@ class SiteRunner:
         fetcher = Fetcher(site, retry, workdir, place.scratch, on_links=journal.files.set_links)
         self.canceller = Canceller(
             site, journal, self.watcher, fetcher, place.leftovers,
-            settings=settings, retry=retry, tell=tell,
+            settings=settings, retry=retry, notify=notify,
             observer=self._observer, workdir=workdir, logs=logs,
         )  # fmt: skip
         self._finalizer = Finalizer(
@@ -118,7 +120,7 @@ class SiteRunner:
             observer=self._observer,
             workdir=workdir,
             logs=logs,
-            tell=tell,
+            notify=notify,
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
 
@@ -208,7 +210,7 @@ class SiteRunner:
 
     def _unfetch(self, request: JobRequest, record: TryRecord) -> None:
         """Remove what a run that was killed had fetched already of a try that is over."""
-        Landing(self._workdir, record.id, [o.path for o in request.outputs]).clear()
+        OutputStaging(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
     async def _wait_to_submit(self, attempt: Attempt, state: JobState, pause: float) -> None:
         """The site runs no more jobs just now: this try is over, another one comes later."""
@@ -232,7 +234,7 @@ class SiteRunner:
         self._journal.waiting(record.id, why)
         self._observer.waiting(record, why)
         if why:
-            self._tell(f"{record.name}: it waits at {record.site} and cannot start: {why}.")
+            self._notify(f"{record.name}: it waits at {record.site} and cannot start: {why}.")
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
         kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
@@ -257,7 +259,7 @@ class SiteRunner:
         left = self._journal.left_tries(request.jobs, self.place.id)
         gone = (*choice.unwanted, *left)
         for told in filter(None, (why_unwanted(request, record, made_of) for record in gone)):
-            self._tell(told)
+            self._notify(told)
         await self._give_up(choice.unwanted)
         # Whatever their site's name means now, they are in this workspace.
         await self.canceller.give_up(left)
@@ -265,7 +267,7 @@ class SiteRunner:
             self._unfetch(request, record)
         if choice.adopted is not None:
             if told := kept_message(choice.adopted, resources):
-                self._tell(told)
+                self._notify(told)
             if told := stale_message(choice.adopted, sources):
                 self._retry.note(told)
             return choice.adopted
@@ -307,7 +309,7 @@ class SiteRunner:
                 now = await self.local.look_at([(path, known[path].local)])
                 changed += [path for file in now if file.sha256 != known[path].sha256]
         if changed:
-            self._tell(
+            self._notify(
                 f"{request.name}: {', '.join(map(display_path, changed))} changed while the job"
                 " ran; its outputs come of what was there before. To make them anew type: snakemake"
                 f" --forcerun {request.rule}"
@@ -336,7 +338,7 @@ class SiteRunner:
 
     async def _carry(
         self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
-    ) -> End:
+    ) -> TryEnd:
         """Submit the try unless the site may know it already, and wait for its end."""
         submit = attempt.sent == 0
         while True:
@@ -347,9 +349,9 @@ class SiteRunner:
                 interrupted=not submit,
             )  # fmt: skip
             attempt.ids = list(dict.fromkeys([*attempt.ids, *end.ids]))
-            if end.kind is not EndKind.VANISHED:
+            if end.kind is not TryEndKind.VANISHED:
                 return end
-            self._tell(f"{request.name}: no trace of it at {request.site}, submitted again.")
+            self._notify(f"{request.name}: no trace of it at {request.site}, submitted again.")
             # Perhaps it left none because the directory for claims was purged.
             self._submitter.purged()
             submit = True
@@ -367,7 +369,7 @@ class SiteRunner:
         code = self._code(request, {file.path for file in files})
         files = [*files, *self.place.stager.code(code)]
         for told in await self.place.conflicts.make_way(files, made):
-            self._tell(told)
+            self._notify(told)
         limit = self.planner.config.site.inline_limit_bytes
         staged = await self.place.stager.stage(
             files, request.inputs, outputs, own, inline_limit=limit
@@ -408,7 +410,7 @@ class SiteRunner:
             self._unsendable(attempt, error)
 
     def _unsendable(self, attempt: Attempt, error: MantikError) -> None:
-        self._observer.ended(attempt.record, Ended("failed", error.what, reason=Reason.REJECTED))
+        self._observer.ended(attempt.record, JobEnd("failed", error.what, reason=Reason.REJECTED))
         self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:

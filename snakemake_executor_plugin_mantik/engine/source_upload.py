@@ -12,7 +12,7 @@ UNSTEADY = 3
 
 
 async def send_sources(
-    paths: Iterable[str], local: LocalFiles, stager: Stager, tell: Callable[[str], None]
+    paths: Iterable[str], local: LocalFiles, stager: Stager, notify: Callable[[str], None]
 ) -> dict[str, str]:
     """Send the sources; what changes all the time is somebody's log, and stays here.
 
@@ -20,7 +20,7 @@ async def send_sources(
         paths: relative to the working directory.
         local: looks at them.
         stager: of the site.
-        tell: writes a line to the user's log.
+        notify: writes a line to the user's log.
 
     Returns:
         The checksums of what was sent, by path.
@@ -37,7 +37,7 @@ async def send_sources(
             left[error.path] -= 1
             if not left[error.path]:
                 del left[error.path]
-                tell(
+                notify(
                     f"Sources: not uploading {display_path(error.path)}, which changes all the"
                     " time; add it to Exclude in the backend config to silence this line."
                 )

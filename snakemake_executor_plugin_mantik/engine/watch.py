@@ -18,7 +18,12 @@ from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.lifetime import EXTEND_AFTER_S, Extender
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPoller
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watched import FIRST_CHECK_S, End, EndKind, Watched
+from snakemake_executor_plugin_mantik.engine.watched import (
+    FIRST_CHECK_S,
+    TryEnd,
+    TryEndKind,
+    Watched,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -91,7 +96,7 @@ class Watcher:
         sent: int = 1,
         live: bool = False,
         interrupted: bool = False,
-    ) -> "asyncio.Future[End]":
+    ) -> "asyncio.Future[TryEnd]":
         """Watch a try until its end.
 
         Args:
@@ -102,7 +107,7 @@ class Watcher:
             interrupted: whether an earlier process submitted it, which may have died meanwhile.
         """
         now = self._clock()
-        future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[TryEnd] = asyncio.get_running_loop().create_future()
         wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), _LONGEST_WAIT_S)
         if interrupted:
             wait = min(wait, INTERRUPTED_WAIT_S)
@@ -208,7 +213,7 @@ class Watcher:
         ends = {}
         for entry in entries.values():
             if not entry.directory and (marker := parse_marker_name(entry.name)) is not None:
-                ends[marker[0]] = End(EndKind.MARKER, marker[1], entry.size, claimed=True)
+                ends[marker[0]] = TryEnd(TryEndKind.MARKER, marker[1], entry.size, claimed=True)
         now = self._clock()
         for watched in list(self._in_bucket[bucket].values()):
             # What lies between two looks that are further apart was an outage.
@@ -223,7 +228,7 @@ class Watcher:
                 continue
             elif claim.directory:
                 if not watched.revoked:
-                    self.end(watched, End(EndKind.REVOKED))
+                    self.end(watched, TryEnd(TryEndKind.REVOKED))
             else:
                 if claim.size != watched.claim_bytes:
                     watched.claim_bytes = claim.size
@@ -247,7 +252,7 @@ class Watcher:
             watched.waits = ""
             self._on_waiting(watched.record, "")
 
-    def end(self, watched: Watched, end: End) -> None:
+    def end(self, watched: Watched, end: TryEnd) -> None:
         """A try has ended: whoever waits for it hears of it."""
         if self._watched.get(watched.record.id) is watched:  # not watched anew since a failure
             self._drop(watched.record.id)

@@ -13,7 +13,7 @@ FIRST_CHECK_S = 5.0
 UNKNOWN = JobState(Phase.UNKNOWN)
 
 
-class EndKind(Enum):
+class TryEndKind(Enum):
     """How a try's end became known."""
 
     MARKER = "marker"
@@ -23,7 +23,7 @@ class EndKind(Enum):
 
 
 @dataclass(frozen=True)
-class End:
+class TryEnd:
     """The end of a try.
 
     Attributes:
@@ -38,7 +38,7 @@ class End:
         ids: the site's ids of it that are known by now.
     """
 
-    kind: EndKind
+    kind: TryEndKind
     exit_code: int | None = None
     size: int | None = None
     state: JobState | None = None
@@ -70,7 +70,7 @@ class Watched:
     """
 
     record: TryRecord
-    future: "asyncio.Future[End]"
+    future: "asyncio.Future[TryEnd]"
     ids: list[str]
     sent: int
     wait_s: float
@@ -83,7 +83,7 @@ class Watched:
     looked: bool = False
     claimed: bool = False
     claim_bytes: int = -1
-    owner: claims.Owner | None = None
+    owner: claims.ClaimOwner | None = None
     revoked: bool = False
     live: bool = False
     check_delay: float = FIRST_CHECK_S

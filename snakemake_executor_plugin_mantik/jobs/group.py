@@ -57,7 +57,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
-class Team:
+class GroupTeam:
     """Members that start at the same time: most have one only.
 
     Attributes:
@@ -70,7 +70,7 @@ class Team:
 
 
 @dataclass(frozen=True)
-class Temporary:
+class TemporaryFile:
     """A file or directory that does not outlive the group.
 
     Attributes:
@@ -97,11 +97,11 @@ class GroupProgram:
     """
 
     members: Sequence[GroupMember]
-    teams: Sequence[Team]
+    teams: Sequence[GroupTeam]
     report: str
     limits: tuple[int, ...]
     pipes: tuple[str, ...] = ()
-    temporary: tuple[Temporary, ...] = ()
+    temporary: tuple[TemporaryFile, ...] = ()
     keep_going: bool = False
     service_wait_s: int = 5
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
+from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
 
 PACK_BYTES: Final = 2 << 20
@@ -103,6 +103,6 @@ def _path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise PackDamaged(f"a file {name!r}")
-    if len(path.parts) > DEEPEST:
-        raise PackDamaged(f"a path of more than {DEEPEST} directories")
+    if len(path.parts) > MAX_PATH_DEPTH:
+        raise PackDamaged(f"a path of more than {MAX_PATH_DEPTH} directories")
     return path

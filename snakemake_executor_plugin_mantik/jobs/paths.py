@@ -36,7 +36,7 @@ KNOWN = f"{OURS}/known"
 TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
-FILES = f"{OURS}/files"
+FILES_DIRECTORY = f"{OURS}/files"
 SECRETS = f"{OURS}/secrets"
 OUTSIDE = f"{OURS}/outside"
 CONDA = f"{OURS}/conda"
@@ -45,7 +45,7 @@ SHADOWS = f"{OURS}/shadow"
 
 LIVE = ".live"
 
-DEEPEST = 200
+MAX_PATH_DEPTH = 200
 """Parts of a path that a job may make here: Python's own tools go down one call for each."""
 
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
@@ -122,7 +122,7 @@ def bundle_done_path(bundle: str) -> str:
 
 def file_path(content: bytes, name: str) -> str:
     """The path of a file that is made here for a job; the same content has the same path."""
-    return f"{FILES}/{hashlib.sha256(content).hexdigest()[:16]}/{name}"
+    return f"{FILES_DIRECTORY}/{hashlib.sha256(content).hexdigest()[:16]}/{name}"
 
 
 def script_path(content: bytes, name: str) -> str:

@@ -8,7 +8,7 @@ is then asked of the site again. A spare file holds what a damaged journal must 
 Readers (`smk-mantik jobs`) may look at any time.
 """
 
-from snakemake_executor_plugin_mantik.journal.database import FILE, Copy
+from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, JournalCopy
 from snakemake_executor_plugin_mantik.journal.files import MADE, FileLedger, WriteConflict
 from snakemake_executor_plugin_mantik.journal.journal import (
     BUCKET_SIZE,
@@ -27,12 +27,12 @@ from snakemake_executor_plugin_mantik.journal.records import (
 
 __all__ = [
     "BUCKET_SIZE",
-    "FILE",
+    "JOURNAL_FILE",
     "MADE",
-    "Copy",
     "FileLedger",
     "FileRecord",
     "Journal",
+    "JournalCopy",
     "SiteRecord",
     "TryRecord",
     "TryState",

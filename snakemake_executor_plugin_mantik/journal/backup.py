@@ -19,7 +19,7 @@ Fact = Mapping[str, Any]
 
 
 @dataclass
-class Known:
+class BackupContents:
     """What a spare tells.
 
     Attributes:
@@ -88,9 +88,9 @@ def workflow_fact(name: str) -> Fact:
     return {"workflow": name}
 
 
-def read_backup(directory: Path) -> Known:
+def read_backup(directory: Path) -> BackupContents:
     """What the spare in `directory` tells; nothing if there is none."""
-    known = Known()
+    known = BackupContents()
     over: set[str] = set()
     for fact in _facts(directory / _FILE):
         try:

@@ -18,9 +18,9 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import TryState
 
-VERSION = 8
-FILE = "journal.sqlite"
-LOCK = "lock"
+JOURNAL_VERSION = 8
+JOURNAL_FILE = "journal.sqlite"
+JOURNAL_LOCK = "lock"
 
 _ADDED_IN_2 = """
 CREATE TABLE workflow (id TEXT NOT NULL);
@@ -150,15 +150,17 @@ class Tables:
     def _prepare(self) -> None:
         """Make the tables, or bring those of an older version up to date."""
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
+        if version > JOURNAL_VERSION:
             raise JournalError(
-                f"the journal is of version {version}, this executor knows up to {VERSION}",
+                f"the journal is of version {version}, this executor knows up to {JOURNAL_VERSION}",
                 where=str(self.path),
                 do="Update snakemake-executor-plugin-mantik",
             )
         since = "".join(steps for added, steps in _ADDED.items() if added > version)
         if steps := since if version else _SCHEMA:
-            self.db.executescript(f"BEGIN; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
+            self.db.executescript(
+                f"BEGIN; {steps} PRAGMA user_version = {JOURNAL_VERSION}; COMMIT;"
+            )
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -185,7 +187,7 @@ class Tables:
             raise
 
 
-class Copy(Tables):
+class JournalCopy(Tables):
     """What the journal holds just now, in memory: what is written to it is forgotten.
 
     Needs no lock, so it may be made beside a running controller; without a journal it is empty.
@@ -197,13 +199,13 @@ class Copy(Tables):
         Raises:
             JournalError: it is damaged, or of a newer version.
         """
-        self.path = directory / FILE
+        self.path = directory / JOURNAL_FILE
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.db.row_factory = sqlite3.Row
         try:
             if self.path.exists():
                 # Where nobody works with it, SQLite is not to leave files beside it.
-                quiet = not self.path.with_name(f"{FILE}-wal").exists()
+                quiet = not self.path.with_name(f"{JOURNAL_FILE}-wal").exists()
                 source = f"file:{quote(str(self.path))}?mode=ro{'&immutable=1' * quiet}"
                 with closing(sqlite3.connect(source, uri=True)) as journal:
                     journal.backup(self.db)
@@ -233,7 +235,7 @@ class Database(Tables):
                 nothing is known of what it held.
         """
         make_private(directory, shared=shared)
-        self.path = directory / FILE
+        self.path = directory / JOURNAL_FILE
         self._locks = _locked(directory)
         try:
             try:
@@ -267,7 +269,7 @@ class Database(Tables):
             raise self._damaged(str(error)) from error
         if hasattr(self, "db"):
             self.db.close()
-        new = self.path.with_name(f"{FILE}.new")
+        new = self.path.with_name(f"{JOURNAL_FILE}.new")
         new.unlink(missing_ok=True)
         self._open(new)
         with self.write() as db:
@@ -287,7 +289,7 @@ class Database(Tables):
 
         A copy lies on another machine, at another path or in another inode.
         """
-        inode = os.stat(self.path.with_name(LOCK)).st_ino
+        inode = os.stat(self.path.with_name(JOURNAL_LOCK)).st_ino
         seat = f"{_machine()} {inode} {self.path.parent.resolve()}".encode(errors="replace")
         digest = hashlib.sha256(seat).hexdigest()
         row = self.db.execute("SELECT instance, seat FROM workflow").fetchone()
@@ -327,7 +329,7 @@ def _locked(directory: Path) -> ExitStack:
         JournalError: somebody does.
     """
     locks = ExitStack()
-    lock = locks.enter_context((directory / LOCK).open("a+"))
+    lock = locks.enter_context((directory / JOURNAL_LOCK).open("a+"))
     try:
         taken = take_lock(lock)
         if taken and directory.parts[-len(STATE.parts) :] == STATE.parts:
@@ -369,7 +371,7 @@ def _take_directory(directory: Path, locks: ExitStack) -> bool:
         return True
 
 
-def _fill(db: sqlite3.Connection, known: backup.Known) -> None:
+def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
     """Write into empty tables what a spare knows: of each try that the site may know it."""
     db.execute("UPDATE workflow SET id = ?", (known.workflow,))
     rows = [("sites", columns) for columns in known.sites.values()]

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
-from snakemake_executor_plugin_mantik.journal.database import FILE, Database
+from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
 from snakemake_executor_plugin_mantik.journal.records import LEFT, SiteRecord, TryRecord, TryState
 
@@ -428,7 +428,7 @@ def journal_path(directory: Path) -> Path:
     Raises:
         JournalError: there is none.
     """
-    path = directory / FILE
+    path = directory / JOURNAL_FILE
     if not path.exists():
         raise JournalError(
             "no job has been sent from here yet",

@@ -20,8 +20,8 @@ from snakemake_executor_plugin_mantik.mlproject.entry import (
     suggest,
 )
 from snakemake_executor_plugin_mantik.mlproject.values import (
-    Value,
-    Words,
+    ParameterValue,
+    TemplateWords,
     parse_value,
     path_in_folder,
 )
@@ -32,7 +32,7 @@ _EXTRA: Final = (
 )
 
 
-class Owner(Protocol):
+class ProjectLike(Protocol):
     """The project that an entry point belongs to; `project.Project` is one."""
 
     folder: Path
@@ -54,7 +54,7 @@ class BoundEntryPoint:
 
     def __init__(
         self,
-        project: Owner,
+        project: ProjectLike,
         entry: EntryPoint,
         arguments: Mapping[str, object],
         extra: Mapping[str, object],
@@ -62,17 +62,17 @@ class BoundEntryPoint:
         self.project = project
         self.entry = entry
         self._mistakes: list[Mistake] = []
-        self._values: dict[str, Value] = {}
-        self._extra: dict[str, Value] = {}
+        self._values: dict[str, ParameterValue] = {}
+        self._extra: dict[str, ParameterValue] = {}
         undeclared = arguments if entry.script else {}
         for name, given in arguments.items():
             if name in entry.parameters:
                 self._take(self._values, name, given)
             elif not entry.script:
-                self._tell(name, _undeclared(name, entry))
+                self._notify(name, _undeclared(name, entry))
         for name, given in {**undeclared, **extra}.items():
             if name in entry.parameters:
-                self._tell(name, "is a parameter of the entry point: give it as one")
+                self._notify(name, "is a parameter of the entry point: give it as one")
             else:
                 self._take(self._extra, str(name), given)
         for parameter in entry.parameters.values():
@@ -88,15 +88,15 @@ class BoundEntryPoint:
         # Snakemake hands over what a function's signature names, and evaluates resources only then.
         self.asks = ("wildcards", "input", "output", *optional)
 
-    def _take(self, values: dict[str, Value], name: str, given: object) -> None:
+    def _take(self, values: dict[str, ParameterValue], name: str, given: object) -> None:
         try:
             values[name] = parse_value(given)
         except ValueError as error:
-            self._tell(name, str(error))
+            self._notify(name, str(error))
 
     def _take_default(self, parameter: Parameter) -> None:
         if parameter.default is None:
-            self._tell(parameter.name, "has no default and is given no value")
+            self._notify(parameter.name, "has no default and is given no value")
         else:
             self._values[parameter.name] = _Default(parameter.default)
 
@@ -104,9 +104,9 @@ class BoundEntryPoint:
         parameter = self.entry.parameters[name]
         for word in words:
             if complaint := parameter.mistake(word):
-                self._tell(name, complaint)
+                self._notify(name, complaint)
 
-    def _tell(self, name: str, message: str) -> None:
+    def _notify(self, name: str, message: str) -> None:
         self._mistakes.append(Mistake(self.project.shown, f"{self.entry.name}.{name}", message))
 
     def check(self, wildcards: Any) -> None:
@@ -168,7 +168,7 @@ class BoundEntryPoint:
             arguments={name: found.raw for name, found in words.items()},
         )
 
-    def _all(self, wildcards: Any, things: Mapping[str, Any]) -> dict[str, Words]:
+    def _all(self, wildcards: Any, things: Mapping[str, Any]) -> dict[str, TemplateWords]:
         self._mistakes = []
         known = {"wildcards": wildcards, **things}
         values = {**self._values, **self._extra}
@@ -178,16 +178,18 @@ class BoundEntryPoint:
         self._end()
         return words
 
-    def _resolve(self, name: str, value: Value, things: Mapping[str, Any]) -> Words:
+    def _resolve(
+        self, name: str, value: ParameterValue, things: Mapping[str, Any]
+    ) -> TemplateWords:
         folder = str(self.project.folder)
         try:
             return value.resolve(things, lambda path: path_in_folder(folder, path))
         except ValueError as error:
-            self._tell(name, str(error))
-            return Words(("",), "")
+            self._notify(name, str(error))
+            return TemplateWords(("",), "")
 
     def _in_folder(
-        self, parameter: Parameter, words: Words, things: Mapping[str, Any]
+        self, parameter: Parameter, words: TemplateWords, things: Mapping[str, Any]
     ) -> tuple[str, ...]:
         """The words as the process in the project's folder needs them."""
         value = self._values[parameter.name]
@@ -202,7 +204,7 @@ class BoundEntryPoint:
             }
             path = word.removeprefix("file://")
             if not os.path.isabs(path) and not _is_there(path, known):
-                self._tell(
+                self._notify(
                     parameter.name,
                     f"there is no file {path!r} in the working directory: correct the path, or"
                     " name it as an input or output of the rule, and write {input.NAME} or"
@@ -217,7 +219,7 @@ class BoundEntryPoint:
             raise ConfigError(list(mistakes))
 
 
-class _Default(Value):
+class _Default(ParameterValue):
     """The default of a parameter; a path in it belongs to the project's folder."""
 
     needs = frozenset()
@@ -225,9 +227,9 @@ class _Default(Value):
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         del things, relative
-        return Words((self._text,), self._text)
+        return TemplateWords((self._text,), self._text)
 
     def outline(self, wildcards: Any) -> str:
         del wildcards
@@ -251,7 +253,7 @@ def _quoted_folder(folder: str) -> str:
     return shlex.quote(f"./{folder}" if folder.startswith("-") else folder)
 
 
-class Function:
+class ParamsFunction:
     """A function in a rule's `params:`, which shows Snakemake the signature that it should see.
 
     A function that asks for input, output, threads or resources is none of Snakemake's reasons to

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import Function
+from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ParamsFunction
 from snakemake_executor_plugin_mantik.mlproject.values import path_in_folder
 
 _TICK_S: Final = 1
@@ -36,7 +36,7 @@ def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
             project's folder after the entry point has run, under the same relative paths. Hidden
             files and Python's caches are left out.
     """
-    before: Function = params["command"]
+    before: ParamsFunction = params["command"]
     given = before.given
     if given is None:
         raise TypeError("these are no parameters of an entry point")
@@ -55,4 +55,4 @@ def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
             from_folder=shlex.quote(from_folder),
         )
 
-    return {**params, "command": Function(command, given.asks, given)}
+    return {**params, "command": ParamsFunction(command, given.asks, given)}

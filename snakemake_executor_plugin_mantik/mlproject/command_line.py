@@ -18,7 +18,7 @@ _UNDECLARED: Final = "correct the name, or give it with --extra to have it appen
 
 
 @dataclass(frozen=True)
-class Files:
+class CommandFiles:
     """Inputs or outputs: paths, and paths by name."""
 
     plain: list[str] = field(default_factory=list)
@@ -30,13 +30,13 @@ class Files:
         return [*self.plain, *self.named.values()]
 
 
-class Wrong:
+class CommandMistakes:
     """Gathers what is wrong with a command line."""
 
     def __init__(self) -> None:
         self.mistakes: list[Mistake] = []
 
-    def tell(self, place: str, key: str, message: str) -> None:
+    def notify(self, place: str, key: str, message: str) -> None:
         """One more: where, at which key, and what."""
         self.mistakes.append(Mistake(place, key, message))
 
@@ -63,22 +63,22 @@ class Wrong:
         for text in given:
             name, equals, value = text.partition("=")
             if not equals or not name:
-                self.tell(option, "", f"has to be NAME=VALUE, found {text!r}")
+                self.notify(option, "", f"has to be NAME=VALUE, found {text!r}")
             elif name in found:
-                self.tell(option, name, "is given twice")
+                self.notify(option, name, "is given twice")
             else:
                 found[name] = value
         return found
 
-    def files(self, option: str, given: Iterable[str]) -> Files:
+    def files(self, option: str, given: Iterable[str]) -> CommandFiles:
         """Paths, and paths by name."""
-        files = Files()
+        files = CommandFiles()
         for text in given:
             name, equals, path = text.partition("=")
             if not equals or not _NAME.fullmatch(name) or os.path.lexists(text):
                 files.plain.append(text)
             elif name in files.named:
-                self.tell(option, name, "is given twice")
+                self.notify(option, name, "is given twice")
             else:
                 files.named[name] = path
         return files
@@ -92,11 +92,11 @@ class Wrong:
             told = (
                 f"is no parameter of {point.name}{suggest(name, point.parameters)}: {_UNDECLARED}"
             )
-            self.tell(shown, f"{point.name}.{name}", told)
+            self.notify(shown, f"{point.name}.{name}", told)
         for name in [n for n in more if n in point.parameters]:
             given.setdefault(name, more.pop(name))
             told = "is a parameter of the entry point: give it with -P"
-            self.tell("--extra", name, told)
+            self.notify("--extra", name, told)
 
     def values(
         self, options: Mapping[str, Mapping[str, str]], things: Mapping[str, object]
@@ -111,10 +111,10 @@ class Wrong:
                 try:
                     value.resolve(things, str)
                 except ValueError as error:
-                    self.tell(option, name, f"{error}")
+                    self.notify(option, name, f"{error}")
 
 
-def check_command_files(read: Files, made: Files) -> None:
+def check_command_files(read: CommandFiles, made: CommandFiles) -> None:
     """See to it that inputs and outputs can be a rule's.
 
     Raises:

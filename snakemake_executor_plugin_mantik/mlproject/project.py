@@ -9,7 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, MantikError, Mistake
-from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import BoundEntryPoint, Function
+from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import (
+    BoundEntryPoint,
+    ParamsFunction,
+)
 from snakemake_executor_plugin_mantik.mlproject.call import PARAMETER
 from snakemake_executor_plugin_mantik.mlproject.entry import (
     SCRIPTS,
@@ -123,15 +126,15 @@ class Project:
             raise error.with_traceback(None) from None  # our own lines would say nothing
         plain = ("wildcards",)
         return {
-            "command": Function(given.command, given.asks, given),
-            "entry_point": Function(lambda wildcards: entry.name, plain),  # noqa: ARG005
-            "definition": Function(
+            "command": ParamsFunction(given.command, given.asks, given),
+            "entry_point": ParamsFunction(lambda wildcards: entry.name, plain),  # noqa: ARG005
+            "definition": ParamsFunction(
                 lambda wildcards: self.definition(entry),  # noqa: ARG005
                 plain,
             ),
-            "arguments": Function(given.outline, plain),
-            "project": Function(lambda wildcards: str(self.relative_folder()), plain),  # noqa: ARG005
-            PARAMETER: Function(given.call, given.asks),
+            "arguments": ParamsFunction(given.outline, plain),
+            "project": ParamsFunction(lambda wildcards: str(self.relative_folder()), plain),  # noqa: ARG005
+            PARAMETER: ParamsFunction(given.call, given.asks),
         }
 
     def entry(self, name: str) -> EntryPoint:

@@ -112,7 +112,7 @@ class _Reader:
         try:
             root = _document(content)
         except _UnreadableError as error:
-            self._tell(None, "", str(error))
+            self._notify(None, "", str(error))
             return "", {}, ""
         entries = self._mapping(root, "")
         for key in entries:
@@ -142,14 +142,14 @@ class _Reader:
         declared = entries.get("parameters")
         parameters = {} if declared is None else self._parameters(declared, f"{key}.parameters")
         if "command" not in entries:
-            self._tell(node, key, "has no command")
+            self._notify(node, key, "has no command")
             return None
         command = self._value(entries["command"], f"{key}.command")
         if not isinstance(command, str):
             self._unfit(entries["command"], f"{key}.command", "a text", command)
             return None
         for complaint in command_mistakes(command, parameters):
-            self._tell(entries["command"], f"{key}.command", complaint)
+            self._notify(entries["command"], f"{key}.command", complaint)
         return EntryPoint(name, command, parameters)
 
     def _parameters(self, node: Any, key: str) -> dict[str, Parameter]:
@@ -182,14 +182,14 @@ class _Reader:
             # A path of another machine is of the right type: rules may give another one.
             wrong = "" if text is None or kind == "path" else found[name].mistake(text)
             if wrong:
-                self._tell(default_node, f"{where}.default", wrong)
+                self._notify(default_node, f"{where}.default", wrong)
         return found
 
     def _environment(self, entries: Mapping[str, Any]) -> str:
         given = [name for name in _ENVIRONMENTS if name in entries]
         if len(given) > 1:
             told = f"is one of {len(given)} environments ({', '.join(given)}): keep one"
-            self._tell(entries[given[1]], given[1], told)
+            self._notify(entries[given[1]], given[1], told)
         for name in given:
             value = self._value(entries[name], name)
             if not value:
@@ -199,7 +199,7 @@ class _Reader:
             elif not isinstance(value, str):
                 self._unfit(entries[name], name, "the path of a file", value)
             elif not os.path.exists(os.path.join(self._folder, value)):
-                self._tell(entries[name], name, f"there is no file {value!r} in the project")
+                self._notify(entries[name], name, f"there is no file {value!r} in the project")
         return given[0] if given else ""
 
     def _docker(self, node: Any, value: Any) -> None:
@@ -207,7 +207,7 @@ class _Reader:
             self._unfit(node, "docker_env", "a mapping with image", value)
             return
         if not value.get("image"):
-            self._tell(node, "docker_env", "has no image")
+            self._notify(node, "docker_env", "has no image")
         if (volumes := value.get("volumes")) and not _list_of(volumes, str):
             self._unfit(node, "docker_env.volumes", "a list of texts", volumes)
         if (names := value.get("environment")) and not _list_of(names, str, list):
@@ -228,7 +228,7 @@ class _Reader:
         try:
             self._constructor.flatten_mapping(node)
         except (yaml.YAMLError, *_READ_ERRORS) as error:
-            self._tell(node, key, _reason(error))
+            self._notify(node, key, _reason(error))
             return {}
         return {str(self._value(each, key)): value for each, value in node.value}
 
@@ -238,13 +238,13 @@ class _Reader:
         except (yaml.YAMLError, *_READ_ERRORS) as error:
             # What PyYAML had begun would make it refuse the rest as recursive.
             self._constructor = yaml.SafeLoader("")
-            self._tell(node, key, _reason(error))
+            self._notify(node, key, _reason(error))
             return None
 
     def _unfit(self, node: Any, key: str, allowed: str, found: object, hint: str = "") -> None:
-        self._tell(node, key, f"has to be {allowed}, found {_describe(found)}{hint}")
+        self._notify(node, key, f"has to be {allowed}, found {_describe(found)}{hint}")
 
-    def _tell(self, node: Any, key: str, message: str) -> None:
+    def _notify(self, node: Any, key: str, message: str) -> None:
         place = f" (line {node.start_mark.line + 1})" if node is not None else ""
         mistake = Mistake(self._file, key, " ".join(message.split()) + place)
         if mistake not in self.mistakes:

@@ -13,8 +13,8 @@ from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserErro
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.mlproject.command_line import (
-    Files,
-    Wrong,
+    CommandFiles,
+    CommandMistakes,
     check_command_files,
     is_input,
     is_path,
@@ -35,7 +35,7 @@ _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
 _TEMPLATE: Final = """\
 # Made by `smk-mantik run`, for this command line alone.
 from snakemake_executor_plugin_mantik import mlproject
-from snakemake_executor_plugin_mantik.mlproject.collect import collecting
+from snakemake_executor_plugin_mantik.mlproject.collect import collect_outputs
 
 project = mlproject.load({project!r}, warn=False)
 params = project.entry_point({entry!r}, {extra!r}, **{arguments!r})
@@ -85,7 +85,7 @@ def prepare_single_rule(
     Raises:
         UserError: with all that is wrong.
     """
-    wrong = Wrong()
+    wrong = CommandMistakes()
     given, more = wrong.pairs("-P", parameters), wrong.pairs("--extra", extra)
     read, made = wrong.files("--input", inputs), wrong.files("--output", outputs)
     with wrong.gathered():
@@ -101,12 +101,12 @@ def prepare_single_rule(
     wrong.names(loaded.shown, point, given, more)
     folder = loaded.relative_folder()
     if not here and (mistake := folder_mistake(folder)):
-        wrong.tell(f"entry point {entry_point}", "", f"{mistake}: start it in a folder above")
+        wrong.notify(f"entry point {entry_point}", "", f"{mistake}: start it in a folder above")
     declared = point.parameters
     paths = [v for name, v in given.items() if name in declared and is_path(declared, name)]
     files = [path for path in paths if is_input(path, read.all)]
     with wrong.gathered():
-        check_command_files(Files(files), made)
+        check_command_files(CommandFiles(files), made)
     found = [*read.plain, *files]
     if not read.all:
         with wrong.gathered():
@@ -119,8 +119,8 @@ def prepare_single_rule(
     values = {name: _template(value) for name, value in given.items()}
     others = {name: _template(value) for name, value in more.items()}
     things = {
-        "input": _Listed(Files(found, read.named)),
-        "output": _Listed(made if made.all else Files([out])),
+        "input": _Listed(CommandFiles(found, read.named)),
+        "output": _Listed(made if made.all else CommandFiles([out])),
         "threads": 1,
     }
     wrong.values({"-P": values, "--extra": others}, things)
@@ -138,7 +138,7 @@ def prepare_single_rule(
         inputs=found,
         named_inputs=read.named,
         outputs=_output_lines(made) if made.all else f"directory({out!r}),",
-        params="params" if made.all else f"collecting(params, {out!r})",
+        params="params" if made.all else f"collect_outputs(params, {out!r})",
     )
     return _written(text, name, write=write)
 
@@ -181,7 +181,7 @@ def _written(text: str, name: str, *, write: bool) -> Path:
 class _Listed:
     """Files as Snakemake hands them to a function in `params:`."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: CommandFiles) -> None:
         self._files = files
 
     def __iter__(self) -> Iterator[str]:
@@ -224,11 +224,11 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
         parents = [str(parent) for parent in Path(at).parents]
         if size > limit and not exclude.matches(at) and not products & {at, *parents}:
             found.append(at)
-    check_command_files(Files(found), Files())
+    check_command_files(CommandFiles(found), CommandFiles())
     return found
 
 
-def _output_lines(made: Files) -> str:
+def _output_lines(made: CommandFiles) -> str:
     plain = [_output(path) for path in made.plain]
     named = [f"{name}={_output(path)}" for name, path in made.named.items()]
     return "\n        ".join(f"{line}," for line in [*plain, *named])

@@ -25,7 +25,7 @@ _NAMED: Final = re.compile(r"[.\[]")
 
 
 @dataclass(frozen=True)
-class Words:
+class TemplateWords:
     """A value: what the process gets, and what is written down about it.
 
     Attributes:
@@ -39,7 +39,7 @@ class Words:
     paths: bool = False
 
 
-class Value:
+class ParameterValue:
     """A value as it was given.
 
     Attributes:
@@ -48,7 +48,7 @@ class Value:
 
     needs: frozenset[str]
 
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         """The value for a job.
 
         Args:
@@ -65,7 +65,7 @@ class Value:
         raise NotImplementedError
 
 
-def parse_value(given: object) -> Value:
+def parse_value(given: object) -> ParameterValue:
     """The value that somebody gave.
 
     Raises:
@@ -78,26 +78,26 @@ def parse_value(given: object) -> Value:
     return _Literal(_words(given))
 
 
-def _words(given: object) -> Words:
+def _words(given: object) -> TemplateWords:
     """A plain value, as MLflow writes it."""
     if isinstance(given, (str, int, float, Path)):
         text = str(given)
-        return Words((text,), text)
+        return TemplateWords((text,), text)
     found = type(given).__name__
     hint = ": join its items into a text" if isinstance(given, (list, tuple)) else ""
     raise ValueError(f"has to be a text, a number, a bool or a function, found {found}{hint}")
 
 
-class _Literal(Value):
+class _Literal(ParameterValue):
     needs = frozenset()
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: TemplateWords) -> None:
         self._words = words
         for word in words.words:
             if complaint := unsendable_characters(word):
                 raise ValueError(complaint)
 
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         del things, relative
         return self._words
 
@@ -106,7 +106,7 @@ class _Literal(Value):
         return self._words.raw
 
 
-class _Function(Value):
+class _Function(ParameterValue):
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         try:
@@ -122,7 +122,7 @@ class _Function(Value):
         self._asks = names[1:]
         self.needs = frozenset(("wildcards", *names[1:]))
 
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         del relative
         asked = {name: things[name] for name in self._asks}
         words = _words(self._function(things["wildcards"], **asked))
@@ -144,7 +144,7 @@ class _Field:
         return _NAMED.split(self.text, maxsplit=1)[0]
 
 
-class _Template(Value):
+class _Template(ParameterValue):
     def __init__(self, text: str) -> None:
         if complaint := unsendable_characters(text):
             raise ValueError(complaint)
@@ -156,12 +156,12 @@ class _Template(Value):
             ) from None
         self.needs = frozenset(part.root for part in self._parts if isinstance(part, _Field))
 
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> Words:
+    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         if len(self._parts) == 1 and isinstance(part := self._parts[0], _Field):
             found = _look_up(part, things)
             if part.root in _FILES:
                 files = tuple(_files(found))
-                return Words(tuple(map(relative, files)), " ".join(files), paths=True)
+                return TemplateWords(tuple(map(relative, files)), " ".join(files), paths=True)
             return _checked(_formatted(found, part))
         shown, raw = "", ""
         for part in self._parts:
@@ -258,10 +258,10 @@ def _in_text(part: _Field, found: Any, relative: Callable[[str], str]) -> tuple[
     return files[0], relative(files[0])
 
 
-def _checked(raw: str, word: str | None = None, *, paths: bool = False) -> Words:
+def _checked(raw: str, word: str | None = None, *, paths: bool = False) -> TemplateWords:
     if complaint := unsendable_characters(raw):
         raise ValueError(complaint)
-    return Words((raw if word is None else word,), raw, paths)
+    return TemplateWords((raw if word is None else word,), raw, paths)
 
 
 def path_in_folder(folder: str, path: str) -> str:

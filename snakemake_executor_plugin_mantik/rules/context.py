@@ -9,11 +9,11 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.rules.options import Options
+from snakemake_executor_plugin_mantik.rules.options import WorkflowOptions
 
 
 @dataclass(frozen=True)
-class Context:
+class RuleContext:
     """What is the same for all jobs of a run.
 
     Attributes:
@@ -28,7 +28,7 @@ class Context:
     workdir: Path
     deployment: frozenset[DeploymentMethod] = frozenset()
     workspace: Callable[[str], str] = lambda _: WORKSPACE
-    options: Options = field(default_factory=Options)
+    options: WorkflowOptions = field(default_factory=WorkflowOptions)
 
 
 @dataclass(frozen=True)

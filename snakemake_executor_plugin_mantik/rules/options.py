@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.rules import Job
 
 
 @dataclass(frozen=True)
-class Options:
+class WorkflowOptions:
     """What options of the `snakemake` command ask of each job.
 
     Attributes:
@@ -32,7 +32,7 @@ class Options:
     keep_incomplete: bool = False
 
 
-def read_options(workflow: Any) -> Options:
+def read_options(workflow: Any) -> WorkflowOptions:
     """What the options of this run ask for.
 
     Raises:
@@ -56,7 +56,7 @@ def read_options(workflow: Any) -> Options:
             "--preemptible-rules does not go without --preemptible-retries",
             do="Add --preemptible-retries NUMBER, or leave it out and give --retries",
         )
-    return Options(
+    return WorkflowOptions(
         jobname=None if remote.jobname.startswith(_JOBNAME) else remote.jobname,
         precommand=remote.precommand,
         keep_incomplete=workflow.execution_settings.keep_incomplete,

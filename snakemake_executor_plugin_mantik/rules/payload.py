@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Context, Payload
+from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds import full_jobs
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     shell_command,
@@ -38,7 +38,9 @@ def why_full_job(job: Job) -> str | None:
     return full_jobs.full_job_directive(job)
 
 
-def make_payload(job: Job, context: Context, tmpdir: str, iteration: int | None = None) -> Payload:
+def make_payload(
+    job: Job, context: RuleContext, tmpdir: str, iteration: int | None = None
+) -> Payload:
     """What runs for `job`, a single job that nothing stands in the way of.
 
     Args:
@@ -71,7 +73,7 @@ def make_payload(job: Job, context: Context, tmpdir: str, iteration: int | None 
     return payload
 
 
-def _thin(job: Job, context: Context, tmpdir: str, iteration: int | None) -> Payload:
+def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) -> Payload:
     """What its kind of rule runs, without its environment and shadow directory."""
     shell = os.path.basename(shell_executable(job) or "bash")
     places = find_places(job, context)

@@ -16,7 +16,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Context
+from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     NODE_TMPDIR,
     format_resources,
@@ -31,7 +31,7 @@ _UNKNOWN: Final = str(TBDString())
 
 
 def find_mistakes(
-    dag: Any, units: Iterable[Job], context: Context, linemaps: Any
+    dag: Any, units: Iterable[Job], context: RuleContext, linemaps: Any
 ) -> dict[str, str]:
     """Why what some rules run cannot be made, by rule; found with one job of each rule.
 
@@ -74,7 +74,7 @@ def refuse_mistakes(found: Mapping[str, str]) -> None:
         )
 
 
-def _make(job: Job, context: Context) -> None:
+def _make(job: Job, context: RuleContext) -> None:
     """Make what Snakemake tells of a job, and what runs."""
     # Both are formatted when they are read, the latter other than it will run.
     job.message, job.shellcmd  # noqa: B018

@@ -12,10 +12,10 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Context, Payload
+from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.identity import job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, find_places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_places
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
 from snakemake_executor_plugin_mantik.rules.payload import make_payload
@@ -34,7 +34,7 @@ THREAD_VARIABLES = (
 
 
 def make_request(
-    job: Job, context: Context, *, secrets: Mapping[str, str], forced: bool
+    job: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
     """What the engine is asked for a job.
 
@@ -85,14 +85,14 @@ def job_display_name(job: Job) -> str:
     return job_name(job.rule.name, job.wildcards_dict)
 
 
-def message_name(job: Job, name: str, context: Context) -> str:
+def message_name(job: Job, name: str, context: RuleContext) -> str:
     """The name of a job or group: as `--jobname` has it, else `name`."""
     wanted = context.options.jobname
     return name if wanted is None else str(job.format_wildcards(wanted))
 
 
 @dataclass(frozen=True)
-class Runs:
+class ResolvedJob:
     """What runs for a job, what it reads and what it makes. All paths are the workspace's.
 
     Attributes:
@@ -109,7 +109,7 @@ class Runs:
     outputs: tuple[OutputFile, ...] = ()
 
 
-def find_runs(job: Job, context: Context) -> Runs:
+def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
     """What runs for a job, what it reads and what it makes.
 
     Raises:
@@ -127,10 +127,10 @@ def find_runs(job: Job, context: Context) -> Runs:
         measured = benchmark_path(job_identity(job))
         outputs.append(OutputFile(measured))
     inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
-    return Runs(tuple(payloads), measured, tuple(inputs), tuple(outputs))
+    return ResolvedJob(tuple(payloads), measured, tuple(inputs), tuple(outputs))
 
 
-def list_outputs(job: Job, places: Places) -> Iterable[OutputFile]:
+def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
     """What a job makes at its site, its logs among it, without what is measured."""
     for path in job.output:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
@@ -157,7 +157,7 @@ def job_parameters(job: Job) -> str:
     return stable_paths(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
 
 
-def _inputs(job: Job, places: Places) -> Iterable[str]:
+def _inputs(job: Job, places: JobPaths) -> Iterable[str]:
     for path in job.input:
         if is_unstaged(job, path) or is_source_file(path):
             continue

@@ -16,11 +16,11 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.runs.directories import NEW, RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.request import read_request
 from snakemake_executor_plugin_mantik.runs.store import (
     SUBMISSION,
-    Store,
+    RunStore,
     quote_filter,
     store_exists,
 )
@@ -48,10 +48,10 @@ def mark_unfinished(stage: RunDirectory) -> Iterator[None]:
 
 def submission_tag(stage: RunDirectory) -> dict[str, str]:
     """The tag of the run that a directory is to become."""
-    return {SUBMISSION: stage.path.name.removeprefix(NEW)}
+    return {SUBMISSION: stage.path.name.removeprefix(NEW_PREFIX)}
 
 
-def end_aborted(store: Store, stage: RunDirectory) -> None:
+def end_aborted(store: RunStore, stage: RunDirectory) -> None:
     """End the run of a submission in MLflow, if it has one that never got its directory.
 
     Raises:
@@ -71,7 +71,7 @@ def remove_aborted() -> list[MantikError]:
         Why some could not be ended, for each store; they stay for the next time.
     """
     failed: dict[str, MantikError] = {}
-    for path in runs_home().glob(f"{NEW}*"):
+    for path in runs_home().glob(f"{NEW_PREFIX}*"):
         try:
             _clear(path, failed)
         except OSError:  # it has just been renamed or removed, or is none of ours
@@ -101,7 +101,7 @@ def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> boo
     if uri in failed or not store_exists(uri):
         return False
     try:
-        end_aborted(Store(uri), stage)
+        end_aborted(RunStore(uri), stage)
     except MantikError as error:
         failed[uri] = error
         return False

@@ -23,8 +23,8 @@ from snakemake_executor_plugin_mantik.runs.configs import config_of_values
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.ending import cancel_run
 from snakemake_executor_plugin_mantik.runs.settlement import settle_run
-from snakemake_executor_plugin_mantik.runs.store import Store
-from snakemake_executor_plugin_mantik.runs.submit import Asked, submit_run
+from snakemake_executor_plugin_mantik.runs.store import RunStore
+from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest, submit_run
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target, without_user
 
 
@@ -59,7 +59,7 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
 
     def get_status(self) -> str:
         """The run's status, in MLflow's words."""
-        run = Store(local_runs.read_local_run(self._directory).request.tracking_uri).run(
+        run = RunStore(local_runs.read_local_run(self._directory).request.tracking_uri).run(
             self._run_id
         )
         return "UNKNOWN" if run is None else str(run.info.status)
@@ -96,7 +96,7 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
             active = mlflow.active_run()
             tags = {"mlflow.parentRunId": active.info.run_id} if active is not None else {}
             run_id = submit_run(
-                Asked(
+                SubmitRequest(
                     project_uri.strip("'\""), chosen, entry_point, version or "",
                     parameters={name: str(value) for name, value in (params or {}).items()},
                     experiment_id=str(experiment_id), name=_name(),

@@ -32,7 +32,7 @@ _SHOWN: Final = "backend config"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenConfig:
     """A backend config, and what else was said beside it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Chosen:
     wait: bool = False
 
 
-def config_of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
+def config_of_file(spec: str, environ: Mapping[str, str]) -> ChosenConfig:
     """The backend config that `[NAME=]FILE` names, or else the environment.
 
     Raises:
@@ -81,10 +81,10 @@ def config_of_file(spec: str, environ: Mapping[str, str]) -> Chosen:
     if wrong:
         raise ConfigError(wrong)
     path = loaded.path
-    return Chosen(name, path.read_bytes(), path.suffix.lower(), loaded.config, str(path))
+    return ChosenConfig(name, path.read_bytes(), path.suffix.lower(), loaded.config, str(path))
 
 
-def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> Chosen:
+def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> ChosenConfig:
     """The backend config that `mlflow run` hands over.
 
     Args:
@@ -116,7 +116,7 @@ def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> C
     else:
         file = ours.get("config", "")
         chosen = config_of_file(f"{name}={file}" if name and file else file, environ)
-    return Chosen(
+    return ChosenConfig(
         chosen.site, chosen.content, chosen.suffix, chosen.config, chosen.source,
         account=ours.get("account", ""),
         extra={str(name): str(value) for name, value in ours.get("extra", {}).items()},
@@ -124,9 +124,9 @@ def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> C
     )  # fmt: skip
 
 
-def _of_keys(given: Mapping[str, Any], name: str) -> Chosen:
+def _of_keys(given: Mapping[str, Any], name: str) -> ChosenConfig:
     if told := check_site_name(name):
         raise ConfigError([Mistake(_SHOWN, "site", told)])
     content = json.dumps(given, indent=2, ensure_ascii=False).encode()
     config, _ = parse_backend_config(content, KINDS[".json"], None, shown=_SHOWN)
-    return Chosen(name, content, ".json", config)
+    return ChosenConfig(name, content, ".json", config)

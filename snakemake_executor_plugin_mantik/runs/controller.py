@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, UserErro
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.request import Request, read_request
+from snakemake_executor_plugin_mantik.runs.request import RunRequest, read_request
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -79,7 +79,7 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
 
 
 def controller_environment(
-    request: Request, directory: RunDirectory, environ: Mapping[str, str]
+    request: RunRequest, directory: RunDirectory, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """What the controller's environment is."""
     from snakemake_executor_plugin_mantik.sites.lookup import variable_prefix
@@ -147,9 +147,9 @@ def interrupt_controller(directory: RunDirectory) -> None:
 
 def tries_in(workdir: Path) -> "list[TryRecord]":
     """What the journal of a workflow knows of its jobs; nothing if none was ever planned."""
-    from snakemake_executor_plugin_mantik.journal import FILE, read_history
+    from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history
 
-    return read_history(workdir / STATE) if (workdir / STATE / FILE).exists() else []
+    return read_history(workdir / STATE) if (workdir / STATE / JOURNAL_FILE).exists() else []
 
 
 def has_left_tries(workdir: Path) -> bool:
@@ -189,7 +189,7 @@ class _Controller:
             self._settle(request)
         return code
 
-    def _words(self, request: Request) -> list[str]:
+    def _words(self, request: RunRequest) -> list[str]:
         from snakemake_executor_plugin_mantik.mlproject.single_rule import (
             prepare_single_rule,
             snakemake_command,
@@ -224,7 +224,7 @@ class _Controller:
         if self._child is not None and number != signal.SIGINT:
             self._child.send_signal(number)
 
-    def _settle(self, request: Request) -> None:
+    def _settle(self, request: RunRequest) -> None:
         from snakemake_executor_plugin_mantik.runs.settlement import settle_run
 
         try:

@@ -13,10 +13,10 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import data_home, make_private
 
-HOME: Final = "MANTIK_RUNS"
+RUNS_VARIABLE: Final = "MANTIK_RUNS"
 """The variable that names the directory of all runs."""
 
-NEW: Final = ".new-"
+NEW_PREFIX: Final = ".new-"
 """How the name of a run directory begins until its run is made in MLflow."""
 
 CONFIGS: Final = "site"
@@ -28,7 +28,7 @@ _PROJECTS: Final = "project"
 def runs_home(environ: Mapping[str, str] | None = None) -> Path:
     """The directory of all runs, which need not be there yet."""
     known = os.environ if environ is None else environ
-    if given := known.get(HOME):
+    if given := known.get(RUNS_VARIABLE):
         return Path(given).expanduser().absolute()
     return data_home(known) / "runs"
 
@@ -46,7 +46,7 @@ def make_runs_home(environ: Mapping[str, str] | None = None) -> Path:
         raise UserError(
             f"it cannot be made ({error.strerror or error})",
             where=str(found),
-            do=f"Name another directory for runs with {HOME}",
+            do=f"Name another directory for runs with {RUNS_VARIABLE}",
         ) from None
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import FILE
+from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
 from snakemake_executor_plugin_mantik.runs.settlement import settle_run
@@ -54,7 +54,7 @@ def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
             do="Cancel it again",
         )  # fmt: skip
     with lock:
-        if (run.workdir / STATE / FILE).exists():
+        if (run.workdir / STATE / JOURNAL_FILE).exists():
             _at_site(run, say)
         if controller.has_left_tries(run.workdir):
             raise MantikError(
@@ -78,7 +78,7 @@ def clean_run(run: LocalRun, say: Callable[[str], None]) -> None:
     Raises:
         MantikError: something is left there.
     """
-    if (run.workdir / STATE / FILE).exists():
+    if (run.workdir / STATE / JOURNAL_FILE).exists():
         for line in _smk_mantik(run, "clean", "--yes", "--force"):
             say(line)
 

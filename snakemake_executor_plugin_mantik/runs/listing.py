@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
 from snakemake_executor_plugin_mantik.runs.settlement import settle_run
 from snakemake_executor_plugin_mantik.runs.store import (
     SITE,
-    Store,
+    RunStore,
     join_conditions,
     quote_filter,
     store_exists,
@@ -36,7 +36,7 @@ GONE: Final = "its controller is gone: smk-mantik runs continue"
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """A run; times are seconds since the epoch, durations seconds.
 
     Attributes:
@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunFilter:
     """Which runs are to be listed; what is empty does not matter.
 
     Attributes:
@@ -84,7 +84,7 @@ class Wanted:
     limit: int = 50
 
 
-def list_rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
+def list_rows(wanted: RunFilter, say: Callable[[str], None]) -> list[RunRow]:
     """The latest runs, in the user's store and in those that runs of this machine went to.
 
     Args:
@@ -102,11 +102,11 @@ def list_rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
         _settled(each, say)
     uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
     stores = [uri for uri in uris if store_exists(uri)]
-    found: list[Row] = []
+    found: list[RunRow] = []
     failed: list[MantikError] = []
     for uri in stores:
         try:
-            found += _in_store(Store(uri), wanted, {h.request.run_id: h for h in there})
+            found += _in_store(RunStore(uri), wanted, {h.request.run_id: h for h in there})
         except UserError:
             raise
         except MantikError as error:
@@ -121,7 +121,7 @@ def list_rows(wanted: Wanted, say: Callable[[str], None]) -> list[Row]:
 
 
 def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
-    names = {name for uri in uris for name in Store(uri).experiments()}
+    names = {name for uri in uris for name in RunStore(uri).experiments()}
     if experiment not in names:
         near = difflib.get_close_matches(experiment, names, 3)
         raise UserError(
@@ -138,7 +138,7 @@ def _settled(run: LocalRun, say: Callable[[str], None]) -> None:
             say(f"run {run.request.run_id}: {error}")
 
 
-def _in_store(store: Store, wanted: Wanted, there: Mapping[str, LocalRun]) -> list[Row]:
+def _in_store(store: RunStore, wanted: RunFilter, there: Mapping[str, LocalRun]) -> list[RunRow]:
     condition = join_conditions(
         [
             f"tags.`{SITE}` = {quote_filter(wanted.site)}"
@@ -161,7 +161,7 @@ def _owner(run: Any) -> str:
     return told if _ID.fullmatch(told) else str(run.info.run_id)
 
 
-def make_row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> Row:
+def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) -> RunRow:
     """One of MLflow's runs.
 
     Args:
@@ -183,7 +183,7 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: Store) -> 
         note = f"cannot start: {why}"
     if here is not None and here.request.run_id == info.run_id and here.gone:
         note = GONE
-    return Row(
+    return RunRow(
         run_id=info.run_id, name=info.run_name, experiment=experiment, state=state,
         site=tags.get(SITE, ""), entry_point=tags.get("mlflow.project.entryPoint", ""),
         started=info.start_time / 1000,
@@ -202,7 +202,7 @@ def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     """A run that was named: MLflow's, its store, and its directory if that is here.
 
     `run` is None where MLflow does not have it any more.
@@ -210,11 +210,11 @@ class Found:
 
     run_id: str
     run: Any
-    store: Store
+    store: RunStore
     here: LocalRun | None
 
 
-def find_run(word: str) -> Found:
+def find_run(word: str) -> FoundRun:
     """The run that a word names: its id, the beginning of it, or its name.
 
     Raises:
@@ -223,12 +223,12 @@ def find_run(word: str) -> Found:
     """
     there = local_runs.find_local_run(word)
     if there is not None:
-        store = Store(there.request.tracking_uri)
-        return Found(there.request.run_id, store.run(there.request.run_id), store, there)
+        store = RunStore(there.request.tracking_uri)
+        return FoundRun(there.request.run_id, store.run(there.request.run_id), store, there)
     uri = tracking_uri(os.environ)
     uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in local_runs.list_local_runs())])
     for each in filter(store_exists, uris):
-        store = Store(each)
+        store = RunStore(each)
         ours = f"tags.`{SITE}` LIKE '%'"
         by_id = f"attributes.run_id LIKE '{word}%'" if _ID.fullmatch(word) else ""
         runs = store.search(join_conditions([by_id, ours]), limit=5) if by_id else []
@@ -240,14 +240,14 @@ def find_run(word: str) -> Found:
         if runs:
             directory = RunDirectory(runs_home() / _owner(runs[0]))
             found = local_runs.read_local_run(directory) if directory.request.exists() else None
-            return Found(runs[0].info.run_id, runs[0], store, found)
+            return FoundRun(runs[0].info.run_id, runs[0], store, found)
     raise UserError(
         f"there is no run {word!r} here or in {uri}",
         do="smk-mantik runs list shows those that there are",
     )
 
 
-def refresh(found: Found) -> Found:
+def refresh(found: FoundRun) -> FoundRun:
     """The same run as it is now, MLflow told of its end where it does not know it."""
     if found.here is None:
         return found

@@ -8,8 +8,8 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.runs import controller
-from snakemake_executor_plugin_mantik.runs.directories import NEW, RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.request import Request, read_request
+from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.request import RunRequest, read_request
 
 _SHORTEST: Final = 4
 """Characters of a run's id that are enough to name it."""
@@ -27,7 +27,7 @@ class LocalRun:
     """
 
     directory: RunDirectory
-    request: Request
+    request: RunRequest
     alive: bool
     end: Mapping[str, Any] | None
 
@@ -98,4 +98,4 @@ def _directories() -> list[Path]:
     runs = runs_home()
     if not runs.is_dir():
         return []
-    return [p for p in runs.iterdir() if not p.name.startswith(NEW) and p.is_dir()]
+    return [p for p in runs.iterdir() if not p.name.startswith(NEW_PREFIX) and p.is_dir()]

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
 )
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.journal.database import Copy
+from snakemake_executor_plugin_mantik.journal.database import JournalCopy
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -132,7 +132,7 @@ async def _site(run: LocalRun, record: TryRecord) -> AsyncIterator[Site]:
         credential.login()
     config = configs[record.site].config
     planners = {record.site: Planner(config, run.request.account or None, run.workdir)}
-    copy = Copy(run.workdir / STATE)
+    copy = JournalCopy(run.workdir / STATE)
     workflow = copy.db.execute("SELECT id FROM workflow").fetchone()["id"]
     copy.db.close()
     sites = make_sites(configs, credentials, planners, workspace_name(run.workdir, workflow))

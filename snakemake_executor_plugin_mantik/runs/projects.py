@@ -27,7 +27,7 @@ _MLPROJECT: Final = "mlproject"
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenProject:
     """A project in a run directory.
 
     Attributes:
@@ -45,7 +45,9 @@ class Taken:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def take_project(uri: str, version: str, config: BackendConfig, directory: RunDirectory) -> Taken:
+def take_project(
+    uri: str, version: str, config: BackendConfig, directory: RunDirectory
+) -> TakenProject:
     """Take a project into a run directory; nothing is written where it lies.
 
     Args:
@@ -73,7 +75,7 @@ def take_project(uri: str, version: str, config: BackendConfig, directory: RunDi
         for path in _named(origin, config):
             if not (target / path).exists():
                 copy_file(origin / path, target / path)
-    return Taken(str(origin), target, origin, tags=_versioned(origin))
+    return TakenProject(str(origin), target, origin, tags=_versioned(origin))
 
 
 def retake_project(old: Path, directory: RunDirectory) -> Path:
@@ -88,7 +90,9 @@ def retake_project(old: Path, directory: RunDirectory) -> Path:
     return target
 
 
-def project_values(taken: Taken, parameters: Mapping[str, str], paths: set[str]) -> dict[str, str]:
+def project_values(
+    taken: TakenProject, parameters: Mapping[str, str], paths: set[str]
+) -> dict[str, str]:
     """The parameters as the workflow in the snapshot has them.
 
     A file that one of type path names is looked up where the command was typed, as `mlflow run`
@@ -108,7 +112,9 @@ def project_values(taken: Taken, parameters: Mapping[str, str], paths: set[str])
     }
 
 
-def missing_values(taken: Taken, values: Mapping[str, str], paths: set[str]) -> dict[str, Mistake]:
+def missing_values(
+    taken: TakenProject, values: Mapping[str, str], paths: set[str]
+) -> dict[str, Mistake]:
     """Those of type path, by name, that name no file, here or in the project."""
     return {
         name: Mistake(
@@ -120,7 +126,7 @@ def missing_values(taken: Taken, values: Mapping[str, str], paths: set[str]) -> 
     }
 
 
-def _value(taken: Taken, name: str, value: str) -> str:
+def _value(taken: TakenProject, name: str, value: str) -> str:
     given = value.removeprefix("file://")
     if not given or "://" in given or "{" in given:
         return value
@@ -196,7 +202,9 @@ def _top(folder: Path) -> tuple[Path, str]:
     return Path(top), prefix.rstrip("/")
 
 
-def _from_git(url: str, version: str, sub: str, directory: RunDirectory, shown: str) -> Taken:
+def _from_git(
+    url: str, version: str, sub: str, directory: RunDirectory, shown: str
+) -> TakenProject:
     clone = directory.path / "clone"
     commit = git.fetch_project(url, version, clone)
     name = Path(sub).name or url.rstrip("/").removesuffix("/.git").removesuffix(".git")
@@ -218,7 +226,7 @@ def _from_git(url: str, version: str, sub: str, directory: RunDirectory, shown: 
             " the project's",
         )
     uri = without_user(url if git.is_remote(url) else str(Path(url).absolute()))
-    return Taken(f"{uri}#{sub}" if sub else uri, target, None, version, tags)
+    return TakenProject(f"{uri}#{sub}" if sub else uri, target, None, version, tags)
 
 
 def _leading_out(project: Path, run: Path) -> Iterator[str]:

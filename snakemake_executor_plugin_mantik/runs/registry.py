@@ -10,7 +10,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.runs.store import Store, quote_filter
+from snakemake_executor_plugin_mantik.runs.store import RunStore, quote_filter
 
 _VERSIONS = "mlflow.modelVersions"
 """The tag of a logged model that MLflow's pages find its registered versions by."""
@@ -20,7 +20,7 @@ _LONGEST: Final = 256
 
 
 @dataclass(frozen=True)
-class Version:
+class ModelVersion:
     """A version of a registered model.
 
     Attributes:
@@ -36,7 +36,7 @@ class Version:
     new: bool = False
 
 
-def register_model(store: Store, run: Any, name: str, model: str = "") -> Version:
+def register_model(store: RunStore, run: Any, name: str, model: str = "") -> ModelVersion:
     """Register the model of a run that has finished.
 
     Args:
@@ -74,7 +74,7 @@ def register_model(store: Store, run: Any, name: str, model: str = "") -> Versio
         link = [{"name": name, "version": int(made.version)}]
         known = json.loads(logged.tags.get(_VERSIONS, "[]"))
         store.client.set_logged_model_tags(logged.model_id, {_VERSIONS: json.dumps(known + link)})
-    return Version(name, str(made.version), new=True)
+    return ModelVersion(name, str(made.version), new=True)
 
 
 def _unfit(name: str) -> str:
@@ -88,21 +88,21 @@ def _unfit(name: str) -> str:
     return f"it may have {_LONGEST} characters" if len(name) > _LONGEST else ""
 
 
-def versions_of_run(store: Store, run: Any) -> tuple[list[str], list[Version]]:
+def versions_of_run(store: RunStore, run: Any) -> tuple[list[str], list[ModelVersion]]:
     """The names of the models that a run has logged, and what is registered of them."""
     with store.asked():
         return sorted({model.name for model in _logged(store, run)}), _versions(store, run)
 
 
-def _versions(store: Store, run: Any) -> list[Version]:
+def _versions(store: RunStore, run: Any) -> list[ModelVersion]:
     return [
-        Version(v.name, str(v.version), _aliases(store, v.name, v.version))
+        ModelVersion(v.name, str(v.version), _aliases(store, v.name, v.version))
         for v in store.client.search_model_versions(f"run_id = {quote_filter(run.info.run_id)}")
     ]
 
 
 @contextmanager
-def only_store(store: Store) -> Iterator[None]:
+def only_store(store: RunStore) -> Iterator[None]:
     """Have MLflow take a store for the only one: it looks models up there, whatever it is asked."""
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(store.client.tracking_uri)
@@ -112,7 +112,7 @@ def only_store(store: Store) -> Iterator[None]:
         mlflow.set_tracking_uri(before)
 
 
-def _again(store: Store, name: str, run_id: str, logged: Any) -> Version:
+def _again(store: RunStore, name: str, run_id: str, logged: Any) -> ModelVersion:
     """The version that a name has already, if it is the same model."""
     versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
     # Of a version MLflow tells the model in its source alone.
@@ -124,12 +124,12 @@ def _again(store: Store, name: str, run_id: str, logged: Any) -> Version:
             where=f"run {run_id}",
             do="Choose another name, or unregister that one",
         )
-    return Version(name, str(same[0].version), _aliases(store, name, same[0].version))
+    return ModelVersion(name, str(same[0].version), _aliases(store, name, same[0].version))
 
 
 def unregister_model(
-    store: Store, run: Any, name: str = "", *, force: bool = False
-) -> list[Version]:
+    store: RunStore, run: Any, name: str = "", *, force: bool = False
+) -> list[ModelVersion]:
     """Take the models of a run out of the registry; those that went.
 
     A registered model without a version left goes, too; one with others stays as it is.
@@ -170,7 +170,7 @@ def unregister_model(
     return found
 
 
-def _unlink(store: Store, run: Any, gone: Sequence[Version]) -> None:
+def _unlink(store: RunStore, run: Any, gone: Sequence[ModelVersion]) -> None:
     names = {(v.name, v.number) for v in gone}
     for model in _logged(store, run):
         with suppress(ValueError):
@@ -184,7 +184,7 @@ def _source(logged: Any) -> str:
     return f"models:/{logged.model_id}"
 
 
-def _registered(store: Store, name: str) -> Any:
+def _registered(store: RunStore, name: str) -> Any:
     try:
         return store.client.get_registered_model(name)
     except MlflowException as error:
@@ -193,17 +193,17 @@ def _registered(store: Store, name: str) -> Any:
         return None
 
 
-def _aliases(store: Store, name: str, version: object) -> tuple[str, ...]:
+def _aliases(store: RunStore, name: str, version: object) -> tuple[str, ...]:
     there = store.client.get_registered_model(name).aliases
     return tuple(alias for alias, number in there.items() if str(number) == str(version))
 
 
-def _logged(store: Store, run: Any) -> list[Any]:
+def _logged(store: RunStore, run: Any) -> list[Any]:
     condition = f"source_run_id = {quote_filter(run.info.run_id)}"
     return list(store.client.search_logged_models([run.info.experiment_id], condition))
 
 
-def _chosen(store: Store, run: Any, name: str) -> Any:
+def _chosen(store: RunStore, run: Any, name: str) -> Any:
     """The logged model that is meant; of several of one name the latest."""
     with store.asked():
         logged = _logged(store, run)

@@ -12,7 +12,7 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What a run was asked for.
 
     Attributes:
@@ -63,7 +63,7 @@ class Request:
         return {"format": _VERSION, **asdict(self)}
 
 
-def write_request(directory: RunDirectory, request: Request) -> None:
+def write_request(directory: RunDirectory, request: RunRequest) -> None:
     """Write a run's request, all of it or nothing.
 
     Raises:
@@ -74,7 +74,7 @@ def write_request(directory: RunDirectory, request: Request) -> None:
     new.replace(directory.request)
 
 
-def read_request(directory: RunDirectory) -> Request:
+def read_request(directory: RunDirectory) -> RunRequest:
     """Read a run's request.
 
     Raises:
@@ -84,9 +84,9 @@ def read_request(directory: RunDirectory) -> Request:
     try:
         values = json.loads(directory.request.read_text(encoding="utf-8"))
         newer = values.pop("format") > _VERSION
-        known = {f.name for f in fields(Request)}
+        known = {f.name for f in fields(RunRequest)}
         if not newer:
-            return Request(**{name: value for name, value in values.items() if name in known})
+            return RunRequest(**{name: value for name, value in values.items() if name in known})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MantikError(
             f"what the run was asked for cannot be read ({error})",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.request import Request
+from snakemake_executor_plugin_mantik.runs.request import RunRequest
 from snakemake_executor_plugin_mantik.tracking.controller.messenger import WORKER
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
@@ -25,7 +25,7 @@ def run_status(directory: RunDirectory) -> str:
     return "KILLED" if directory.cancelled.exists() else "FAILED"
 
 
-def settle_run(directory: RunDirectory, request: Request) -> None:
+def settle_run(directory: RunDirectory, request: RunRequest) -> None:
     """See to it that MLflow knows how a run ended that is over. Imports mlflow if it does not.
 
     What is still in the workflow's outbox goes first, by a process of its own.
@@ -40,13 +40,13 @@ def settle_run(directory: RunDirectory, request: Request) -> None:
         _tell_rest(directory.path / request.folder)
         return
     if not told:
-        from snakemake_executor_plugin_mantik.runs.store import Store
+        from snakemake_executor_plugin_mantik.runs.store import RunStore
 
-        Store(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
+        RunStore(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
     directory.told.touch()
 
 
-def _outbox(directory: RunDirectory, request: Request) -> tuple[bool, bool]:
+def _outbox(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
     """Whether the tracking of jobs has something left to tell, and whether it has told the end."""
     path = directory.path / request.folder / DIRECTORY / OUTBOX
     if not path.exists():

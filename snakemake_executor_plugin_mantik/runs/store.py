@@ -55,7 +55,7 @@ def store_exists(uri: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Made:
+class NewRun:
     """A run that was made: its id, its name, its experiment."""
 
     run_id: str
@@ -64,7 +64,7 @@ class Made:
     experiment: str
 
 
-class Store:
+class RunStore:
     """An MLflow store: a server, or a SQLite file.
 
     All methods raise `MantikError` where it cannot be asked or refuses.
@@ -94,7 +94,7 @@ class Store:
     def make(
         self, experiment: str, experiment_id: str, name: str, tags: Mapping[str, str],
         params: Mapping[str, str],
-    ) -> Made:  # fmt: skip
+    ) -> NewRun:  # fmt: skip
         """Make a run that is about to be submitted.
 
         Args:
@@ -115,7 +115,7 @@ class Store:
             for at in range(0, len(told), _BATCH):
                 self.client.log_batch(run_id, params=told[at : at + _BATCH])
             self.client.update_run(run_id, status="SCHEDULED")
-        return Made(run_id, made.info.run_name, found.experiment_id, found.name)
+        return NewRun(run_id, made.info.run_name, found.experiment_id, found.name)
 
     def _experiment(self, name: str, wanted: str) -> Any:
         found = find_or_make(self.client, name, wanted)

@@ -29,29 +29,29 @@ from snakemake_executor_plugin_mantik.runs.aborted_submissions import (
     mark_unfinished,
     submission_tag,
 )
-from snakemake_executor_plugin_mantik.runs.configs import Chosen
+from snakemake_executor_plugin_mantik.runs.configs import ChosenConfig
 from snakemake_executor_plugin_mantik.runs.directories import (
     CONFIGS,
-    HOME,
-    NEW,
+    NEW_PREFIX,
+    RUNS_VARIABLE,
     RunDirectory,
     make_runs_home,
     runs_home,
 )
 from snakemake_executor_plugin_mantik.runs.projects import (
-    Taken,
+    TakenProject,
     missing_values,
     project_values,
     retake_project,
     take_project,
 )
-from snakemake_executor_plugin_mantik.runs.request import Request, write_request
+from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
 from snakemake_executor_plugin_mantik.runs.signals import delay_signals
 from snakemake_executor_plugin_mantik.runs.store import (
     KEY,
     SITE,
-    Made,
-    Store,
+    NewRun,
+    RunStore,
     quote_filter,
     tracking_uri,
 )
@@ -60,7 +60,7 @@ from snakemake_executor_plugin_mantik.tracking.run import user_name
 
 
 @dataclass(frozen=True)
-class Asked:
+class SubmitRequest:
     """What somebody asks for.
 
     Attributes:
@@ -77,7 +77,7 @@ class Asked:
     """
 
     uri: str
-    chosen: Chosen
+    chosen: ChosenConfig
     entry_point: str = "main"
     version: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Asked:
     tracking_uri: str = ""
 
 
-def submit_run(asked: Asked) -> str:
+def submit_run(asked: SubmitRequest) -> str:
     """Submit a run; its MLflow id. Needs mlflow.
 
     Raises:
@@ -105,7 +105,7 @@ def submit_run(asked: Asked) -> str:
             parameters, extra = {}, {**parameters, **extra}
         values = project_values(taken, parameters, _paths(point))
         account = asked.account or find_account(asked.chosen.site, os.environ) or ""
-        request = Request(
+        request = RunRequest(
             uri=taken.uri, version=taken.version,
             commit=taken.tags.get("mlflow.source.git.commit", ""),
             folder=str(taken.folder.relative_to(stage.path)),
@@ -124,7 +124,7 @@ def resubmit_run(
     run_id: str,
     *,
     parameters: Mapping[str, str] | None = None,
-    site: Chosen | None = None,
+    site: ChosenConfig | None = None,
     extra: Mapping[str, str] | None = None,
     account: str = "",
     experiment: str = "",
@@ -169,7 +169,7 @@ def resubmit_run(
             config = _written(stage, site)
         point = _entry(folder, before.entry_point)
         changed = dict(parameters or {})
-        taken = Taken(before.uri, folder, None, before.version)
+        taken = TakenProject(before.uri, folder, None, before.version)
         scripted = point is not None and point.script
         values = {} if scripted else project_values(taken, changed, _paths(point))
         if not account:
@@ -199,7 +199,7 @@ def resubmit_run(
 def _staging() -> Iterator[RunDirectory]:
     """A directory for a run that is not made yet; those that never became any are removed."""
     runs = make_runs_home()
-    stage = RunDirectory(runs / f"{NEW}{uuid.uuid4().hex}")
+    stage = RunDirectory(runs / f"{NEW_PREFIX}{uuid.uuid4().hex}")
     with ExitStack() as held:
         with _writing(stage):
             stage.path.mkdir(mode=0o700)
@@ -210,7 +210,7 @@ def _staging() -> Iterator[RunDirectory]:
             shutil.rmtree(stage.path, ignore_errors=True)  # unless it has become a run
 
 
-def _written(stage: RunDirectory, chosen: Chosen) -> Path:
+def _written(stage: RunDirectory, chosen: ChosenConfig) -> Path:
     """The copy of a backend config."""
     config = stage.config(chosen.site, chosen.suffix)
     with _writing(stage):
@@ -227,7 +227,7 @@ def _writing(directory: RunDirectory) -> Iterator[None]:
         raise UserError(
             f"the run directory cannot be made ({error.strerror or error})",
             where=str(directory.path),
-            do=f"Free space there, or name another directory for runs with {HOME}",
+            do=f"Free space there, or name another directory for runs with {RUNS_VARIABLE}",
         ) from None
 
 
@@ -261,7 +261,7 @@ def _kept(tags: Mapping[str, str]) -> dict[str, str]:
 
 def _of_key(uri: str, key: str) -> str:
     """The run that was made for a key before; one that never got a directory is given up."""
-    store = Store(uri)
+    store = RunStore(uri)
     for run_id in (
         str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quote_filter(key)}")
     ):
@@ -275,7 +275,7 @@ def _of_key(uri: str, key: str) -> str:
 
 
 def _submitted(
-    stage: RunDirectory, request: Request, point: EntryPoint | None, gone: Mapping[str, Mistake]
+    stage: RunDirectory, request: RunRequest, point: EntryPoint | None, gone: Mapping[str, Mistake]
 ) -> str:
     there = {name: "/" if name in gone else value for name, value in request.values.items()}
     wrong = [*gone.values(), *_account(request.account)]
@@ -287,7 +287,7 @@ def _submitted(
         raise
     if wrong:
         raise ConfigError(wrong)
-    store = Store(request.tracking_uri)
+    store = RunStore(request.tracking_uri)
     assert point is not None
     defaults = {p.name: p.default for p in point.parameters.values() if p.default is not None}
     params = {**defaults, **request.parameters, **request.extra}
@@ -312,7 +312,9 @@ def _submitted(
     return made.run_id
 
 
-def _become(stage: RunDirectory, directory: RunDirectory, request: Request, made: Made) -> None:
+def _become(
+    stage: RunDirectory, directory: RunDirectory, request: RunRequest, made: NewRun
+) -> None:
     complete = replace(
         request, run_id=made.run_id, name=made.name, experiment_id=made.experiment_id,
         experiment=made.experiment,
@@ -322,7 +324,7 @@ def _become(stage: RunDirectory, directory: RunDirectory, request: Request, made
         stage.path.rename(directory.path)
 
 
-def _tags(request: Request, stage: RunDirectory) -> dict[str, str]:
+def _tags(request: RunRequest, stage: RunDirectory) -> dict[str, str]:
     project = load(stage.path / request.folder, warn=False)
     found = {
         "mlflow.user": user_name(),
@@ -339,7 +341,7 @@ def _tags(request: Request, stage: RunDirectory) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _check(stage: RunDirectory, request: Request) -> None:
+def _check(stage: RunDirectory, request: RunRequest) -> None:
     """See to it that the run can be sent, as far as that can be told here.
 
     Paths are looked up in the snapshot, which a process of its own is in.

@@ -15,7 +15,7 @@ _SESSIONS_PER_USER = 5
 """Sessions of one user at a time; one more drops the one that was used least recently."""
 
 
-class Refused(Exception):  # noqa: N818
+class AccessRefused(Exception):  # noqa: N818
     """The request gets no further; `status` and an empty body is all that the server answers."""
 
     def __init__(self, status: int) -> None:
@@ -24,7 +24,7 @@ class Refused(Exception):  # noqa: N818
 
 
 @dataclass
-class Session:
+class SecuritySession:
     """A security session: an id that stands for a user until `expires`."""
 
     id: str
@@ -45,14 +45,14 @@ class Access:
     session_lifetime: float
     password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    sessions: OrderedDict[str, SecuritySession] = field(default_factory=OrderedDict)
 
     @property
     def dn(self) -> str:
         """The distinguished name of the one user."""
         return f"CN={self.username}"
 
-    def check(self, headers: Mapping[str, str]) -> Session:
+    def check(self, headers: Mapping[str, str]) -> SecuritySession:
         """The session of a request; a new one if it names none.
 
         Raises:
@@ -63,7 +63,7 @@ class Access:
             session = self.sessions.get(wanted)
             if session is None or session.expires < time.time():
                 self.sessions.pop(wanted, None)
-                raise Refused(432)
+                raise AccessRefused(432)
             self.sessions.move_to_end(wanted)
             return session
         return self._new_session(self._authenticate(headers.get("authorization", "")))
@@ -78,16 +78,16 @@ class Access:
             try:
                 given = base64.b64decode(value, validate=True)
             except binascii.Error as error:
-                raise Refused(403) from error
+                raise AccessRefused(403) from error
             if secrets.compare_digest(given, f"{self.username}:{self.password}".encode()):
                 return self.dn
-        raise Refused(403)
+        raise AccessRefused(403)
 
-    def _new_session(self, dn: str) -> Session:
+    def _new_session(self, dn: str) -> SecuritySession:
         mine = [session.id for session in self.sessions.values() if session.dn == dn]
         for old in mine[: max(0, len(mine) - _SESSIONS_PER_USER + 1)]:
             del self.sessions[old]
-        session = Session(str(uuid.uuid4()), dn, time.time() + self.session_lifetime)
+        session = SecuritySession(str(uuid.uuid4()), dn, time.time() + self.session_lifetime)
         self.sessions[session.id] = session
         return session
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.sandbox.settings import Partition
 
 
-class State(Enum):
+class BatchState(Enum):
     """The states of Slurm that a job can be in."""
 
     PENDING = "PENDING"
@@ -36,8 +36,9 @@ class State(Enum):
 
 
 _UNFINISHED = (
-    State.PENDING, State.CONFIGURING, State.RUNNING, State.SUSPENDED, State.COMPLETING,
-    State.REQUEUED,
+    BatchState.PENDING, BatchState.CONFIGURING, BatchState.RUNNING,
+    BatchState.SUSPENDED, BatchState.COMPLETING,
+    BatchState.REQUEUED,
 )  # fmt: skip
 
 
@@ -57,7 +58,7 @@ class BatchJob:
 
     id: int
     name: str = ""
-    state: State = State.PENDING
+    state: BatchState = BatchState.PENDING
     reason: str = "None"
     exit_code: int | None = None
     signal: int = 0
@@ -81,7 +82,7 @@ def cancel_error(number: int | str) -> str:
     return f"scancel: Terminating job {number}\nscancel: error: Kill job error on job id {number}: "
 
 
-class Scheduler(ABC):
+class BatchScheduler(ABC):
     """A scheduler of one site. All methods are to be called in the loop that serves the site.
 
     Attributes:

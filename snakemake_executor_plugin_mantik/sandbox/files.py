@@ -96,7 +96,7 @@ def _properties(status: os.stat_result) -> dict[str, Any]:
     }
 
 
-class Files:
+class SandboxFiles:
     """The files below one directory, under one storage URL."""
 
     def __init__(self, root: Path, url: str, tsi: Tsi) -> None:

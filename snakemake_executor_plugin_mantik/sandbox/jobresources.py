@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from snakemake_executor_plugin_mantik.sandbox.access import ANONYMOUS, Session
+from snakemake_executor_plugin_mantik.sandbox.access import ANONYMOUS, SecuritySession
 from snakemake_executor_plugin_mantik.sandbox.answers import (
     date,
     empty,
@@ -23,13 +23,13 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
 )
 from snakemake_executor_plugin_mantik.sandbox.description import tags_of
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
-from snakemake_executor_plugin_mantik.sandbox.submitting import WorkflowCode
+from snakemake_executor_plugin_mantik.sandbox.submitting import JobSubmitter
 from snakemake_executor_plugin_mantik.sandbox.tsi import TsiUnavailableError
 
 _LETTERS = string.ascii_letters + string.digits
 
 
-class JobSite(WorkflowCode, Protocol):
+class JobSite(JobSubmitter, Protocol):
     """What the resources of jobs need of their site; see `UnicoreSite`."""
 
     url: str
@@ -51,7 +51,7 @@ class JobResources:
     def __init__(self, site: JobSite) -> None:
         self._site = site
 
-    async def handle_list(self, request: Request, session: Session) -> Response:
+    async def handle_list(self, request: Request, session: SecuritySession) -> Response:
         """Answer a request for the list of jobs: GET lists, POST submits."""
         known = session.dn != ANONYMOUS
         if request.method == "POST":
@@ -68,7 +68,7 @@ class JobResources:
         ]
         return paged(request, "jobs", f"{self._site.url}/jobs", ids)
 
-    async def _submit(self, request: Request, session: Session) -> Response:
+    async def _submit(self, request: Request, session: SecuritySession) -> Response:
         if not request.headers.get("content-type", "").startswith("application/json"):
             return empty(415)
         try:

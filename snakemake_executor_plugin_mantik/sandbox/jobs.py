@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snakemake_executor_plugin_mantik.sandbox import scripts
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, BatchState, CancelError
 from snakemake_executor_plugin_mantik.sandbox.description import (
     Command,
     Description,
@@ -26,9 +26,9 @@ from snakemake_executor_plugin_mantik.sandbox.staging import (
     stage_out,
 )
 from snakemake_executor_plugin_mantik.sandbox.submitting import (
-    WorkflowCode,
-    batch_script,
-    submit,
+    JobSubmitter,
+    job_batch_script,
+    submit_job,
 )
 from snakemake_executor_plugin_mantik.sandbox.tsi import TsiError
 
@@ -103,7 +103,7 @@ class UnicoreJob:
         now = time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime())
         self.log.append(f"{now}: {text}")
 
-    def begin(self, site: WorkflowCode) -> None:
+    def begin(self, site: JobSubmitter) -> None:
         """Start processing the job; the answer to the submission does not wait for it."""
         self.note("Created with type 'JSON'")
         self.note(f"Client: Name: {self.owner}")
@@ -121,7 +121,7 @@ class UnicoreJob:
         """The server has just asked the scheduler for the states of all jobs."""
         self._looked.set()
 
-    async def abort(self, site: WorkflowCode, *, ignored: bool = False) -> None:
+    async def abort(self, site: JobSubmitter, *, ignored: bool = False) -> None:
         """End the job, or only say so; its directory stays. One that has ended stays as it is."""
         if self.done:
             return
@@ -131,7 +131,7 @@ class UnicoreJob:
         await self._stop_task()
         self._end("FAILED", "Job aborted.")
 
-    async def destroy(self, site: WorkflowCode) -> None:
+    async def destroy(self, site: JobSubmitter) -> None:
         """End the job and remove its directory."""
         await self._cancel_batch(site)
         await self._stop_task()
@@ -142,7 +142,7 @@ class UnicoreJob:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _cancel_batch(self, site: WorkflowCode) -> None:
+    async def _cancel_batch(self, site: JobSubmitter) -> None:
         # Of several scheduler jobs the server knows the last one only.
         if self.batch is not None:
             with suppress(CancelError):
@@ -154,7 +154,7 @@ class UnicoreJob:
         self.ended = time.time()
         self.note(f"Status set to DONE - {'success' if status == 'SUCCESSFUL' else 'failure'}.")
 
-    async def _live(self, site: WorkflowCode) -> None:
+    async def _live(self, site: JobSubmitter) -> None:
         try:
             await asyncio.sleep(site.settings.timing.processing)
             await self._make_directory(site)
@@ -170,7 +170,7 @@ class UnicoreJob:
         else:
             self._end("SUCCESSFUL")
 
-    async def _make_directory(self, site: WorkflowCode) -> None:
+    async def _make_directory(self, site: JobSubmitter) -> None:
         for left in reversed(range(_DIRECTORY_ATTEMPTS)):
             try:
                 await site.tsi.exchange()
@@ -183,7 +183,7 @@ class UnicoreJob:
                     raise
             await asyncio.sleep(site.settings.timing.tsi_retry)
 
-    async def _process(self, site: WorkflowCode) -> None:
+    async def _process(self, site: JobSubmitter) -> None:
         try:
             description = parse_description(self.json)
         except DescriptionError as error:
@@ -214,7 +214,7 @@ class UnicoreJob:
                 raise _Failed(f"Stage-out failed: {error}") from error
         await self._command(site, description.after, description, "Post-command")
 
-    async def _stage(self, site: WorkflowCode, description: Description) -> None:
+    async def _stage(self, site: JobSubmitter, description: Description) -> None:
         if not description.imports:
             return
         self.status = "STAGINGIN"
@@ -235,7 +235,7 @@ class UnicoreJob:
         self.status = "READY"
 
     async def _command(
-        self, site: WorkflowCode, command: Command | None, description: Description, which: str
+        self, site: JobSubmitter, command: Command | None, description: Description, which: str
     ) -> None:
         """Run a pre- or postcommand on the login node."""
         if command is None or not command.on_login_node:
@@ -254,7 +254,7 @@ class UnicoreJob:
                 f"'{self.directory}/']"
             )
 
-    async def _run_on_login_node(self, site: WorkflowCode, description: Description) -> None:
+    async def _run_on_login_node(self, site: JobSubmitter, description: Description) -> None:
         self._on_login_node = True
         self.status = "RUNNING"
         script = scripts.unicore_script(description, self.directory, site.user_variables)
@@ -263,7 +263,7 @@ class UnicoreJob:
 
     async def _login_node(
         self,
-        site: WorkflowCode,
+        site: JobSubmitter,
         script: str,
         exit_code_file: str,
         description: Description | None = None,
@@ -281,20 +281,20 @@ class UnicoreJob:
             raise _Failed(_NOT_NORMAL)
         return code
 
-    async def _run_in_batch(self, site: WorkflowCode, description: Description, queue: str) -> None:
-        script = batch_script(description, self.directory, site.user_variables, queue)
+    async def _run_in_batch(self, site: JobSubmitter, description: Description, queue: str) -> None:
+        script = job_batch_script(description, self.directory, site.user_variables, queue)
         self.note(f"Command is:\n{script}")
-        self.batch = await submit(script, self, site)
+        self.batch = await submit_job(script, self, site)
         self.note(f"Submitted executable: {description.executable}")
         self._judge(await self._follow(site, self.batch), description)
 
-    async def _follow(self, site: WorkflowCode, batch: BatchJob) -> int:
+    async def _follow(self, site: JobSubmitter, batch: BatchJob) -> int:
         """Follow the scheduler, as seldom as the real server looks, and return the exit code."""
         while not batch.state.final:
             await self._next_look()
-            if batch.state is State.RUNNING:
+            if batch.state is BatchState.RUNNING:
                 self.status = "RUNNING"
-            if self.queue == "N/A" and batch.state in (State.PENDING, State.RUNNING):
+            if self.queue == "N/A" and batch.state in (BatchState.PENDING, BatchState.RUNNING):
                 told = await site.scheduler.details(batch.id)
                 self.queue = (told or {}).get("Partition", self.queue)
         await self._next_look()
@@ -329,7 +329,7 @@ class UnicoreJob:
                 f"might be available in the job's working directory '{self.directory}/'"
             )
 
-    async def details(self, site: WorkflowCode) -> dict[str, str]:
+    async def details(self, site: JobSubmitter) -> dict[str, str]:
         """The scheduler's own view, as `scontrol show job` tells it, at once.
 
         Raises:

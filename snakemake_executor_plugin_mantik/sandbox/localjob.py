@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.sandbox import processes, shims
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, BatchState
 from snakemake_executor_plugin_mantik.sandbox.sbatch import BatchRequest
 
 
@@ -35,7 +35,7 @@ class LocalJob(BatchJob):
     pid: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    verdict: State | None = None
+    verdict: BatchState | None = None
     over_memory: bool = False
 
     @property
@@ -57,7 +57,7 @@ class LocalJob(BatchJob):
         return name.replace("%j", str(self.id)).replace("%x", self.request.name)
 
 
-def environment(
+def local_job_environment(
     job: LocalJob, settings: Mapping[str, str], home: Path, user: str
 ) -> dict[str, str]:
     """A job's environment: nothing of ours but the search path and the language.
@@ -96,7 +96,7 @@ def environment(
     if request.memory_mib is not None:
         found["SLURM_MEM_PER_NODE"] = str(request.memory_mib)
     given = dict(settings) | dict(job.environment)
-    return shims.environment(found) | given
+    return shims.shim_environment(found) | given
 
 
 def scontrol(job: LocalJob) -> dict[str, str]:

@@ -26,7 +26,7 @@ async def run_on_login_node(
     code into `exit_code_file` in `directory`. Cancelled, it ends all processes of the script.
     """
     mark = uuid.uuid4().hex
-    environment = shims.environment({**user, processes.MARK: mark})
+    environment = shims.shim_environment({**user, processes.MARK: mark})
     with tempfile.TemporaryDirectory(prefix="mantik-sandbox-") as scratch:
         file = Path(scratch) / "command"
         file.write_text(script)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from snakemake_executor_plugin_mantik.sandbox.batch import Scheduler
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchScheduler
 
 _KINDS = (
     (re.compile(r"/firecrest/v2/compute/[^/]+/jobs/[^/]+/(\w+)"), r"compute/jobs/*/\1"),
@@ -37,7 +37,7 @@ def request_kind(method: str, path: str) -> str:
     return f"{method} other"
 
 
-class Record:
+class RequestRecord:
     """Counts of requests by kind, for one site."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Record:
         """Count one request."""
         self.requests[request_kind(method, path)] += 1
 
-    def as_json(self, jobs: Iterable[dict[str, Any]], scheduler: Scheduler) -> dict[str, Any]:
+    def as_json(self, jobs: Iterable[dict[str, Any]], scheduler: BatchScheduler) -> dict[str, Any]:
         """All that is known: requests, the API's jobs, and the scheduler's with their starts."""
         return {
             "requests": dict(self.requests),

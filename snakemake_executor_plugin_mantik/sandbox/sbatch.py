@@ -64,7 +64,7 @@ class SbatchError(Exception):
 
 
 @dataclass(frozen=True)
-class Rules:
+class SlurmVariant:
     """Where one Slurm differs from another.
 
     Attributes:
@@ -130,7 +130,7 @@ def parse_script(
     script: str,
     partitions: Sequence[Partition],
     options: Mapping[str, str] | None = None,
-    rules: Rules | None = None,
+    rules: SlurmVariant | None = None,
 ) -> BatchRequest:
     """What `script` asks for, checked against `partitions` (the first is the default).
 
@@ -148,7 +148,7 @@ def parse_script(
     if len(script.encode()) > MAX_SCRIPT:
         raise SbatchError(f"{_REFUSED}Pathname of a file, directory or other parameter too long")
     asked = _request(_options(script) | dict(options or {}), partitions[0])
-    return _checked(asked, partitions, rules or Rules())
+    return _checked(asked, partitions, rules or SlurmVariant())
 
 
 def _options(script: str) -> dict[str, str]:
@@ -223,11 +223,11 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         blocked="JobHeldUser" if "hold" in options else "",
     )
     if "time" in taken:
-        request = replace(request, time_s=parse_time(taken.pop("time")))
+        request = replace(request, time_s=parse_sbatch_time(taken.pop("time")))
     if "mem" in taken:
-        request = replace(request, memory_mib=parse_memory(taken.pop("mem"), "mem"))
+        request = replace(request, memory_mib=parse_sbatch_memory(taken.pop("mem"), "mem"))
     elif "mem-per-cpu" in taken:
-        each = parse_memory(taken.pop("mem-per-cpu"), "mem-per-cpu")
+        each = parse_sbatch_memory(taken.pop("mem-per-cpu"), "mem-per-cpu")
         request = replace(request, memory_mib=(each or 0) * per_node * cpus or None)
     for name in taken:
         if name not in _IGNORED | _FLAGS:
@@ -241,7 +241,7 @@ def _unrecognized(word: str) -> SbatchError:
     )
 
 
-def parse_time(text: str) -> int:
+def parse_sbatch_time(text: str) -> int:
     """Seconds of a walltime: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
 
     Slurm rounds up to minutes; the sandbox keeps the seconds, so that a test need not wait.
@@ -258,7 +258,7 @@ def parse_time(text: str) -> int:
     return parts[0] * 60 + (parts[1] if len(parts) == 2 else 0)
 
 
-def parse_memory(text: str, option: str) -> int | None:
+def parse_sbatch_memory(text: str, option: str) -> int | None:
     """MiB of a memory size, None for 0, which Slurm takes as all of the node's."""
     match = _MEMORY.fullmatch(text)
     if match is None:
@@ -267,7 +267,9 @@ def parse_memory(text: str, option: str) -> int | None:
     return max(1, round(mib)) if mib else None
 
 
-def _checked(request: BatchRequest, partitions: Sequence[Partition], rules: Rules) -> BatchRequest:
+def _checked(
+    request: BatchRequest, partitions: Sequence[Partition], rules: SlurmVariant
+) -> BatchRequest:
     partition = next((p for p in partitions if p.name == request.partition), None)
     if partition is None:
         raise SbatchError(

@@ -11,20 +11,24 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.sandbox import processes, shims, slurmstepd
 from snakemake_executor_plugin_mantik.sandbox.batch import (
+    BatchScheduler,
+    BatchState,
     CancelError,
-    Scheduler,
-    State,
     cancel_error,
 )
-from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob, environment, scontrol
+from snakemake_executor_plugin_mantik.sandbox.localjob import (
+    LocalJob,
+    local_job_environment,
+    scontrol,
+)
 from snakemake_executor_plugin_mantik.sandbox.sbatch import (
     TOO_MANY,
     BatchRequest,
-    Rules,
     SbatchError,
+    SlurmVariant,
     parse_script,
 )
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 
 _FIRST_ID = 1000
 _NO_DIRECTORY_SIGNAL = 53
@@ -32,14 +36,14 @@ _NO_DIRECTORY_SIGNAL = 53
 
 
 _REASONS = {
-    State.TIMEOUT: "TimeLimit",
-    State.OUT_OF_MEMORY: "OutOfMemory",
-    State.NODE_FAIL: "NodeDown",
-    State.FAILED: "NonZeroExitCode",
+    BatchState.TIMEOUT: "TimeLimit",
+    BatchState.OUT_OF_MEMORY: "OutOfMemory",
+    BatchState.NODE_FAIL: "NodeDown",
+    BatchState.FAILED: "NonZeroExitCode",
 }
 
 
-class LocalScheduler(Scheduler):
+class LocalScheduler(BatchScheduler):
     """A FIFO queue with first fit: a job starts when its slots are free, in the order of arrival.
 
     `fail_node` kills all processes of the one job at once.
@@ -53,11 +57,11 @@ class LocalScheduler(Scheduler):
     def __init__(
         self,
         directory: Path,
-        settings: Settings,
+        settings: SandboxSettings,
         *,
         home: Path,
         user: str,
-        rules: Rules | None = None,
+        rules: SlurmVariant | None = None,
     ) -> None:
         """Keep batch scripts in `directory`; jobs run with `home` and `user` in the environment."""
         self.jobs = {}
@@ -67,7 +71,7 @@ class LocalScheduler(Scheduler):
         self._settings = settings
         self._home = home
         self._user = user
-        self._rules = rules or Rules()
+        self._rules = rules or SlurmVariant()
         self._ids = itertools.count(_FIRST_ID)
         self._free = settings.slots
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -119,7 +123,12 @@ class LocalScheduler(Scheduler):
         number = next(self._ids)
         request = BatchRequest(self._settings.partitions[0].name, 0, name=name)
         job = LocalJob(
-            number, name, State.FAILED, request=request, copy=self._directory, directory=directory
+            number,
+            name,
+            BatchState.FAILED,
+            request=request,
+            copy=self._directory,
+            directory=directory,
         )
         job.ended = job.submitted
         self.jobs[number] = job
@@ -129,15 +138,15 @@ class LocalScheduler(Scheduler):
         job = self.jobs.get(number)
         if job is None:
             raise CancelError(f"{cancel_error(number)}Invalid job id specified")
-        if job.state.final or job.verdict is State.CANCELLED:
+        if job.state.final or job.verdict is BatchState.CANCELLED:
             raise CancelError(f"{cancel_error(number)}Job/step already completing or completed")
-        self._end(number, State.CANCELLED)
+        self._end(number, BatchState.CANCELLED)
 
     async def fail_node(self, number: int) -> None:
         """Let the node of a running job die: all its processes are killed at once."""
         job = self.jobs[number]
-        if job.state is State.RUNNING and job.pid is not None:
-            job.verdict = State.NODE_FAIL
+        if job.state is BatchState.RUNNING and job.pid is not None:
+            job.verdict = BatchState.NODE_FAIL
             processes.signal_job(job.pid, signal.SIGKILL)
 
     async def script(self, number: int) -> str:
@@ -148,9 +157,9 @@ class LocalScheduler(Scheduler):
     async def attach(self, number: int, command: str) -> tuple[int, str]:
         """Run a command beside a running job; see `Scheduler.attach`."""
         job = self.jobs.get(number)
-        if job is None or job.state is not State.RUNNING:
+        if job is None or job.state is not BatchState.RUNNING:
             return 1, "srun: error: Unable to confirm allocation for job: Invalid job id"
-        environment = shims.environment({"HOME": str(self._home), processes.MARK: job.mark})
+        environment = shims.shim_environment({"HOME": str(self._home), processes.MARK: job.mark})
         process = await asyncio.create_subprocess_exec(
             "/bin/bash", "-c", command, cwd=job.directory, env=environment,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
@@ -172,16 +181,16 @@ class LocalScheduler(Scheduler):
             return None
         return scontrol(job)
 
-    def _end(self, number: int, verdict: State) -> None:
+    def _end(self, number: int, verdict: BatchState) -> None:
         job = self.jobs.get(number)
         if job is None or job.state.final:
             return
         job.verdict = job.verdict or verdict
-        if job.state is State.PENDING:
+        if job.state is BatchState.PENDING:
             self._set(job, job.verdict)
         elif job.pid is not None:
-            text = slurmstepd.cancelled(number, time_limit=verdict is State.TIMEOUT)
-            slurmstepd.tell(job.stderr, text)
+            text = slurmstepd.cancelled(number, time_limit=verdict is BatchState.TIMEOUT)
+            slurmstepd.append_error(job.stderr, text)
             loop, timing = asyncio.get_running_loop(), self._settings.timing
             if timing.signal_gap:
                 told = (job.pid, signal.SIGTERM, timing.signal_gap)
@@ -191,28 +200,28 @@ class LocalScheduler(Scheduler):
             loop.call_later(timing.kill_wait, self._kill, job)
 
     def _kill(self, job: LocalJob) -> None:
-        if job.state is State.RUNNING and job.pid is not None:
+        if job.state is BatchState.RUNNING and job.pid is not None:
             processes.signal_job(job.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         """End all jobs at once, by KILL, and wait until none of their processes is left."""
         for job in self.jobs.values():
-            if job.state is State.PENDING:
-                job.verdict = State.CANCELLED
-                self._set(job, State.CANCELLED)
+            if job.state is BatchState.PENDING:
+                job.verdict = BatchState.CANCELLED
+                self._set(job, BatchState.CANCELLED)
         for job in self.jobs.values():
-            if job.state is State.RUNNING:
-                job.verdict = State.CANCELLED
+            if job.state is BatchState.RUNNING:
+                job.verdict = BatchState.CANCELLED
                 self._kill(job)
         await asyncio.gather(*self._tasks.values())
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _set(self, job: LocalJob, state: State) -> None:
-        waited = job.state is State.PENDING
+    def _set(self, job: LocalJob, state: BatchState) -> None:
+        waited = job.state is BatchState.PENDING
         job.state = state
-        if state is State.FAILED and job.signal:
+        if state is BatchState.FAILED and job.signal:
             job.reason = "JobLaunchFailure"  # whatever the signal was
-        elif not (waited and state is State.CANCELLED):  # the reason for waiting stays
+        elif not (waited and state is BatchState.CANCELLED):  # the reason for waiting stays
             job.reason = _REASONS.get(state, "None")
         if state.final:
             job.ended = time.time()
@@ -221,12 +230,12 @@ class LocalScheduler(Scheduler):
 
     def _dispatch(self) -> None:
         for job in self.jobs.values():
-            if job.state is State.PENDING and not job.request.blocked:
+            if job.state is BatchState.PENDING and not job.request.blocked:
                 if job.slots <= self._free:
                     self._free -= job.slots
                     job.started = time.time()
                     job.starts += 1
-                    self._set(job, State.RUNNING)
+                    self._set(job, BatchState.RUNNING)
                     self._tasks[job.id] = asyncio.create_task(self._run(job))
                 else:
                     job.reason = "Resources"
@@ -237,12 +246,14 @@ class LocalScheduler(Scheduler):
         except OSError as error:
             # A working directory that is gone, a file that cannot be made.
             job.exit_code, job.signal = 0, _NO_DIRECTORY_SIGNAL
-            job.verdict = job.verdict or State.FAILED
+            job.verdict = job.verdict or BatchState.FAILED
             job.reason = str(error)
         finally:
             self._free += job.slots
             self._tasks.pop(job.id, None)
-            self._set(job, job.verdict or (State.FAILED if job.exit_code else State.COMPLETED))
+            self._set(
+                job, job.verdict or (BatchState.FAILED if job.exit_code else BatchState.COMPLETED)
+            )
             self._dispatch()
 
     async def _execute(self, job: LocalJob) -> None:
@@ -253,7 +264,9 @@ class LocalScheduler(Scheduler):
                 process = await asyncio.create_subprocess_exec(
                     str(job.copy),
                     cwd=job.directory,
-                    env=environment(job, self._settings.environment, self._home, self._user),
+                    env=local_job_environment(
+                        job, self._settings.environment, self._home, self._user
+                    ),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=err or out,
@@ -273,7 +286,7 @@ class LocalScheduler(Scheduler):
         job.pid = None
         job.exit_code, job.signal = (0, -code) if code < 0 else (code, 0)
         if job.signal and job.verdict is None:
-            job.verdict = State.FAILED
+            job.verdict = BatchState.FAILED
 
     async def _enforce(self, job: LocalJob) -> None:
         """End the job when its walltime is over or it uses more memory than it asked for."""
@@ -290,15 +303,15 @@ class LocalScheduler(Scheduler):
             if used > limit * 2**20:
                 self._end_for_memory(job, used)
                 return
-        self._end(job.id, State.TIMEOUT)
+        self._end(job.id, BatchState.TIMEOUT)
 
     def _end_for_memory(self, job: LocalJob, used: int) -> None:
         assert job.pid is not None
         job.over_memory = True
-        job.verdict = job.verdict or State(self._settings.memory_state)
-        if job.verdict is State.OUT_OF_MEMORY:
-            slurmstepd.tell(job.stderr, slurmstepd.oom_killed(job.id))
+        job.verdict = job.verdict or BatchState(self._settings.memory_state)
+        if job.verdict is BatchState.OUT_OF_MEMORY:
+            slurmstepd.append_error(job.stderr, slurmstepd.oom_killed(job.id))
         else:
             limit = (job.request.memory_mib or 0) * 2**20
-            slurmstepd.tell(job.stderr, *slurmstepd.over_memory(job.id, used, limit))
+            slurmstepd.append_error(job.stderr, *slurmstepd.over_memory(job.id, used, limit))
         processes.signal_job(job.pid, signal.SIGKILL)

@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.sandbox.batch import Scheduler
-from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchScheduler
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SlurmVariant
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmScheduler
 
 
 def scheduler_of(
-    settings: Settings, directory: Path, *, home: Path, user: str, rules: Rules | None = None
-) -> Scheduler:
+    settings: SandboxSettings,
+    directory: Path,
+    *,
+    home: Path,
+    user: str,
+    rules: SlurmVariant | None = None,
+) -> BatchScheduler:
     """The scheduler that `settings` name; `directory` and `rules` are for the local one."""
     if settings.scheduler == "slurm":
         return SlurmScheduler(settings, home=home, user=user)

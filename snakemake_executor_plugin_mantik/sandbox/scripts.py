@@ -88,7 +88,7 @@ def _replaced(script: str, user: Mapping[str, str]) -> str:
     return script
 
 
-def batch_script(description: Description, directory: Path, script: str, queue: str) -> str:
+def tsi_batch_script(description: Description, directory: Path, script: str, queue: str) -> str:
     """The batch script of a job that is not RAW, with what the TSI makes of its resources."""
     asked = description.resources
     named = description.name if _GOOD_NAME.fullmatch(description.name) else "UNICORE_job"

@@ -28,11 +28,11 @@ from snakemake_executor_plugin_mantik.sandbox.faults import (
     doom_connection,
     reset_if_doomed,
 )
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, SiteOption
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
-from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreServer
 
 _START_TIMEOUT = 30.0
 """Seconds to wait for the server's thread to start or to do something."""
@@ -55,7 +55,7 @@ Site:
 """
 
 _T = TypeVar("_T")
-_SandboxSite = UnicoreSite | FirecrestSite
+_SandboxSite = UnicoreServer | FirecrestServer
 """A site of any API: both have the same few methods for the sandbox."""
 
 
@@ -75,12 +75,12 @@ class Sandbox:
         self,
         directory: Path,
         sites: Sequence[SiteOption] = (SiteOption("hpc1"),),
-        settings: Settings | None = None,
+        settings: SandboxSettings | None = None,
     ) -> None:
         """Prepare a sandbox in `directory`, which is made if it is not there."""
         self.directory = directory
         self.options = tuple(sites)
-        self.settings = settings or Settings()
+        self.settings = settings or SandboxSettings()
         self.faults = Faults()
         self.token = secrets.token_urlsafe(24)
         self._sites: dict[str, _SandboxSite] = {}
@@ -151,7 +151,7 @@ class Sandbox:
     def tsi(self, name: str) -> Tsi:
         """The TSI of a UNICORE site."""
         site = self.site(name)
-        assert isinstance(site, UnicoreSite)
+        assert isinstance(site, UnicoreServer)
         return site.tsi
 
     @contextmanager
@@ -216,7 +216,7 @@ class Sandbox:
 
     def _make_sites(self) -> None:
         for option in self.options:
-            kind = FirecrestSite if option.api == "firecrest" else UnicoreSite
+            kind = FirecrestServer if option.api == "firecrest" else UnicoreServer
             place = self.directory / option.name
             site = kind(option.name, place, self.settings, f"http://127.0.0.1:{self._port}")
             self._sites[option.name] = site

@@ -137,7 +137,7 @@ def machine_slots() -> int:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SandboxSettings:
     """Everything that can be set about a sandbox.
 
     Attributes:

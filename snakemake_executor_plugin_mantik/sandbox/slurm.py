@@ -14,9 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.batch import (
+    BatchJob,
+    BatchScheduler,
+    BatchState,
+    CancelError,
+)
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
-from snakemake_executor_plugin_mantik.sandbox.settings import Partition, Settings
+from snakemake_executor_plugin_mantik.sandbox.settings import Partition, SandboxSettings
 
 COMMANDS = ("sbatch", "scancel", "scontrol", "sacct", "squeue", "sinfo", "srun")
 _ANSWER = 30.0
@@ -30,10 +35,10 @@ _IN_SECONDS = {"SLURM_TIME_FORMAT": "%s"}
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=")
 
 
-class SlurmScheduler(Scheduler):
+class SlurmScheduler(BatchScheduler):
     """The jobs that one site has in this machine's Slurm."""
 
-    def __init__(self, settings: Settings, *, home: Path, user: str) -> None:
+    def __init__(self, settings: SandboxSettings, *, home: Path, user: str) -> None:
         """Jobs run with `home` and `user` in the environment.
 
         Raises:
@@ -209,11 +214,15 @@ def _update(job: BatchJob, told: Mapping[str, str]) -> None:
     job.name = told.get("JobName", job.name)
     job.reason = told.get("Reason", job.reason)
     started, ended = (_moment(told.get(key, "")) for key in ("StartTime", "EndTime"))
-    state = State.__members__.get(told.get("JobState", ""))
+    state = BatchState.__members__.get(told.get("JobState", ""))
     if state is None:
         return
     # A job that was cancelled while it waited has a time of start, and no node.
-    if state is not State.PENDING and told.get("NodeList") not in ("", "(null)", "None assigned"):
+    if state is not BatchState.PENDING and told.get("NodeList") not in (
+        "",
+        "(null)",
+        "None assigned",
+    ):
         job.started, job.starts = started, int(told.get("Restarts", 0)) + (started is not None)
     if state.final:
         job.ended, job.exit_code, job.signal = ended, int(exit_code), int(signal or 0)

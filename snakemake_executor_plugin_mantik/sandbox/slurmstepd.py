@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 
-def tell(file: Path, *lines: str) -> None:
+def append_error(file: Path, *lines: str) -> None:
     """Append lines of slurmstepd to a job's standard error, if it can be written."""
     node = os.uname().nodename
     try:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from snakemake_executor_plugin_mantik.sandbox import scripts
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, Scheduler
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, BatchScheduler
 from snakemake_executor_plugin_mantik.sandbox.description import Description
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 from snakemake_executor_plugin_mantik.sandbox.tsi import (
     Tsi,
     TsiError,
@@ -25,11 +25,11 @@ _EXCHANGES = 8
 """What submitting a job takes of the TSI: so two or three a second come to the scheduler."""
 
 
-class WorkflowCode(Protocol):
+class JobSubmitter(Protocol):
     """What a job needs of the site that it lives at."""
 
-    settings: Settings
-    scheduler: Scheduler
+    settings: SandboxSettings
+    scheduler: BatchScheduler
     user_variables: dict[str, str]
     tsi: Tsi
     workers: asyncio.Semaphore
@@ -40,7 +40,7 @@ class WorkflowCode(Protocol):
         ...
 
 
-class Submitted(Protocol):
+class SubmittedJob(Protocol):
     """What a submission needs of its job; see `UnicoreJob`."""
 
     directory: Path
@@ -52,7 +52,7 @@ class Submitted(Protocol):
         ...
 
 
-async def submit(script: str, job: Submitted, site: WorkflowCode) -> BatchJob:
+async def submit_job(script: str, job: SubmittedJob, site: JobSubmitter) -> BatchJob:
     """Submit a batch script; of several submissions the last one counts.
 
     Raises:
@@ -83,13 +83,13 @@ async def submit(script: str, job: Submitted, site: WorkflowCode) -> BatchJob:
         await asyncio.sleep(site.settings.timing.resubmit_delay)
 
 
-def batch_script(
+def job_batch_script(
     description: Description, directory: Path, user: Mapping[str, str], queue: str
 ) -> str:
     """What sbatch gets: the job's own file and a call of UNICORE's script, or that script alone."""
     own = scripts.unicore_script(description, directory, user)
     if description.job_type != "RAW":
-        return scripts.batch_script(description, directory, own, queue)
+        return scripts.tsi_batch_script(description, directory, own, queue)
     file = directory / f"TSI_submit_{int(time.time() * 1000)}"
     file.write_text(own)
     file.chmod(0o700)

@@ -13,8 +13,8 @@ from snakemake_executor_plugin_mantik.sandbox.access import (
     ANONYMOUS,
     SESSION_HEADER,
     Access,
-    Refused,
-    Session,
+    AccessRefused,
+    SecuritySession,
 )
 from snakemake_executor_plugin_mantik.sandbox.answers import (
     date,
@@ -25,14 +25,14 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
     shown,
 )
 from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault
-from snakemake_executor_plugin_mantik.sandbox.files import Files, decode_path, free_space
+from snakemake_executor_plugin_mantik.sandbox.files import SandboxFiles, decode_path, free_space
 from snakemake_executor_plugin_mantik.sandbox.jobresources import JobResources, new_id
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
-from snakemake_executor_plugin_mantik.sandbox.record import Record
+from snakemake_executor_plugin_mantik.sandbox.record import RequestRecord
 from snakemake_executor_plugin_mantik.sandbox.resources import ranges
-from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SlurmVariant
 from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
 
 _VERSION = "11.0.0"
@@ -44,7 +44,7 @@ _WORKERS = 4
 """Jobs that the server brings files for at the same time."""
 
 
-class UnicoreSite:
+class UnicoreServer:
     """A site: storages, a scheduler, jobs, and the REST API in front of them.
 
     Attributes:
@@ -60,13 +60,13 @@ class UnicoreSite:
         ignore_next: how many of the next aborts end nothing (seen at one without a scheduler).
     """
 
-    def __init__(self, name: str, directory: Path, settings: Settings, base: str) -> None:
+    def __init__(self, name: str, directory: Path, settings: SandboxSettings, base: str) -> None:
         """Make the site's directories; `base` is the server's URL."""
         self.name = name
         self.directory = directory.resolve()
         self.settings = settings
         self.access = Access("mantik", settings.timing.session_lifetime)
-        self.record = Record()
+        self.record = RequestRecord()
         self.jobs: dict[str, UnicoreJob] = {}
         self.forget_next = 0
         self.repeat_next = 0
@@ -88,7 +88,7 @@ class UnicoreSite:
             self.directory / "spool",
             home=home,
             user=self.access.username,
-            rules=Rules(accounts=settings.accounts),
+            rules=SlurmVariant(accounts=settings.accounts),
         )
         self._since = time.time()
         self._job_resources = JobResources(self)
@@ -179,7 +179,7 @@ class UnicoreSite:
         self.record.note(request.method, raw)
         try:
             session = self.access.check(request.headers)
-        except Refused as refused:
+        except AccessRefused as refused:
             return empty(refused.status)
         response = await self._route(request, session, path.strip("/").split("/", 3), path)
         response.headers[SESSION_HEADER] = session.id
@@ -188,7 +188,7 @@ class UnicoreSite:
         return response
 
     async def _route(  # noqa: PLR0911 - one return per resource
-        self, request: Request, session: Session, parts: list[str], path: str
+        self, request: Request, session: SecuritySession, parts: list[str], path: str
     ) -> Response:
         kind, name, sub = [*parts, "", "", ""][:3]
         known = session.dn != ANONYMOUS
@@ -224,7 +224,7 @@ class UnicoreSite:
                 return await self._job_resources.handle(request, job, parts[2:])
         return empty(404)
 
-    def _base(self, request: Request, session: Session) -> Response:
+    def _base(self, request: Request, session: SecuritySession) -> Response:
         known = session.dn != ANONYMOUS
         user = self.access.username
         client: dict[str, Any] = {"dn": session.dn, "role": {"selected": "anonymous"}, "xlogin": {}}
@@ -321,12 +321,12 @@ class UnicoreSite:
             return empty(404)
         url = f"{self.url}/storages/{name}"
         if sub == "files":
-            return await Files(root, url, self.tsi).handle(request, rest)
+            return await SandboxFiles(root, url, self.tsi).handle(request, rest)
         if sub == "actions" and request.method == "POST" and rest in ("copy", "rename"):
             asked = await request.json()
             if not asked.get("from") or not asked.get("to"):
                 return empty(400)
-            files = Files(root, url, self.tsi)
+            files = SandboxFiles(root, url, self.tsi)
             return await files.move(asked["from"], asked["to"], copy=rest == "copy")
         if sub:
             return empty(404)

@@ -8,8 +8,8 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.local_runs import read_local_run
 from snakemake_executor_plugin_mantik.runs.settlement import run_status
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
-from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, Schedule
+from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import format_moment, is_under_way
 
 
@@ -18,14 +18,14 @@ def describe_time(schedule: Schedule, firing: Firing) -> str:
     return format_moment(datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz)))
 
 
-def describe_outcome(store: Store, schedule: Schedule, firing: Firing) -> str:
+def describe_outcome(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
     """What became of a due time so far."""
-    if firing.state is State.FIRING:
+    if firing.state is FiringState.FIRING:
         return _pending(store, schedule, firing)
     return {
-        State.FIRED: f"run {firing.run} ({_run_state(firing.run)})",
-        State.MISSED: f"missed: {firing.told}",
-        State.FAILED: f"not submitted, given up: {firing.told}",
+        FiringState.FIRED: f"run {firing.run} ({_run_state(firing.run)})",
+        FiringState.MISSED: f"missed: {firing.told}",
+        FiringState.FAILED: f"not submitted, given up: {firing.told}",
     }[firing.state]
 
 
@@ -40,7 +40,7 @@ def _run_state(run_id: str) -> str:
     return "under way" if run.end is None else run_status(run.directory)
 
 
-def _pending(store: Store, schedule: Schedule, firing: Firing) -> str:
+def _pending(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
     if is_under_way(store.path.parent, schedule.id):
         return "is being submitted"
     again = format_moment(datetime.fromtimestamp(firing.retry, ZoneInfo(schedule.tz)))
@@ -51,7 +51,7 @@ def _pending(store: Store, schedule: Schedule, firing: Firing) -> str:
     return f"not submitted yet, again after {again}: {firing.told}"
 
 
-def schedule_as_json(store: Store, schedule: Schedule, now: datetime) -> dict[str, Any]:
+def schedule_as_json(store: ScheduleStore, schedule: Schedule, now: datetime) -> dict[str, Any]:
     """A schedule, and what became of its last due time."""
     due = next(schedule.due(now), None)
     last = store.history(schedule.id, 1)
@@ -71,7 +71,7 @@ def schedule_as_json(store: Store, schedule: Schedule, now: datetime) -> dict[st
 def firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
     """What became of a due time."""
     zone = ZoneInfo(schedule.tz)
-    waits = firing.state is State.FIRING
+    waits = firing.state is FiringState.FIRING
     return {
         "due": datetime.fromtimestamp(firing.due, zone).isoformat(),
         "state": firing.state,

@@ -12,8 +12,13 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, Schedule, State
-from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.schedules import (
+    Firing,
+    FiringState,
+    MissedPolicy,
+    Schedule,
+)
+from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import (
     RETRY_MOST_S,
     format_moment,
@@ -43,7 +48,9 @@ def is_present(directory: Path) -> bool:
     return False
 
 
-def claim_due(store: Store, submit: Callable[[Firing], None], clock: Callable[[], float]) -> float:
+def claim_due(
+    store: ScheduleStore, submit: Callable[[Firing], None], clock: Callable[[], float]
+) -> float:
     """Claim due times, and have what is claimed submitted.
 
     Args:
@@ -65,7 +72,7 @@ def claim_due(store: Store, submit: Callable[[Firing], None], clock: Callable[[]
     return min(LOOK_S, 60 - clock() % 60)
 
 
-def _claim(store: Store, schedule: Schedule, now: float) -> None:
+def _claim(store: ScheduleStore, schedule: Schedule, now: float) -> None:
     if now < schedule.since:
         # Due times that were claimed are not claimed again, whatever the clock says.
         store.rewind(schedule, now)
@@ -75,14 +82,14 @@ def _claim(store: Store, schedule: Schedule, now: float) -> None:
         return
     due = int(latest.timestamp())
     late = now - due > LATE_S
-    skip = late and schedule.missed is Missed.SKIP
+    skip = late and schedule.missed is MissedPolicy.SKIP
     missed = latest if skip else schedule.latest(datetime.fromtimestamp(due - 1, UTC))
     rows = []
     if missed is not None:
         first = next(schedule.due(datetime.fromtimestamp(schedule.since, UTC)))
-        rows.append((int(first.timestamp()), State.MISSED, _missed(first, missed)))
+        rows.append((int(first.timestamp()), FiringState.MISSED, _missed(first, missed)))
     if not skip:
-        rows.append((due, State.FIRING, "caught up" if late else ""))
+        rows.append((due, FiringState.FIRING, "caught up" if late else ""))
     store.claim(schedule, due, rows, now)
 
 

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
-from snakemake_executor_plugin_mantik.schedule.schedules import Missed, Schedule
+from snakemake_executor_plugin_mantik.schedule.schedules import MissedPolicy, Schedule
 from snakemake_executor_plugin_mantik.schedule.submit import format_moment
 
 FOR_EVER: Final = "never"
@@ -36,7 +36,7 @@ class ScheduleRequest:
     tz: str | None = None
     until: str | None = None
     account: str | None = None
-    missed: Missed | None = None
+    missed: MissedPolicy | None = None
 
 
 def make_schedule(
@@ -55,7 +55,7 @@ def make_schedule(
     """
     bare = Schedule(
         id=0, name=name, run="", cron="", tz=_local_zone(), until=None, account="",
-        missed=Missed.SKIP, since=now.timestamp(), revision=0,
+        missed=MissedPolicy.SKIP, since=now.timestamp(), revision=0,
     )  # fmt: skip
     mistakes = []
     if not fullmatch(r"\w[\w.-]{0,59}", name):

@@ -10,14 +10,14 @@ from zoneinfo import ZoneInfo
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
 
 
-class Missed(StrEnum):
+class MissedPolicy(StrEnum):
     """What becomes of due times that passed while nothing ran."""
 
     SKIP = "skip"
     ONCE = "once"
 
 
-class State(StrEnum):
+class FiringState(StrEnum):
     """How far a due time is."""
 
     FIRING = "firing"
@@ -50,7 +50,7 @@ class Schedule:
     tz: str
     until: date | None
     account: str
-    missed: Missed
+    missed: MissedPolicy
     since: float
     revision: int
 
@@ -93,7 +93,7 @@ class Firing:
     id: int
     schedule: int
     due: int
-    state: State
+    state: FiringState
     key: str
     attempts: int
     begun: bool

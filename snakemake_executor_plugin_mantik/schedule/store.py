@@ -15,9 +15,14 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import make_private, open_private
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, Schedule, State
+from snakemake_executor_plugin_mantik.schedule.schedules import (
+    Firing,
+    FiringState,
+    MissedPolicy,
+    Schedule,
+)
 
-FILE: Final = "schedules.sqlite"
+SCHEDULES_FILE: Final = "schedules.sqlite"
 _VERSION: Final = 1
 KEPT: Final = 500
 """Due times that are over and still shown, of each schedule."""
@@ -50,7 +55,7 @@ WHERE state = 'missed' AND :state = 'firing'
 """What was missed by a clock that was wrong comes after all."""
 
 
-class Store:
+class ScheduleStore:
     """The schedules of a user.
 
     All methods raise `MantikError` if the file cannot be used, and `UserError` where they say so.
@@ -58,7 +63,7 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         """Open the file in `directory`; both are made, closed to others, if they are not there."""
-        self.path = directory / FILE
+        self.path = directory / SCHEDULES_FILE
         try:
             make_private(directory)
             open_private(self.path, "ab").close()
@@ -182,7 +187,11 @@ class Store:
     # Due times
 
     def claim(
-        self, schedule: Schedule, upto: int, rows: Sequence[tuple[int, State, str]], now: float
+        self,
+        schedule: Schedule,
+        upto: int,
+        rows: Sequence[tuple[int, FiringState, str]],
+        now: float,
     ) -> bool:
         """Claim due times; False: somebody else has, or the schedule was edited.
 
@@ -201,11 +210,11 @@ class Store:
             )
             if done.rowcount != 1:
                 return False
-            if any(state is State.FIRING for _, state, _ in rows):
+            if any(state is FiringState.FIRING for _, state, _ in rows):
                 db.execute(
                     "UPDATE firings SET state = ?, changed = ?, told = CASE told WHEN '' THEN ?"
                     " ELSE told END WHERE schedule = ? AND state = ? AND NOT begun",
-                    (State.FAILED, now, NEVER_BEGUN, schedule.id, State.FIRING),
+                    (FiringState.FAILED, now, NEVER_BEGUN, schedule.id, FiringState.FIRING),
                 )
             for due, state, told in rows:
                 db.execute(
@@ -222,7 +231,7 @@ class Store:
             db.execute(
                 "DELETE FROM firings WHERE schedule = ? AND state != ? AND due <= ("
                 "SELECT due FROM firings WHERE schedule = ? ORDER BY due DESC LIMIT 1 OFFSET ?)",
-                (schedule.id, State.FIRING, schedule.id, KEPT),
+                (schedule.id, FiringState.FIRING, schedule.id, KEPT),
             )
         return True
 
@@ -233,7 +242,7 @@ class Store:
 
     def open(self) -> list[Firing]:
         """The due times that are to be submitted, the oldest first."""
-        rows = self._rows("SELECT * FROM firings WHERE state = ? ORDER BY due", State.FIRING)
+        rows = self._rows("SELECT * FROM firings WHERE state = ? ORDER BY due", FiringState.FIRING)
         return [_firing(row) for row in rows]
 
     def history(self, schedule_id: int, limit: int = KEPT) -> list[Firing]:
@@ -254,7 +263,7 @@ class Store:
         """It has been submitted."""
         self._change(
             "state = ?, begun = 0, run = ?, told = '', changed = ?",
-            firing, State.FIRED, run, now,
+            firing, FiringState.FIRED, run, now,
         )  # fmt: skip
 
     def put_off(self, firing: Firing, told: str, now: float, *, give_up: bool) -> None:
@@ -272,12 +281,18 @@ class Store:
         with self._write() as db:
             later = db.execute(
                 "SELECT 1 FROM firings WHERE schedule = ? AND due > ? AND state != ?",
-                (firing.schedule, firing.due, State.MISSED),
+                (firing.schedule, firing.due, FiringState.MISSED),
             ).fetchone()
             over = give_up or (later and not firing.begun)
             db.execute(
                 "UPDATE firings SET state = ?, begun = ?, told = ?, changed = ? WHERE id = ?",
-                (State.FAILED if over else State.FIRING, firing.begun, told, now, firing.id),
+                (
+                    FiringState.FAILED if over else FiringState.FIRING,
+                    firing.begun,
+                    told,
+                    now,
+                    firing.id,
+                ),
             )
 
     def _change(self, setting: str, firing: Firing, *values: object) -> None:
@@ -291,9 +306,9 @@ def repeated_by(directory: Path, run_id: str) -> list[str]:
     Raises:
         MantikError: the file cannot be used.
     """
-    if not (directory / FILE).exists():
+    if not (directory / SCHEDULES_FILE).exists():
         return []
-    store = Store(directory)
+    store = ScheduleStore(directory)
     try:
         return [schedule.name for schedule in store.all() if schedule.run == run_id]
     finally:
@@ -308,9 +323,11 @@ def _columns(schedule: Schedule) -> dict[str, Any]:
 def _schedule(row: sqlite3.Row) -> Schedule:
     values = dict(row)
     until = date.fromisoformat(values["until"]) if values["until"] else None
-    return Schedule(**values | {"until": until, "missed": Missed(values["missed"])})
+    return Schedule(**values | {"until": until, "missed": MissedPolicy(values["missed"])})
 
 
 def _firing(row: sqlite3.Row) -> Firing:
     values = dict(row)
-    return Firing(**values | {"state": State(values["state"]), "begun": bool(values["begun"])})
+    return Firing(
+        **values | {"state": FiringState(values["state"]), "begun": bool(values["begun"])}
+    )

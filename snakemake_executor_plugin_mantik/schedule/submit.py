@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
-from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, Schedule
+from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 
 _RETRY_FIRST_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0
@@ -30,7 +30,7 @@ DUE: Final = "mantik.schedule.due"
 """Tags of the runs that were made: the schedule's name, and when it was due."""
 
 
-class Again(Protocol):
+class Resubmit(Protocol):
     """Submits a run again; see `runs.again`."""
 
     def __call__(
@@ -40,7 +40,9 @@ class Again(Protocol):
         ...
 
 
-def submit_firing(store: Store, firing_id: int, again: Again, clock: Callable[[], float]) -> str:
+def submit_firing(
+    store: ScheduleStore, firing_id: int, again: Resubmit, clock: Callable[[], float]
+) -> str:
     """Submit a due time, unless another process is at it or it is over.
 
     Args:
@@ -58,13 +60,17 @@ def submit_firing(store: Store, firing_id: int, again: Again, clock: Callable[[]
     with lock_schedule(store.path.parent, firing.schedule) as ours:
         firing = store.firing(firing_id) if ours else None
         schedule = store.by_id(firing.schedule) if firing is not None else None
-        if firing is None or schedule is None or firing.state is not State.FIRING:
+        if firing is None or schedule is None or firing.state is not FiringState.FIRING:
             return ""
         return _submit(store, schedule, firing, again, clock)
 
 
 def _submit(
-    store: Store, schedule: Schedule, firing: Firing, again: Again, clock: Callable[[], float]
+    store: ScheduleStore,
+    schedule: Schedule,
+    firing: Firing,
+    again: Resubmit,
+    clock: Callable[[], float],
 ) -> str:
     now = clock()
     store.begin(firing, now, now + retry_pause(firing.attempts))
@@ -83,7 +89,7 @@ def _submit(
         why = f"{error} {INTERRUPTED}" if firing.begun else str(error)
         store.put_off(firing, why, now, give_up=now - firing.due > _GIVE_UP_S)
         after = store.firing(firing.id)
-        over = after is None or after.state is State.FAILED
+        over = after is None or after.state is FiringState.FAILED
         return f"{what}: not submitted{', given up' if over else ''}: {error}"
     store.fired(firing, run, clock())
     return f"{what}: submitted as run {run}."

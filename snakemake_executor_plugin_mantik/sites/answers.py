@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 
-STRANGE: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """What taking an answer apart raises where it is not what it should be: JSON may hold anything."""
 
 LONGEST_TEXT: Final = 400
@@ -32,10 +32,10 @@ class Meaning(Enum):
     """What an error answer says about the act."""
 
     UNKNOWN = SiteUnreachable
-    LATER = SiteBusy
+    RETRY = SiteBusy
     CREDENTIALS = SiteUnauthorized
-    MISSING = SiteNotFound
-    NO = SiteRejected
+    NOT_FOUND = SiteNotFound
+    REJECTED = SiteRejected
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def make_error(
     what = f"{what}: {text}" if text else what
     where = f"site {site}"
     status = response.status_code
-    if meaning is Meaning.LATER:
+    if meaning is Meaning.RETRY:
         wait = retry_after(response.headers.get("Retry-After"), server_time(response))
         return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
     kind: type[SiteError] = meaning.value

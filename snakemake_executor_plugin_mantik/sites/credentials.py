@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.sites.authentication import (
 from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, Issuer, Refreshed
 from snakemake_executor_plugin_mantik.sites.lookup import (
-    Found,
+    FoundValue,
     Keyring,
     Values,
     ask_keyring,
@@ -67,7 +67,7 @@ class _Kind:
         """All that it may have."""
         return (*self.needs, *self.optional)
 
-    def made(self, found: Values, issuer: Issuer, known: "Known") -> Credential:
+    def made(self, found: Values, issuer: Issuer, known: "KnownCredentials") -> Credential:
         """The credential of these values; the same one for the same values."""
         names = [name for name in self.names if name in found]
         values = {name: found[name].value for name in names}
@@ -80,7 +80,7 @@ class _Kind:
         return known[key]
 
 
-Known = dict[tuple[object, ...], Credential]
+KnownCredentials = dict[tuple[object, ...], Credential]
 """Credentials by their values, and by the way to their issuer."""
 
 
@@ -149,7 +149,7 @@ def find_credentials(
     keyring: Keyring | None = None,
     *,
     issuer: Issuer | None = None,
-    known: Known | None = None,
+    known: KnownCredentials | None = None,
 ) -> Credential:
     """The credentials of a site.
 
@@ -172,7 +172,7 @@ def find_credentials(
     kinds = _KINDS[api]
     known = {} if known is None else known
     issuer = issuer or Issuer()
-    named = {"TOKEN_URL": Found(issuer.url, "")} if issuer.url else {}
+    named = {"TOKEN_URL": FoundValue(issuer.url, "")} if issuer.url else {}
     prefixes = (variable_prefix(site), variable_prefix(api))
 
     def made(kind: _Kind, values: Values) -> Credential:
@@ -257,7 +257,7 @@ def require_all(
         CredentialError: with everything that is missing at any of them.
     """
     found: dict[str, Credential] = {}
-    known: Known = {}
+    known: KnownCredentials = {}
     errors: list[CredentialError] = []
     for site, api in sites.items():
         try:

@@ -84,7 +84,7 @@ class _Body:
         )
 
 
-class Client(httpx.AsyncClient):
+class HttpClient(httpx.AsyncClient):
     """An HTTP client whose answers are bounded, and looked at before anybody else gets them."""
 
     def __init__(self, *, look: Callable[[httpx.Response], None], **named: Any) -> None:

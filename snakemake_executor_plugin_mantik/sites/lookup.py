@@ -25,14 +25,14 @@ class Keyring(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundValue:
     """A value, and the name of the variable that it came from; none for the config's own."""
 
     value: str
     origin: str
 
 
-Values = Mapping[str, Found]
+Values = Mapping[str, FoundValue]
 """What was found, by bare name (`USERNAME`)."""
 
 
@@ -48,7 +48,7 @@ def keyring_service(site: str) -> str:
 
 def find_in_environment(
     environ: Mapping[str, str], prefixes: Sequence[str], names: Iterable[str]
-) -> dict[str, Found]:
+) -> dict[str, FoundValue]:
     """The values of bare `names` (`USERNAME`) that there are; empty variables count as not set.
 
     The first prefix wins, and a variable before the file that one names.
@@ -56,13 +56,13 @@ def find_in_environment(
     Raises:
         CredentialError: such a file cannot be read, or holds no value.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, FoundValue] = {}
     for name in dict.fromkeys(names):
         for origin in (f"{prefix}_{name}" for prefix in prefixes):
             if value := environ.get(origin):
-                found[name] = Found(value, origin)
+                found[name] = FoundValue(value, origin)
             elif file := environ.get(f"{origin}_FILE"):
-                found[name] = Found(_held_by(Path(file), f"{origin}_FILE"), f"{origin}_FILE")
+                found[name] = FoundValue(_held_by(Path(file), f"{origin}_FILE"), f"{origin}_FILE")
             else:
                 continue
             break
@@ -84,7 +84,7 @@ def _held_by(file: Path, origin: str) -> str:
 
 def find_in_keyring(
     needs: Sequence[str], optional: Sequence[str], values: Values, site: str, ring: Keyring | None
-) -> dict[str, Found]:
+) -> dict[str, FoundValue]:
     """The values, and those of the keyring for what they lack; no more once one is missing."""
     found = dict(values)
     if ring is None:
@@ -94,7 +94,7 @@ def find_in_keyring(
             continue
         value = ask_keyring(ring, site, name)
         if value:
-            found[name] = Found(value, f"{name} in the keyring under {keyring_service(site)}")
+            found[name] = FoundValue(value, f"{name} in the keyring under {keyring_service(site)}")
         elif name in needs:
             break
     return found

@@ -88,10 +88,10 @@ async def read_steadily(chunks: AsyncIterator[bytes], timeout_s: float) -> Async
 async def ask_all(
     ids: Sequence[str],
     act: Callable[[str], Awaitable[_T]],
-    places: int,
+    max_concurrency: int,
     give_up: tuple[type[SiteError], ...] = (),
 ) -> dict[str, _T | SiteError]:
-    """What `act` gives for each job, or its error; `places` of them at the same time.
+    """What `act` gives for each job, or its error; `max_concurrency` of them at the same time.
 
     Once the site gives no answer at all, in spite of repetitions, or one of the errors `give_up`,
     the other jobs are not asked for: each of them would wait as long.
@@ -111,20 +111,20 @@ async def ask_all(
                 if unanswered or isinstance(error, give_up):
                     silent = error
 
-    await asyncio.gather(*(ask() for _ in range(min(len(ids), places))))
+    await asyncio.gather(*(ask() for _ in range(min(len(ids), max_concurrency))))
     return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
 
 
 class RateLimiter:
-    """Lets submissions out one by one, and never so many that they take all places for requests.
+    """Lets submissions out one by one, and always leaves room for other requests.
 
     However many wait for their turn, there is a place for those who watch, fetch and cancel.
     """
 
-    def __init__(self, interval: float, places: int) -> None:
-        """Let one out every `interval` seconds, where there are `places` for requests at all."""
+    def __init__(self, interval: float, max_concurrency: int) -> None:
+        """Let one out every `interval` seconds, with at most `max_concurrency` requests at once."""
         self._pace = _RateLimit(interval)
-        self._free = asyncio.Semaphore(max(1, places - 1))
+        self._free = asyncio.Semaphore(max(1, max_concurrency - 1))
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import (
     read_umask,
 )
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH, local_path
 from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
 from snakemake_executor_plugin_mantik.sites.base import Site
 
@@ -147,7 +147,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Landing:
+class OutputStaging:
     """Where the outputs of one try are put together before they take their places.
 
     Attributes:
@@ -183,9 +183,9 @@ class Landing:
         for end in (end for end, letter in enumerate(entry.path) if letter == "/"):
             if temporary := self._roots.get(entry.path[:end]):
                 parts = entry.path[end + 1 :].split("/")
-                if len(parts) > DEEPEST:
+                if len(parts) > MAX_PATH_DEPTH:
                     raise OutputsLost(
-                        f"the job made more than {DEEPEST} directories, each in the one before",
+                        f"the job made directories more than {MAX_PATH_DEPTH} levels deep",
                         where=entry.path[:end],
                         do="Have it make an archive of them",
                     )

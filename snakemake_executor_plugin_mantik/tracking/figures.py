@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from snakemake_executor_plugin_mantik.engine.observer import Ended
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
 
 _FOLDER: Final = "mantik/"
@@ -18,7 +18,7 @@ _STATES: Final[Mapping[str, str]] = {
 }
 
 
-def job_figures(end: Ended, job: JobRow | None) -> dict[str, float]:
+def job_figures(end: JobEnd, job: JobRow | None) -> dict[str, float]:
     """The metrics of a job that has ended, as far as they are known."""
     asked = job.cores if job is not None else None
     found = {

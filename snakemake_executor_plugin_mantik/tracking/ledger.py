@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
 
 FINISHED = "FINISHED"
 
@@ -160,7 +160,7 @@ class Ledger:
                 "UPDATE jobs SET ended = NULL, status = '', note = '' WHERE try = ?",
                 (job.try_id,),
             )
-            db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (job.try_id, Kind.END))
+            db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (job.try_id, EventKind.END))
         return replace(job, ended=None, status="", note="")
 
     def before(self, try_id: str, job: str) -> JobRow | None:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-VERSION = 3
+OUTBOX_VERSION = 3
 _LOCK_WAIT_S = 5.0
 """Seconds to wait while another process writes; each write takes about a millisecond."""
 
@@ -62,7 +62,7 @@ class Lane(StrEnum):
     ENDING = "ending"
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """What happened to a try, or to a workflow: that changed (UPDATE) and ends, in between."""
 
     CREATE = "create"
@@ -74,9 +74,9 @@ class Kind(StrEnum):
     END = "end"
 
 
-_REPEATED = (Kind.SUBMITTED, Kind.WAITING, Kind.LIVE, Kind.UPDATE)
+_REPEATED = (EventKind.SUBMITTED, EventKind.WAITING, EventKind.LIVE, EventKind.UPDATE)
 """What may happen again; what was not told yet of the last time need not be told any more."""
-LATE = (Kind.UPDATE, Kind.END)
+LATE = (EventKind.UPDATE, EventKind.END)
 """What may take long to be told: it has a lane of its own."""
 
 
@@ -91,7 +91,7 @@ class Event:
 
     seq: int
     try_id: str
-    kind: Kind
+    kind: EventKind
     data: Mapping[str, Any]
     attempts: int
 
@@ -145,12 +145,12 @@ class Outbox:
         self._db.execute("PRAGMA synchronous = NORMAL")
         with self.write() as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > VERSION:
+            if version > OUTBOX_VERSION:
                 raise sqlite3.NotSupportedError(f"{path} was made by a newer version")
             for added in _SCHEMA[version:]:
                 for statement in added.split(";"):
                     db.execute(statement)
-            db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute(f"PRAGMA user_version = {OUTBOX_VERSION}")
 
     def close(self) -> None:
         """Close the file."""
@@ -182,9 +182,9 @@ class Outbox:
                 (try_id, uri, json.dumps(data), time.time()),
             )
             if added.rowcount:
-                self._insert(db, try_id, Kind.CREATE, {})
+                self._insert(db, try_id, EventKind.CREATE, {})
 
-    def add(self, try_id: str, kind: Kind, data: Mapping[str, Any]) -> bool:
+    def add(self, try_id: str, kind: EventKind, data: Mapping[str, Any]) -> bool:
         """Something happened to a try that is tracked; whether it is new.
 
         Each kind happens to a try once, and nothing after its end; but for what is `_REPEATED`.
@@ -194,7 +194,7 @@ class Outbox:
                 row["kind"]: row["attempts"]
                 for row in db.execute("SELECT kind, attempts FROM events WHERE try = ?", (try_id,))
             }
-            if Kind.CREATE not in known or Kind.END in known:
+            if EventKind.CREATE not in known or EventKind.END in known:
                 return False
             if kind in known:
                 if kind not in _REPEATED:
@@ -207,7 +207,7 @@ class Outbox:
     def _insert(
         db: sqlite3.Connection,
         try_id: str,
-        kind: Kind,
+        kind: EventKind,
         data: Mapping[str, Any],
         *,
         attempts: int = 0,
@@ -252,7 +252,7 @@ class Outbox:
         row = self._db.execute(
             "SELECT COUNT(*) AS all_of_it, SUM(kind = ? AND done IS NOT NULL) AS ended"
             " FROM events WHERE try = ?",
-            (Kind.END, try_id),
+            (EventKind.END, try_id),
         ).fetchone()
         return not row["all_of_it"] or bool(row["ended"])
 
@@ -279,7 +279,7 @@ class Outbox:
             "SELECT * FROM events WHERE try = ? AND done IS NULL ORDER BY seq", (try_id,)
         )
         return [
-            Event(r["seq"], r["try"], Kind(r["kind"]), json.loads(r["data"]), r["attempts"])
+            Event(r["seq"], r["try"], EventKind(r["kind"]), json.loads(r["data"]), r["attempts"])
             for r in rows
         ]
 
@@ -291,7 +291,7 @@ class Outbox:
             (event.try_id, event.kind),
         )
 
-    def begun(self, try_id: str, kind: Kind) -> bool:
+    def begun(self, try_id: str, kind: EventKind) -> bool:
         """Whether an event of that kind was ever begun to be told."""
         row = self._db.execute(
             "SELECT attempts FROM events WHERE try = ? AND kind = ?", (try_id, kind)

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
-from snakemake_executor_plugin_mantik.tracking.pictures import Node, Picture, State
+from snakemake_executor_plugin_mantik.tracking.pictures import Node, NodeState, Picture
 
-MOST_JOBS: Final = 1000
+MAX_LISTED_JOBS: Final = 1000
 """Jobs of a workflow that are known one by one; of more only which rule needs which."""
 
-_STATES: Final[Mapping[str, State]] = {
-    "SCHEDULED": State.QUEUED,
-    "RUNNING": State.RUNNING,
-    "FINISHED": State.FINISHED,
-    "FAILED": State.FAILED,
-    "KILLED": State.KILLED,
+_STATES: Final[Mapping[str, NodeState]] = {
+    "SCHEDULED": NodeState.QUEUED,
+    "RUNNING": NodeState.RUNNING,
+    "FINISHED": NodeState.FINISHED,
+    "FAILED": NodeState.FAILED,
+    "KILLED": NodeState.KILLED,
 }
 
 
@@ -58,7 +58,7 @@ def _node(declared: Mapping[str, Any], tries: Sequence[JobRow]) -> Node:
         "wildcards": declared["wildcards"],
     }  # fmt: skip
     if not tries:
-        return Node(**of, state=State.FINISHED if declared["done"] else State.WAITING)
+        return Node(**of, state=NodeState.FINISHED if declared["done"] else NodeState.WAITING)
     return Node(**of, **_of_try(tries[-1]))
 
 

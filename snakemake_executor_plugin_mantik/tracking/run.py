@@ -50,7 +50,7 @@ class TrackedRun:
 
 
 @dataclass(frozen=True)
-class Target:
+class TrackingTarget:
     """Where runs go, as the user's environment says; empty where it does not.
 
     Attributes:
@@ -69,7 +69,7 @@ class Target:
     run_id: str = ""
 
 
-def tracking_target(environ: Mapping[str, str], workdir: Path) -> Target:
+def tracking_target(environ: Mapping[str, str], workdir: Path) -> TrackingTarget:
     """Where the user's runs go.
 
     MLflow hands a relative SQLite URI on as it is, so that another working directory would mean
@@ -80,7 +80,7 @@ def tracking_target(environ: Mapping[str, str], workdir: Path) -> Target:
     if relative != uri and relative and not relative.startswith(("/", ":memory:", "?")):
         uri = f"sqlite:///{workdir / relative}"
     # What the outbox keeps holds no password; the worker has it from its own environment.
-    return Target(
+    return TrackingTarget(
         without_user(uri),
         environ.get("MLFLOW_EXPERIMENT_ID", ""),
         environ.get("MLFLOW_EXPERIMENT_NAME", ""),

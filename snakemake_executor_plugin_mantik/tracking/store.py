@@ -35,7 +35,7 @@ def copy_directory(try_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     """A run as the job sees it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Identity:
     experiment: str
 
 
-def worker_variables(workspace: str, try_id: str, identity: Identity) -> dict[str, str]:
+def worker_variables(workspace: str, try_id: str, identity: RunIdentity) -> dict[str, str]:
     """What a job's environment has to say so that MLflow logs into its store, and nowhere else.
 
     Args:
@@ -69,13 +69,13 @@ def worker_variables(workspace: str, try_id: str, identity: Identity) -> dict[st
     }
 
 
-def run_variables(identity: Identity) -> dict[str, str]:
+def run_variables(identity: RunIdentity) -> dict[str, str]:
     """What the environment of a job says that logs to the tracking server itself."""
     return {"MLFLOW_RUN_ID": identity.run_id, "MLFLOW_EXPERIMENT_ID": identity.experiment_id}
 
 
 def store_skeleton(
-    workspace: str, try_id: str, identity: Identity, *, name: str, user: str, now: float
+    workspace: str, try_id: str, identity: RunIdentity, *, name: str, user: str, now: float
 ) -> dict[str, bytes | None]:
     """The store that the job starts with: its experiment and its run, which is running.
 

@@ -12,7 +12,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.tracking.masking import MASK, is_secret
 from snakemake_executor_plugin_mantik.tracking.run import (
     TAG_LENGTH,
-    Target,
+    TrackingTarget,
     git_tags,
     user_name,
     without_user,
@@ -20,8 +20,8 @@ from snakemake_executor_plugin_mantik.tracking.run import (
 
 WORKFLOW: Final = "mantik.workflow"
 """The tag that a workflow's run is known by."""
-PARENT: Final = "mlflow.parentRunId"
-FILES: Final = "mantik"
+PARENT_RUN_TAG: Final = "mlflow.parentRunId"
+ARTIFACT_FOLDER: Final = "mantik"
 """Folder of a run's artifacts that holds what the executor adds: script, log, backend config."""
 _VALUE_LENGTH: Final = 6000
 """Characters of a parameter's value that MLflow (3.17) takes."""
@@ -35,7 +35,7 @@ _USUAL: Final = ("Snakefile", "snakefile", "workflow/Snakefile", "workflow/snake
 
 
 @dataclass(frozen=True)
-class Workflow:
+class TrackedWorkflow:
     """A workflow as it was started.
 
     Attributes:
@@ -50,7 +50,7 @@ class Workflow:
     config: Mapping[str, object] = field(default_factory=dict)
     version: str = ""
 
-    def identity(self, target: Target) -> str:
+    def identity(self, target: TrackingTarget) -> str:
         """What is the same when it is started again in the same directory: file and place."""
         return json.dumps([self.snakefile, target.uri, target.experiment_id, target.experiment])
 
@@ -66,7 +66,11 @@ class Workflow:
 
 
 def workflow_tags(
-    workflow: Workflow, key: str, target: Target, workdir: Path, mask: Callable[[str], str]
+    workflow: TrackedWorkflow,
+    key: str,
+    target: TrackingTarget,
+    workdir: Path,
+    mask: Callable[[str], str],
 ) -> dict[str, str]:
     """The tags that a workflow's run has from its start. May ask git, once per directory."""
     found = {
@@ -74,7 +78,7 @@ def workflow_tags(
         "mlflow.source.name": workflow.snakefile,
         "mlflow.source.type": "LOCAL",
         **git_tags(workdir),
-        PARENT: target.above,
+        PARENT_RUN_TAG: target.above,
         WORKFLOW: key,
         "mantik.command": mask_command(workflow.command, mask),
         "mantik.directory": str(workdir),

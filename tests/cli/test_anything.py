@@ -20,11 +20,11 @@ from snakemake_executor_plugin_mantik.cli.check import examine
 from snakemake_executor_plugin_mantik.cli.render import render_preview
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.config.model import (
-    Apptainer,
+    ApptainerConfig,
     BackendConfig,
-    Environment,
-    Firecrest,
-    Resources,
+    EnvironmentConfig,
+    FirecrestConfig,
+    ResourcesConfig,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.preview import TRY
@@ -56,9 +56,9 @@ def part(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[s
 DOCUMENTS = part(
     BackendConfig,
     UnicoreApiUrl=st.one_of(st.just("https://h.example.org/rest/core"), VALUES),
-    Firecrest=part(Firecrest),
-    Resources=part(Resources, Queue=WORDS),
-    Environment=part(Environment, Apptainer=part(Apptainer, Path=WORDS)),
+    Firecrest=part(FirecrestConfig),
+    Resources=part(ResourcesConfig, Queue=WORDS),
+    Environment=part(EnvironmentConfig, Apptainer=part(ApptainerConfig, Path=WORDS)),
     Site=part(SiteSettings, Scheduler=WORDS),
 )
 # With few mistakes, so that most of them get as far as a script.
@@ -70,8 +70,8 @@ NEARLY = st.builds(
         "Exclude": exclude,
         "Site": site,
     },
-    st.dictionaries(st.sampled_from(Resources.key_names()), WORDS, max_size=2),
-    st.dictionaries(st.sampled_from(Environment.key_names()), WORDS, max_size=2),
+    st.dictionaries(st.sampled_from(ResourcesConfig.key_names()), WORDS, max_size=2),
+    st.dictionaries(st.sampled_from(EnvironmentConfig.key_names()), WORDS, max_size=2),
     st.lists(WORDS, max_size=1),
     st.fixed_dictionaries({}, optional={"Scheduler": st.sampled_from(["slurm", "pbs", "none"])}),
 )

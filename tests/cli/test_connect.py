@@ -17,9 +17,12 @@ from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, fin
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import System, list_known_defects
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
+    FirecrestSystem,
+    list_known_defects,
+)
 from snakemake_executor_plugin_mantik.sites.firecrest.site import FirecrestSite
-from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     read_budgets,
     read_condition,
@@ -203,7 +206,7 @@ async def test_what_unicore_tells_of_itself() -> None:
         SCRATCH={"usableSpace": -1, "freeSpace": 7},
         HOME={"usableSpace": -1, "freeSpace": None},
     )
-    connection: Connection = told
+    connection: UnicoreConnection = told
     assert await read_budgets(connection) == {"g34": "1200 core-h", "other": ""}
     assert await read_condition(connection) == [
         "takes no jobs just now: maintenance",
@@ -219,7 +222,7 @@ def anyio_backend() -> str:
 
 
 def test_what_is_known_of_firecrests_versions() -> None:
-    system = System("s", "slurm", "firecREST 2.x.x", ())
+    system = FirecrestSystem("s", "slurm", "firecREST 2.x.x", ())
     assert list(list_known_defects(system)) == []
     assert list(list_known_defects(replace(system, server="firecREST 2.6.0"))) == []
     assert "before 2.6" in next(list_known_defects(replace(system, server="firecREST 2.5.6")))

@@ -15,9 +15,9 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import LOCK, OUTBOX
+from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX, WORKER_LOCK
 
 END = {"status": "FINISHED", "time": 2000.0, "words": "", "exit_code": 0, "log": ""}
 DATA: dict[str, Any] = {
@@ -32,7 +32,7 @@ def leave(directory: Path, **runs: str) -> None:
     outbox = Outbox(directory / DIRECTORY / OUTBOX)
     for name, uri in runs.items():
         outbox.add_run(name, uri, DATA | {"name": name})
-        outbox.add(name, Kind.END, END)
+        outbox.add(name, EventKind.END, END)
     outbox.close()
 
 
@@ -105,7 +105,7 @@ def states(uri: str) -> dict[str, str]:
 
 def test_another_process_is_not_waited_for(tmp_path: Path) -> None:
     leave(tmp_path, gone=NOWHERE)
-    with (tmp_path / DIRECTORY / LOCK).open("w") as lock:
+    with (tmp_path / DIRECTORY / WORKER_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = called(tmp_path)
     assert done.returncode == 1

@@ -12,9 +12,9 @@ from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locke
 
 HOLD = """
 import sys
-from snakemake_executor_plugin_mantik.common.locks import take
+from snakemake_executor_plugin_mantik.common.locks import take_lock
 with open(sys.argv[1], "ab") as file:
-    print(take(file), flush=True)
+    print(take_lock(file), flush=True)
     sys.stdin.read()
 """
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.config.model import (
-    Apptainer,
+    ApptainerConfig,
     BackendConfig,
-    Environment,
-    Firecrest,
-    Resources,
+    EnvironmentConfig,
+    FirecrestConfig,
+    ResourcesConfig,
 )
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
-from snakemake_executor_plugin_mantik.config.section import Part
+from snakemake_executor_plugin_mantik.config.section import ConfigSection
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.config.units import parse_duration, parse_size
 
@@ -21,9 +21,17 @@ DOCS = (Path(__file__).parents[2] / "docs" / "backend-config.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "part", [BackendConfig, Firecrest, Resources, Environment, Apptainer, SiteSettings]
+    "part",
+    [
+        BackendConfig,
+        FirecrestConfig,
+        ResourcesConfig,
+        EnvironmentConfig,
+        ApptainerConfig,
+        SiteSettings,
+    ],
 )
-def test_every_key_is_described(part: type[Part]) -> None:
+def test_every_key_is_described(part: type[ConfigSection]) -> None:
     for key in part.key_names():
         assert re.search(rf"`(?:Apptainer\.)?{key}`|^## {key}$", DOCS, re.M), key
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.key_table import COMBINED, RESOURCES, Becomes
-from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resources
+from snakemake_executor_plugin_mantik.config.key_table import COMBINED, RESOURCES, KeyUse
+from snakemake_executor_plugin_mantik.config.model import BackendConfig, ResourcesConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, make_preview
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
@@ -35,7 +35,7 @@ ALWAYS = {
 }  # fmt: skip
 
 
-def made(api: Mapping[str, Any], row: Becomes, scheduler: str) -> Preview:
+def made(api: Mapping[str, Any], row: KeyUse, scheduler: str) -> Preview:
     document = {**api, "Resources": {"Queue": "q", **row.example}, "Site": {"Scheduler": scheduler}}
     planner = Planner(BackendConfig.model_validate(document), None, Path("/p"))
     return make_preview(planner, "hpc", "true")
@@ -47,13 +47,13 @@ def directives(shown: Preview, mark: str) -> list[str]:
 
 
 def test_the_table_has_all_keys() -> None:
-    assert set(RESOURCES) == set(Resources.key_names()) - {"Memory"}
+    assert set(RESOURCES) == set(ResourcesConfig.key_names()) - {"Memory"}
     assert all(key == "Queue" or list(row.example) == [key] for key, row in RESOURCES.items())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.example))
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])
-def test_unicore(row: Becomes, scheduler: str) -> None:
+def test_unicore(row: KeyUse, scheduler: str) -> None:
     resources = made(UNICORE, row, scheduler).submission["Resources"]
     assert resources == {"Queue": "q", **row.unicore}
 
@@ -71,7 +71,7 @@ def test_unicore(row: Becomes, scheduler: str) -> None:
 def test_of_three_numbers_of_cpus_two_say_the_third(
     asked: dict[str, str | int], nodes: int, cpus: int, total: int | None
 ) -> None:
-    made_of = made(UNICORE, Becomes(asked, {}, (), ()), "slurm")
+    made_of = made(UNICORE, KeyUse(asked, {}, (), ()), "slurm")
     shown = made_of.resources
     assert (shown["nodes"], shown["cpus_per_node"], shown["total_cpus"]) == (nodes, cpus, total)
     assert made_of.submission["Resources"]["CPUsPerNode"] == str(cpus)
@@ -88,7 +88,7 @@ def test_a_rule_that_says_its_nodes_is_not_given_the_total() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.example))
 @pytest.mark.parametrize("api", [UNICORE, FIRECREST], ids=["unicore", "firecrest"])
-def test_slurm(row: Becomes, api: Mapping[str, Any]) -> None:
+def test_slurm(row: KeyUse, api: Mapping[str, Any]) -> None:
     found = directives(made(api, row, "slurm"), "#SBATCH")
     assert set(row.slurm) <= set(found)
     assert set(found) <= ALWAYS | set(row.slurm)
@@ -96,7 +96,7 @@ def test_slurm(row: Becomes, api: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.example))
 @pytest.mark.parametrize("api", [UNICORE, FIRECREST], ids=["unicore", "firecrest"])
-def test_pbs(row: Becomes, api: Mapping[str, Any]) -> None:
+def test_pbs(row: KeyUse, api: Mapping[str, Any]) -> None:
     if not row.pbs:
         with pytest.raises(ValidationError, match="PBS"):
             made(api, row, "pbs")

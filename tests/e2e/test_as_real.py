@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, SiteOption
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, SiteOption
 from tests.support.places import PATIENT
 from tests.support.sandbox import held_workers
 from tests.support.workflows import UNTRACKED, Project, place_in, tells, until
@@ -18,7 +18,7 @@ FOR_EVER = 36_000.0
 
 @contextmanager
 def project_at(
-    directory: Path, api: str, settings: Settings = PATIENT
+    directory: Path, api: str, settings: SandboxSettings = PATIENT
 ) -> Iterator[tuple[Sandbox, Project]]:
     """A project at a sandbox of its own, which is asked about silent jobs soon."""
     with Sandbox(directory / "sandbox", [SiteOption("hpc1", api)], settings) as box:

@@ -11,7 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreServer
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
@@ -238,7 +238,7 @@ def test_without_the_profile_the_error_says_what_to_type(project: Project) -> No
 
 def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox) -> None:
     site = sandbox.site("hpc1")
-    assert isinstance(site, UnicoreSite)
+    assert isinstance(site, UnicoreServer)
     file = project.directory.parent / "password"
     file.write_text(old := site.access.password)
     project.extra |= {"MANTIK_HPC1_PASSWORD": "", "MANTIK_HPC1_PASSWORD_FILE": str(file)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.firecrestv1 import FirecrestV1
@@ -24,10 +24,10 @@ GOOD = """
 """
 
 
-def served(sandbox: Sandbox) -> FirecrestSite:
+def served(sandbox: Sandbox) -> FirecrestServer:
     """The sandbox's firecREST site."""
     site = sandbox.site("hpc2")
-    assert isinstance(site, FirecrestSite)
+    assert isinstance(site, FirecrestServer)
     return site
 
 
@@ -61,7 +61,7 @@ def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
     assert len(sandbox.record("hpc2")["runs"]) == before
 
 
-def of_kind(site: FirecrestSite, kind: str) -> dict[str, str]:
+def of_kind(site: FirecrestServer, kind: str) -> dict[str, str]:
     """The variables of one kind of credentials, without their prefix."""
     tokens = site.tokens
     return {

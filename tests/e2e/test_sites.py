@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import Place, Project, tells, until
 
@@ -349,7 +349,7 @@ def test_two_names_of_one_api_share_client_and_workspace(either: Project, sandbo
     either.write("Snakefile", NAMES)
     ledger = Ledger(sandbox)
     server = sandbox.site(name)
-    tokens = server.tokens.issued if isinstance(server, FirecrestSite) else 0
+    tokens = server.tokens.issued if isinstance(server, FirecrestServer) else 0
 
     ran = either.run(
         "--executor", "mantik", "--jobs", "4", "--mantik-backend-config", "a.yaml", "b.yaml",
@@ -361,7 +361,7 @@ def test_two_names_of_one_api_share_client_and_workspace(either: Project, sandbo
     assert ran.output.count("Sources: ") == 1
     assert either.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]
     assert {record.site for record in either.tries} == {"a", "b"}
-    if isinstance(server, FirecrestSite):
+    if isinstance(server, FirecrestServer):
         assert server.tokens.issued == tokens + 1
 
 

@@ -11,7 +11,7 @@ RECORD = TryRecord("t1", "sim", 0, "job", "train", "train", "f", TryState.SUBMIT
 CLAIM = b"owner=n1-77\nsite_job=42\nscheduler_job=1234\nhost=n1\n"
 
 
-def owner(content: bytes | None) -> claims.Owner | None:
+def owner(content: bytes | None) -> claims.ClaimOwner | None:
     world = World(lambda _: Fate(), lambda _: 1.0)
     if content is not None:
         world.files[RECORD.paths.claim] = content
@@ -19,7 +19,7 @@ def owner(content: bytes | None) -> claims.Owner | None:
 
 
 def test_the_job_that_it_names_holds_it_however_often_it_has_beaten() -> None:
-    assert owner(CLAIM) == owner(CLAIM + b"....") == claims.Owner("42", "1234")
+    assert owner(CLAIM) == owner(CLAIM + b"....") == claims.ClaimOwner("42", "1234")
 
 
 @pytest.mark.parametrize("shown", range(len(CLAIM)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.engine import clear
-from snakemake_executor_plugin_mantik.engine.clear import FILES, Clearer
+from snakemake_executor_plugin_mantik.engine.clear import WORKFLOW_FILES, Clearer
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from tests.support import virtualtime
 from tests.support.simulated import SimulatedSite, World
@@ -58,8 +58,8 @@ def test_tells_what_lies_there(world: World, journal: Journal) -> None:
         "conda environments": (2, 700),
         "container images": (1, 5000),
     }
-    assert told(world, journal) == {FILES: (2, 30), **ours}
-    assert told(world, journal, shared=True) == {FILES: (1, 20), **ours}
+    assert told(world, journal) == {WORKFLOW_FILES: (2, 30), **ours}
+    assert told(world, journal, shared=True) == {WORKFLOW_FILES: (1, 20), **ours}
     world.files.clear()
     assert told(world, journal) == {}
 

@@ -63,7 +63,7 @@ def start(world: World, tmp_path: Path) -> Iterator[Start]:
 sites: dict[Path, SimulatedSite] = {}
 
 
-def make(world: World, workdir: Path, tell: Callable[[str], None] = lambda _: None) -> Engine:
+def make(world: World, workdir: Path, notify: Callable[[str], None] = lambda _: None) -> Engine:
     site = sites[workdir] = SimulatedSite(world)
     planner = SimulatedPlanner(QUICK, None, workdir, world)
     return Engine(
@@ -71,7 +71,7 @@ def make(world: World, workdir: Path, tell: Callable[[str], None] = lambda _: No
         journal=Journal(workdir / ".state"),
         workdir=workdir,
         state=workdir / ".state",
-        tell=tell,
+        notify=notify,
     )
 
 
@@ -278,7 +278,7 @@ def test_workspace_that_others_use_is_refused(world: World, tmp_path: Path) -> N
             journal=Journal(tmp_path / state),
             workdir=tmp_path,
             state=tmp_path / state,
-            tell=print,
+            notify=print,
         )
         try:
             if free:
@@ -417,7 +417,7 @@ def test_what_is_left_at_another_site_may_still_run(
     said: list[str] = []
     again = Engine(
         at({"else": (other, "/else")}, tmp_path), journal=Journal(tmp_path / ".state"),
-        workdir=tmp_path, state=tmp_path / ".state", tell=said.append,
+        workdir=tmp_path, state=tmp_path / ".state", notify=said.append,
     )  # fmt: skip
     again.open(["else"], lambda _: Sources((), 0, ()))
     assert outcomes(again, replace(request(1), site="else"))[1].succeeded
@@ -448,7 +448,7 @@ def test_a_workspace_under_another_name_runs_one_try_at_a_time(
     world.duration = lambda spec: 0.1
     again = Engine(
         at(named, tmp_path), journal=Journal(tmp_path / ".state"),
-        workdir=tmp_path, state=tmp_path / ".state", tell=lambda _: None,
+        workdir=tmp_path, state=tmp_path / ".state", notify=lambda _: None,
     )  # fmt: skip
     again.open(["new"], lambda _: Sources((), 0, ()))
     try:
@@ -486,7 +486,7 @@ def test_names_of_one_place_keep_their_own_settings(
         sites[name] = (client, SimulatedPlanner(config, None, tmp_path, world))
     engine = Engine(
         sites, journal=Journal(tmp_path / ".state"), workdir=tmp_path, state=tmp_path / ".state",
-        tell=lambda _: None,
+        notify=lambda _: None,
     )  # fmt: skip
     try:
         engine.open([*sites], lambda _: Sources((), 0, ()))

@@ -9,7 +9,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
-from snakemake_executor_plugin_mantik.engine.messages import Said, failed_message
+from snakemake_executor_plugin_mantik.engine.messages import LastWords, failed_message
 from snakemake_executor_plugin_mantik.engine.observer import failure_kind
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -186,5 +186,5 @@ def test_only_what_somebody_cancelled_counts_as_killed() -> None:
     ],
 )
 def test_the_reason_is_told(marker: Marker, why: Reason, words: list[str]) -> None:
-    told = failed_message(marker, "hpc1, 17", Said(b"", None), why)
+    told = failed_message(marker, "hpc1, 17", LastWords(b"", None), why)
     assert [word for word in words if word not in told] == []

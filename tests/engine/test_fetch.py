@@ -22,11 +22,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
-from snakemake_executor_plugin_mantik.staging.transfers import Landing
+from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 from tests.support import virtualtime
 from tests.support.simulated import Fault, SimulatedSite, World, make_marker, tarred
 from tests.support.trial import Trial
@@ -68,7 +68,7 @@ class Bench:
             fetcher = Fetcher(
                 self.site, retry, self.workdir, self.scratch, on_links=self.links.extend
             )
-            marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
+            marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
             return await fetcher.outputs(RECORD, marker, self.declared)
 
         return virtualtime.run(fetched())
@@ -217,7 +217,7 @@ def test_archive_that_is_none(bench: Bench) -> None:
         fetcher = Fetcher(
             bench.site, retry, bench.workdir, bench.scratch, on_links=bench.links.extend
         )
-        marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
+        marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
         marker = replace(marker, archive_size=5000, archive_sha256=digest)
         await fetcher.outputs(RECORD, marker, bench.declared)
 
@@ -228,7 +228,7 @@ def test_archive_that_is_none(bench: Bench) -> None:
 
 @pytest.mark.parametrize("damage", ["headers of headers", "cut"])
 def test_archive_that_is_a_trap(bench: Bench, damage: str) -> None:
-    landing = Landing(bench.workdir, RECORD.id, ["x"])
+    landing = OutputStaging(bench.workdir, RECORD.id, ["x"])
     archive = bench.scratch / "a.tar"
     if damage == "cut":
         archive.write_bytes(tarred({"x": b"1" * 5000}, "w")[:2000])
@@ -337,7 +337,7 @@ def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
             bench.scratch,
             on_links=bench.links.extend,
         )
-        marker = await fetcher.marker(record, End(EndKind.MARKER, 0))
+        marker = await fetcher.marker(record, TryEnd(TryEndKind.MARKER, 0))
         (bench.workdir / "d").mkdir()
         (bench.workdir / "d/old").write_text("of an earlier run")
         await fetcher.outputs(record, marker, outputs)
@@ -365,7 +365,7 @@ def test_entry_that_the_file_api_cannot_carry(bench: Bench) -> None:
             bench.scratch,
             on_links=bench.links.extend,
         )
-        marker = await fetcher.marker(RECORD, End(EndKind.MARKER, 0))
+        marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
         await fetcher.outputs(RECORD, replace(marker, files=(entry,)), bench.declared)
 
     with pytest.raises(TransferError, match="cannot carry"):

@@ -14,9 +14,9 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, read_packs
-from snakemake_executor_plugin_mantik.jobs.paths import DEEPEST
+from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -25,7 +25,7 @@ from tests.support.controller import request
 from tests.support.simulated import SimulatedSite, World
 from tests.support.trial import Trial, packed
 
-DEEP = "a/" * (DEEPEST + 1)
+DEEP = "a/" * (MAX_PATH_DEPTH + 1)
 
 
 def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], list[str]]:
@@ -49,12 +49,12 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     finalizer = Finalizer(
         nothing, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
         classifier=nothing, observer=Observer(), workdir=workdir, logs=workdir / "logs",
-        tell=said.append,
+        notify=said.append,
     )  # fmt: skip
     attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))
 
     async def fetched() -> None:
-        marker = await fetcher.marker(record, End(EndKind.MARKER, 0))
+        marker = await fetcher.marker(record, TryEnd(TryEndKind.MARKER, 0))
         await finalizer._outputs(replace(request(1), outputs=outputs), attempt, marker)
 
     virtualtime.run(fetched())
@@ -76,7 +76,7 @@ def test_what_lies_too_deep_costs_the_log_and_not_the_job(trial: Trial, tmp_path
     left, said = concluded(trial, tmp_path / "here", f"mkdir -p log/{DEEP}; echo 2 > log/{DEEP}/x")
 
     assert left == ["out"]
-    assert f"more than {DEEPEST} directories" in said[0]
+    assert f"more than {MAX_PATH_DEPTH} directories" in said[0]
 
 
 def test_a_pack_that_goes_too_deep() -> None:
@@ -101,10 +101,10 @@ class Endless:
 
 
 def test_a_salvage_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(salvage, "MOST_BYTES", 100 << 10)
+    monkeypatch.setattr(salvage, "MAX_SALVAGED_BYTES", 100 << 10)
     site = Endless()
 
     virtualtime.run(salvage.salvage_files(cast(Site, site), "log", tmp_path))
 
     assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= 101 << 10
-    assert site.listed <= DEEPEST + 1
+    assert site.listed <= MAX_PATH_DEPTH + 1

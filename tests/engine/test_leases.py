@@ -12,7 +12,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken
 from snakemake_executor_plugin_mantik.engine import place
-from snakemake_executor_plugin_mantik.engine.place import Place, Places, Workflow
+from snakemake_executor_plugin_mantik.engine.place import Place, PlaceContext, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
@@ -36,7 +36,9 @@ class Seat:
         self.tasks: list[asyncio.Task[None]] = []
         self.site = SimulatedSite(world, name)
         state = workdir / ".state"
-        self.places = Places(Workflow(self.journal, workdir, state, self.said.append, self._none))
+        self.places = Places(
+            PlaceContext(self.journal, workdir, state, self.said.append, self._none)
+        )
 
     async def _none(self, records: Sequence[TryRecord]) -> None:
         await self.work.canceller.give_up(records)

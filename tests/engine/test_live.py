@@ -12,8 +12,8 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.engine import live
-from snakemake_executor_plugin_mantik.engine.live import LATER, REQUESTS, TREE, LiveCopies
-from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Live, Observer
+from snakemake_executor_plugin_mantik.engine.live import LIVE_LATER, LIVE_TREE, REQUESTS, LiveCopies
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras, LiveView, Observer
 from snakemake_executor_plugin_mantik.jobs.live import PIECE_BYTES
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -23,7 +23,7 @@ RECORD = TryRecord(
     "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
     TryState.SUBMITTED,
 )  # fmt: skip
-ADDITION = JobExtras("log", {"meta": b"from the start"}, live=Live("copy", "^metrics/"))
+ADDITION = JobExtras("log", {"meta": b"from the start"}, live=LiveView("copy", "^metrics/"))
 
 
 class Listener(Observer):
@@ -93,7 +93,7 @@ class Bench:
 
     @property
     def files(self) -> dict[str, bytes]:
-        tree = self.workdir / "copy" / TREE
+        tree = self.workdir / "copy" / LIVE_TREE
         return {
             p.relative_to(tree).as_posix(): p.read_bytes() for p in tree.rglob("*") if p.is_file()
         }
@@ -120,14 +120,14 @@ def test_a_copy_grows_and_is_gone_on_with(workdir: Path) -> None:
         await bench.look(cut)
 
         assert bench.files == {"meta": b"from the start", "metrics/a": b"1 2\n3 4\n", "p": b"x"}
-        assert (workdir / "copy" / LATER).read_text() == "big"
+        assert (workdir / "copy" / LIVE_LATER).read_text() == "big"
         assert bench.site.requests == ["0", "0"]
         bench.start()
         whole = packed({"./p": b"yy", "./big": b"small"})
         bench.site.pieces = {RECORD.paths.piece(0): b"?" * size + whole}
         await bench.look(size + len(whole))
         assert bench.files["p"] == b"yy"
-        assert (workdir / "copy" / LATER).read_text() == ""
+        assert (workdir / "copy" / LIVE_LATER).read_text() == ""
         assert bench.listener.heard == 2
         assert bench.said == []
 
@@ -219,7 +219,7 @@ def test_a_copy_that_somebody_has_removed_is_not_begun_anew(workdir: Path) -> No
 def test_a_copy_takes_no_more_room_than_it_may(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MOST_BYTES", 1000)
+    monkeypatch.setattr(live, "MAX_LIVE_BYTES", 1000)
 
     async def work() -> None:
         bench = Bench(workdir)
@@ -300,9 +300,9 @@ def test_nothing_is_written_after_it_was_stopped(workdir: Path) -> None:
 
         await bench.copies.stop(RECORD)
 
-        before = bench.files if (workdir / "copy" / TREE).exists() else {}
+        before = bench.files if (workdir / "copy" / LIVE_TREE).exists() else {}
         bench.copies.grown(RECORD, size)
         await asyncio.sleep(0.1)
-        assert (bench.files if (workdir / "copy" / TREE).exists() else {}) == before
+        assert (bench.files if (workdir / "copy" / LIVE_TREE).exists() else {}) == before
 
     run(work())

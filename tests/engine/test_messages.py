@@ -6,7 +6,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.messages import Said
+from snakemake_executor_plugin_mantik.engine.messages import LastWords
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
@@ -18,7 +18,9 @@ CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m"
 
 def failed(exit_code: int = 1, **values: str) -> str:
     marker = Marker(exit_code, **values)  # type: ignore[arg-type]
-    return messages.failed_message(marker, "hpc1, 17", Said(b"the end\n", LOG), Reason.EXIT_CODE)
+    return messages.failed_message(
+        marker, "hpc1, 17", LastWords(b"the end\n", LOG), Reason.EXIT_CODE
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -52,7 +54,7 @@ def test_exit_codes(code: int, words: str) -> None:
 
 def test_no_text_of_others_reaches_the_terminal_raw() -> None:
     state = JobState(Phase.ENDED, Reason.UNKNOWN, detail=f"gone{CONTROL}")
-    told = messages.stopped_message(state, "hpc1", Said(f"bad{CONTROL}\r\n".encode(), None))
+    told = messages.stopped_message(state, "hpc1", LastWords(f"bad{CONTROL}\r\n".encode(), None))
     told += str(SiteRejected(f"no{CONTROL}", where=f"site{CONTROL}", do=f"do{CONTROL}"))
     assert not set(told) & set("\x1b\x07\x9b\r")
     assert "gone" in told

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, LOST_S, SPACING_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
-from snakemake_executor_plugin_mantik.engine.watched import End, EndKind
+from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
@@ -93,10 +93,10 @@ def fated(fate: Fate, seconds: float = 100.0) -> World:
     return World(lambda spec: fate, lambda spec: seconds)
 
 
-Player = Callable[[World, Play[End]], End]
+Player = Callable[[World, Play[TryEnd]], TryEnd]
 
 
-async def end_of(bench: Bench) -> End:
+async def end_of(bench: Bench) -> TryEnd:
     record, site_job = bench.sent()
     return await bench.watcher.watch(record, [site_job])
 
@@ -104,13 +104,13 @@ async def end_of(bench: Bench) -> End:
 def test_marker_ends_a_try(play: Player) -> None:
     end = play(fated(Fate()), end_of)
 
-    assert (end.kind, end.exit_code, end.claimed) == (EndKind.MARKER, 0, True)
+    assert (end.kind, end.exit_code, end.claimed) == (TryEndKind.MARKER, 0, True)
 
 
 def test_exit_code_comes_from_the_marker(play: Player) -> None:
     end = play(World(code=lambda spec: 42), end_of)
 
-    assert (end.kind, end.exit_code) == (EndKind.MARKER, 42)
+    assert (end.kind, end.exit_code) == (TryEndKind.MARKER, 42)
 
 
 def test_waits_for_days_in_the_queue_and_runs_for_days(play: Player) -> None:
@@ -120,7 +120,7 @@ def test_waits_for_days_in_the_queue_and_runs_for_days(play: Player) -> None:
 
 
 def test_one_answer_that_denies_a_job_is_not_enough(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         def fault(method: str, about: str) -> Fault:
             return "not found" if bench.site.calls["states"] == 7 else ""
 
@@ -129,11 +129,11 @@ def test_one_answer_that_denies_a_job_is_not_enough(play: Player) -> None:
 
     end = play(fated(Fate(starts=(20_000.0,))), scenario)
 
-    assert end.kind is EndKind.MARKER, "it waits in the queue, and that was known"
+    assert end.kind is TryEndKind.MARKER, "it waits in the queue, and that was known"
 
 
 def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, second = bench.sent()
         end = await bench.watcher.watch(record, ["never-heard-of"], sent=2)
         assert end.ids == ("never-heard-of", second)
@@ -143,7 +143,7 @@ def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> 
 
 
 def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, _ = bench.sent()
         return await bench.watcher.watch(record, [])
 
@@ -152,7 +152,7 @@ def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
 
 @pytest.mark.parametrize("trouble", ["unreachable", "rejected"])
 def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         def fault(method: str, about: str) -> Fault:
             return trouble if method == "extend" and bench.now < 7200 else ""
 
@@ -165,7 +165,7 @@ def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) 
 
 
 def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         end = await end_of(bench)
         assert bench.now - 3 * DAY_S < 50 + WITHIN_S + 15, (
             "the long wait in the queue must not make us slow"
@@ -176,7 +176,7 @@ def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
 
 
 def test_refused_by_the_scheduler(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         end = await bench.watcher.watch(record, [site_job])
         assert record.paths.claim in bench.world.files, "it is revoked before that is believed"
@@ -184,13 +184,13 @@ def test_refused_by_the_scheduler(play: Player) -> None:
 
     end = play(fated(Fate(refused=True)), scenario)
 
-    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, False)
+    assert (end.kind, end.claimed) == (TryEndKind.SCHEDULER, False)
     assert end.state is not None
     assert end.state.detail == "Invalid account"
 
 
 def test_late_marker_wins_over_the_scheduler(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         marker = record.paths.marker(0)
 
@@ -206,11 +206,11 @@ def test_late_marker_wins_over_the_scheduler(play: Player) -> None:
         bench.world.jobs[site_job].fate.killed_after = None
         return await bench.watcher.watch(record, [site_job])
 
-    assert play(fated(Fate(), 2.0), scenario).kind is EndKind.MARKER
+    assert play(fated(Fate(), 2.0), scenario).kind is TryEndKind.MARKER
 
 
 def test_unknown_submission_is_found_by_its_tag(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         end = await bench.watcher.watch(record, [])
         assert end.ids == (site_job,)
@@ -221,12 +221,12 @@ def test_unknown_submission_is_found_by_its_tag(play: Player) -> None:
 
 
 def test_try_without_a_trace_vanishes_later_each_time(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         waits = []
         for sent in (1, 2, 3, 20):
             begun = bench.now
             end = await bench.watcher.watch(bench.new(), [], sent=sent)
-            assert end.kind is EndKind.VANISHED
+            assert end.kind is TryEndKind.VANISHED
             waits.append(bench.now - begun)
         assert [round(w / 120) for w in waits[:3]] == [1, 2, 4], waits
         assert waits[3] < 1.2 * DAY_S, "it is tried once a day at least"
@@ -242,7 +242,7 @@ def test_job_that_the_site_denies_runs_to_its_end(play: Player) -> None:
 
 
 def test_directory_denied_between_answers_is_no_silence(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         denied = [0.0]
 
         def fault(method: str, about: str) -> Fault:
@@ -263,7 +263,7 @@ def test_directory_denied_between_answers_is_no_silence(play: Player) -> None:
 
 
 def test_silence_during_an_outage_does_not_count(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         bench.world.jobs[site_job].fate.denied = True
 
@@ -285,7 +285,7 @@ def test_silence_during_an_outage_does_not_count(play: Player) -> None:
 
 
 def test_lost_after_long_silence(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         await asyncio.sleep(20)
@@ -294,13 +294,13 @@ def test_lost_after_long_silence(play: Player) -> None:
 
     end = play(fated(Fate(), 10 * LOST_S), scenario)
 
-    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, True)
+    assert (end.kind, end.claimed) == (TryEndKind.SCHEDULER, True)
 
 
 def test_end_of_a_loser_does_not_count(play: Player) -> None:
     """The answer was lost, the job starts all the same, and so does what was sent again."""
 
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, first = bench.sent()
         second = bench.world.submit(Submission(record.id, "job", "", Resources()))
         waiting = asyncio.ensure_future(bench.watcher.watch(record, [second]))
@@ -321,7 +321,7 @@ def test_end_of_a_loser_does_not_count(play: Player) -> None:
 def test_last_of_three_starts_does_not_count(play: Player) -> None:
     """A slow sbatch: the server knows the third job only, the first one runs."""
 
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         await asyncio.sleep(30)
@@ -340,7 +340,7 @@ def test_last_of_three_starts_does_not_count(play: Player) -> None:
 def test_unknown_is_submitted_again_where_the_site_cannot_list_jobs(
     play: Player, error: SiteError
 ) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         async def find(names: Mapping[str, str]) -> dict[str, list[str]]:
             raise error
 
@@ -352,11 +352,11 @@ def test_unknown_is_submitted_again_where_the_site_cannot_list_jobs(
         assert "cannot list your jobs" in line
         return end
 
-    assert play(World(), scenario).kind is EndKind.VANISHED
+    assert play(World(), scenario).kind is TryEndKind.VANISHED
 
 
 def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         async def find(names: Mapping[str, str]) -> dict[str, list[str]]:
             raise SiteUnreachable("nobody there")
 
@@ -367,30 +367,30 @@ def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
         bench.site.find = original  # type: ignore[method-assign]
         return await waiting
 
-    assert play(World(), scenario).kind is EndKind.VANISHED
+    assert play(World(), scenario).kind is TryEndKind.VANISHED
 
 
 def test_one_refused_one_unknown_ends(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, refused = bench.sent()
         return await bench.watcher.watch(record, ["denied-for-ever", refused])
 
-    assert play(fated(Fate(refused=True)), scenario).kind is EndKind.SCHEDULER
+    assert play(fated(Fate(refused=True)), scenario).kind is TryEndKind.SCHEDULER
 
 
 def test_revoked_by_somebody_else(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         bench.world.make_directory(record.paths.claim)
         return await bench.watcher.watch(record, [site_job])
 
-    assert play(fated(Fate()), scenario).kind is EndKind.REVOKED
+    assert play(fated(Fate()), scenario).kind is TryEndKind.REVOKED
 
 
 def test_what_cannot_be_revoked_is_not_given_up(play: Player) -> None:
     """No inodes left at the site: a refused mkdir is no claim."""
 
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         def fault(method: str, about: str) -> Fault:
             return "rejected" if method == "make_directory" and bench.now < 5000 else ""
 
@@ -403,7 +403,7 @@ def test_what_cannot_be_revoked_is_not_given_up(play: Player) -> None:
 
 
 def test_trouble_with_one_does_not_stop_the_others(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
 
         def fault(method: str, about: str) -> Fault:
@@ -417,11 +417,11 @@ def test_trouble_with_one_does_not_stop_the_others(play: Player) -> None:
         assert not stuck.done()
         return end
 
-    assert play(fated(Fate(killed_after=10)), scenario).kind is EndKind.SCHEDULER
+    assert play(fated(Fate(killed_after=10)), scenario).kind is TryEndKind.SCHEDULER
 
 
 def test_mistake_of_ours_does_not_leave_jobs_waiting_for_ever(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         bench.site.fault = lambda method, about: "bug" if method == "list" else ""
         with pytest.raises(KeyError):
             await end_of(bench)
@@ -434,9 +434,9 @@ def test_mistake_of_ours_does_not_leave_jobs_waiting_for_ever(play: Player) -> N
 def test_job_watched_again_while_it_is_examined_is_not_forgotten(play: Player) -> None:
     """Another controller takes over, and the job is tried again, before a request is answered."""
 
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
-        again: list[asyncio.Future[End]] = []
+        again: list[asyncio.Future[TryEnd]] = []
 
         def fault(method: str, about: str) -> Fault:
             if method == "make_directory" and not again:
@@ -449,11 +449,11 @@ def test_job_watched_again_while_it_is_examined_is_not_forgotten(play: Player) -
             await bench.watcher.watch(record, [site_job])
         return await again[0]
 
-    assert play(fated(Fate(refused=True)), scenario).kind is EndKind.REVOKED
+    assert play(fated(Fate(refused=True)), scenario).kind is TryEndKind.REVOKED
 
 
 def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         sent = [bench.sent(f"job-{n}") for n in range(200)]
         waiting = [bench.watcher.watch(record, [i]) for record, i in sent]
         ends = await asyncio.gather(*waiting)
@@ -464,7 +464,7 @@ def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> Non
 
 
 def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         seen = []
@@ -478,7 +478,7 @@ def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None
 
 
 def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         record, site_job = bench.sent()
         ending = bench.watcher.watch(record, [site_job], live=True)
         await asyncio.sleep(5 * 3600)
@@ -498,7 +498,7 @@ def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player) ->
 def test_killed_without_a_word_is_known_within_half_a_minute(
     play: Player, lag: bool, after: float
 ) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         bench.site.states_lag = lag
         end = await end_of(bench)
         assert bench.now <= after + WITHIN_S + 5, "it is in the queue for some seconds"
@@ -506,13 +506,13 @@ def test_killed_without_a_word_is_known_within_half_a_minute(
 
     end = play(fated(Fate(killed_after=after), 30_000), scenario)
 
-    assert (end.kind, end.claimed) == (EndKind.SCHEDULER, True)
+    assert (end.kind, end.claimed) == (TryEndKind.SCHEDULER, True)
     assert end.state is not None
     assert end.state.reason is Reason.OUT_OF_MEMORY
 
 
 def test_jobs_that_run_are_not_asked_about(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         bench.site.states_lag = True
         record, site_job = bench.sent()
         ending = bench.watcher.watch(record, [site_job])
@@ -526,7 +526,7 @@ def test_jobs_that_run_are_not_asked_about(play: Player) -> None:
 
 
 def test_asking_about_many_that_wait_does_not_grow_with_their_number(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         bench.site.states_lag = True
         ids: list[str] = []
         count = bench.site.states
@@ -550,12 +550,12 @@ def test_asking_about_many_that_wait_does_not_grow_with_their_number(play: Playe
 
 
 def test_submission_that_another_process_did_not_live_to_see_is_repeated_soon(play: Player) -> None:
-    async def scenario(bench: Bench) -> End:
+    async def scenario(bench: Bench) -> TryEnd:
         end = await bench.watcher.watch(bench.new(), [], interrupted=True)
         assert bench.now <= INTERRUPTED_WAIT_S + 5
         return end
 
-    assert play(World(), scenario).kind is EndKind.VANISHED
+    assert play(World(), scenario).kind is TryEndKind.VANISHED
 
 
 @pytest.mark.parametrize("lag", [False, True])
@@ -620,7 +620,7 @@ def test_a_job_that_would_wait_for_ever_fails_and_never_runs(
         record, job = bench.sent()
         end = await bench.watcher.watch(record, [job], sent=1)
         assert end.state is not None
-        assert (end.kind, end.state.reason) == (EndKind.SCHEDULER, Reason.REJECTED)
+        assert (end.kind, end.state.reason) == (TryEndKind.SCHEDULER, Reason.REJECTED)
         assert "PartitionTimeLimit" in end.state.detail
         assert bench.now < 600
         await asyncio.sleep(DAY_S)
@@ -654,7 +654,7 @@ def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedulers_w
 
         bench.site.list = old  # type: ignore[method-assign]
         end = await bench.watcher.watch(record, [job], sent=1)
-        assert (end.kind, end.exit_code) == (EndKind.MARKER, code)
+        assert (end.kind, end.exit_code) == (TryEndKind.MARKER, code)
         waited = bench.now - ENDED_S
         assert (waited < bench.settings.marker_grace_s) == (fate is WARNED), waited
 
@@ -668,7 +668,7 @@ def test_where_nothing_can_be_written_the_last_look_has_to_do(
         record, job = bench.sent()
         bench.site.fault = lambda method, about: "rejected" if method == "put" else ""
         end = await bench.watcher.watch(record, [job], sent=1)
-        assert end.kind is EndKind.SCHEDULER
+        assert end.kind is TryEndKind.SCHEDULER
         assert end.state is not None
         assert end.state.reason is Reason.OUT_OF_MEMORY
         assert f"{record.paths.tries}/{LOOK}" not in bench.world.files

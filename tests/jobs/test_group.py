@@ -12,8 +12,8 @@ import pytest
 from snakemake_executor_plugin_mantik.jobs.group import (
     GroupMember,
     GroupProgram,
-    Team,
-    Temporary,
+    GroupTeam,
+    TemporaryFile,
     render_group,
 )
 from tests.support.trial import NASTY
@@ -75,7 +75,7 @@ def member(name: str, command: str = "", team: int = 0, **values: object) -> Gro
 def singles(*members: GroupMember, needs: dict[int, tuple[int, ...]] | None = None) -> GroupProgram:
     """A group in which each member is a team of its own."""
     numbered = [replace(each, team=number) for number, each in enumerate(members)]
-    teams = [Team((needs or {}).get(number, ()), (1,)) for number in range(len(members))]
+    teams = [GroupTeam((needs or {}).get(number, ()), (1,)) for number in range(len(members))]
     return GroupProgram(numbered, teams, "report dir/report", (100,))
 
 
@@ -100,7 +100,7 @@ def test_a_diamond(place: Place) -> None:
 
 def test_a_member_that_takes_more_than_there_is_runs_alone(place: Place) -> None:
     group = singles(member("a", "touch a", outputs=("a",)))
-    group = replace(group, teams=[Team((), (101,))])
+    group = replace(group, teams=[GroupTeam((), (101,))])
     code, said = place.run(group)
     assert code == 0, said
     assert place.exists("a"), said
@@ -111,7 +111,11 @@ def test_limits_keep_members_apart(place: Place) -> None:
     group = replace(
         singles(member("a", apart), member("b", apart), member("c", apart)), limits=(3, 10)
     )
-    teams = [Team((), (2, 1)), Team((), (2, 1)), Team((), (50, 1))]  # the last is more than all
+    teams = [
+        GroupTeam((), (2, 1)),
+        GroupTeam((), (2, 1)),
+        GroupTeam((), (50, 1)),
+    ]  # the last is more than all
     code, said = place.run(replace(group, teams=teams))
     assert code == 0, said
 
@@ -203,7 +207,7 @@ def test_temporary_files_go_when_they_were_read(place: Place) -> None:
         member("c", "[ ! -e 't dir' ]; [ -e t2 ]"),
         needs={1: (0,), 2: (1,)},
     )
-    temporary = (Temporary("t dir", (0, 1)), Temporary("t2", (0, 2)))
+    temporary = (TemporaryFile("t dir", (0, 1)), TemporaryFile("t2", (0, 2)))
     code, said = place.run(replace(group, temporary=temporary))
     assert code == 0, said
     assert "old" not in said
@@ -218,7 +222,7 @@ def test_a_pipe(place: Place) -> None:
             member("to", "sort -n 'a pipe' | tail -n 1 > last", team=1, outputs=("last",)),
             member("before", "touch before", team=0),
         ],
-        [Team((), (1,)), Team((2,), (2,))],
+        [GroupTeam((), (1,)), GroupTeam((2,), (2,))],
         "report",
         (100,),
         pipes=("a pipe",),
@@ -239,7 +243,7 @@ def test_a_pipe_whose_other_end_fails(place: Place, failing: str) -> None:
             # Its shell dies of TERM while a child of it goes on, unless all are told to end.
             member("to", fail if failing == "to" else "sleep 600 & cat p; wait"),
         ],
-        [Team((), (2,))],
+        [GroupTeam((), (2,))],
         "report",
         (100,),
         pipes=("p",),
@@ -262,10 +266,10 @@ def test_a_service(place: Place) -> None:
             member("one", "ls 'a socket'", waits=("a socket",)),
             member("two", "sleep 1; [ ! -e ended ]"),
         ],
-        [Team((), (2,))],
+        [GroupTeam((), (2,))],
         "report",
         (100,),
-        temporary=(Temporary("a socket", (0, 1)),),
+        temporary=(TemporaryFile("a socket", (0, 1)),),
     )
     code, said = place.run(group)
     assert code == 0, said
@@ -276,7 +280,7 @@ def test_a_service(place: Place) -> None:
 def test_a_service_that_does_not_come(place: Place) -> None:
     group = GroupProgram(
         [member("service", "exit 5", service=True), member("one", ":", waits=("s",))],
-        [Team((), (2,))],
+        [GroupTeam((), (2,))],
         "report",
         (100,),
         service_wait_s=1,

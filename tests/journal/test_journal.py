@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.journal import (
     TryState,
     read_history,
 )
-from snakemake_executor_plugin_mantik.journal.database import VERSION
+from snakemake_executor_plugin_mantik.journal.database import JOURNAL_VERSION
 from tests.support.older import UNDO
 
 
@@ -337,7 +337,7 @@ def test_survives_kill_9_of_a_writing_process(tmp_path: Path) -> None:
 def test_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {JOURNAL_VERSION + 1}")
     for _ in range(2):
         with pytest.raises(JournalError, match="Update"):
             Journal(tmp_path)

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, CancelError, Scheduler
-from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules, SbatchError
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, BatchScheduler, CancelError
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError, SlurmVariant
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, Timing
 from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmScheduler
 from tests.real.slurm import ACCOUNTS, Slurm
 
 pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(600)]
 
-SETTINGS = Settings(timing=Timing(kill_wait=5.0, memory_interval=0.2, status_interval=0.2), slots=8)
+SETTINGS = SandboxSettings(
+    timing=Timing(kill_wait=5.0, memory_interval=0.2, status_interval=0.2), slots=8
+)
 Told = dict[str, object]
 
 
@@ -34,7 +36,7 @@ def ending(job: BatchJob) -> tuple[str, str, str, int]:
     return job.state.value, job.reason, job.exit_text, job.starts
 
 
-async def ends(scheduler: Scheduler, directory: Path) -> Told:
+async def ends(scheduler: BatchScheduler, directory: Path) -> Told:
     """How jobs end."""
     told: Told = {}
 
@@ -99,7 +101,7 @@ REFUSED = {
 }
 
 
-async def refusals(scheduler: Scheduler, directory: Path) -> Told:
+async def refusals(scheduler: BatchScheduler, directory: Path) -> Told:
     """What is said of jobs that cannot be."""
     told: Told = {}
     for name, option in REFUSED.items():
@@ -117,7 +119,7 @@ async def refusals(scheduler: Scheduler, directory: Path) -> Told:
 
 
 async def play(
-    scheduler: Scheduler, test: Callable[[Scheduler, Path], Awaitable[Told]], where: Path
+    scheduler: BatchScheduler, test: Callable[[BatchScheduler, Path], Awaitable[Told]], where: Path
 ) -> Told:
     where.mkdir()
     scheduler.start()
@@ -129,13 +131,17 @@ async def play(
 
 @pytest.mark.parametrize("test", [ends, refusals])
 def test_alike(
-    test: Callable[[Scheduler, Path], Awaitable[Told]], real_slurm: Slurm, tmp_path: Path
+    test: Callable[[BatchScheduler, Path], Awaitable[Told]], real_slurm: Slurm, tmp_path: Path
 ) -> None:
     del real_slurm
     slurm = SlurmScheduler(SETTINGS, home=tmp_path, user="somebody")
     alike = replace(SETTINGS, partitions=slurm.partitions)
     local = LocalScheduler(
-        tmp_path / "spool", alike, home=tmp_path, user="somebody", rules=Rules(accounts=ACCOUNTS)
+        tmp_path / "spool",
+        alike,
+        home=tmp_path,
+        user="somebody",
+        rules=SlurmVariant(accounts=ACCOUNTS),
     )
 
     async def both() -> tuple[Told, Told]:

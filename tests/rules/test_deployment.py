@@ -12,7 +12,7 @@ from snakemake.sourcecache import LocalSourceFile, SourceCache
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules.context import Context, Payload
+from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import (
     deployment_files,
@@ -64,7 +64,7 @@ def payload(job: Any, *methods: DeploymentMethod, command: str = "echo") -> Payl
     config: Any = SimpleNamespace(
         config=SimpleNamespace(environment=SimpleNamespace(apptainer=None))
     )
-    context = Context({"site": config}, job.folder, frozenset(methods))
+    context = RuleContext({"site": config}, job.folder, frozenset(methods))
     return wrap_deployment(Payload(command, "zsh"), job, context)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def home(tmp_path: Path) -> Path:
     ],
 )
 def test_places(home: Path, path: str, place: str | None, called: str) -> None:
-    places = Places(home / "run", lambda: "/w/")
+    places = JobPaths(home / "run", lambda: "/w/")
     path, called = path.format(home=home), called.format(home=home)
     place = place and place.format(home=home)
 
@@ -67,13 +67,13 @@ def test_places(home: Path, path: str, place: str | None, called: str) -> None:
 
 
 def test_the_site_is_not_asked_without_need(home: Path) -> None:
-    places = Places(home / "run", lambda: pytest.fail("asked"))
+    places = JobPaths(home / "run", lambda: pytest.fail("asked"))
     assert places.at_site("../data/x") == f".mantik/outside{home}/data/x"
     assert places.place(f"{home}/run/x") == "x"
 
 
 def test_our_own_directory_is_nobody_elses(home: Path) -> None:
-    places = Places(home / "run", lambda: "/w")
+    places = JobPaths(home / "run", lambda: "/w")
     for path in (".mantik", "in/../.mantik/outside/x", f"{home}/run/.mantik/tries/1"):
         with pytest.raises(UserError, match=r"\.mantik"):
             places.place(path)

@@ -10,7 +10,7 @@ import pytest
 from snakemake.iocontainers import InputFiles, Log, OutputFiles, Params
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import (
     RewrittenPaths,
     rewrite_paths,
@@ -48,7 +48,7 @@ def seen(
         wildcards_dict={},
         rule=SimpleNamespace(name="r", expand_params=expand),
     )
-    return rewrite_paths(job, Places(root / "run", lambda: "/w"))
+    return rewrite_paths(job, JobPaths(root / "run", lambda: "/w"))
 
 
 def test_texts(root: Path) -> None:

@@ -82,13 +82,13 @@ class Runs:
     def site(self) -> str:
         return f"{self.project.place.name}={self.project.config}"
 
-    def tell(self, *words: str) -> Ran:
+    def notify(self, *words: str) -> Ran:
         """Type `smk-mantik runs …`."""
         return smk_mantik(self.project, "runs", *words)
 
     def json(self, *words: str) -> Any:
         """The same with `--json`, which must succeed."""
-        said = self.tell(*words, "--json").ok().output
+        said = self.notify(*words, "--json").ok().output
         # What MLflow logs goes to the standard error, which is in between here.
         begin = re.search(r"^[\[{]", said, re.MULTILINE)
         assert begin is not None, said

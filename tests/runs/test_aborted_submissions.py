@@ -13,27 +13,27 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.runs import aborted_submissions
 from snakemake_executor_plugin_mantik.runs.aborted_submissions import remove_aborted
-from snakemake_executor_plugin_mantik.runs.directories import NEW, runs_home
-from snakemake_executor_plugin_mantik.runs.listing import Wanted, list_rows
-from snakemake_executor_plugin_mantik.runs.store import Store
+from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, runs_home
+from snakemake_executor_plugin_mantik.runs.listing import RunFilter, list_rows
+from snakemake_executor_plugin_mantik.runs.store import RunStore
 
 SUBMITS = """
 import sys, time
-from snakemake_executor_plugin_mantik.runs.request import Request, write
-from snakemake_executor_plugin_mantik.runs.store import SITE, Store
+from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
+from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
 from snakemake_executor_plugin_mantik.runs.submit import _staging
-from snakemake_executor_plugin_mantik.runs.aborted_submissions import submission
+from snakemake_executor_plugin_mantik.runs.aborted_submissions import submission_tag
 
 uri, told = sys.argv[1:]
 with _staging() as stage:
     if told:
-        write(stage, Request(
+        write_request(stage, RunRequest(
             uri="/churn", version="", commit="", folder="project/churn", entry_point="main",
             parameters={}, values={}, extra={}, site="alps", config="site/alps.yaml",
             config_source="", account="", tracking_uri=uri, experiment_id="", experiment="churn",
-            name="", created=time.time(), tags=submission(stage),
+            name="", created=time.time(), tags=submission_tag(stage),
         ))
-        Store(uri).make("churn", "", "first", {SITE: "alps", **submission(stage)}, {})
+        RunStore(uri).make("churn", "", "first", {SITE: "alps", **submission_tag(stage)}, {})
     print("made", flush=True)
     time.sleep(100)
 """
@@ -57,11 +57,11 @@ def submitting(uri: str, told: str = "told") -> "Iterator[subprocess.Popen[str]]
 
 
 def states() -> list[tuple[str, str]]:
-    return [(row.state, row.note) for row in list_rows(Wanted(), pytest.fail)]
+    return [(row.state, row.note) for row in list_rows(RunFilter(), pytest.fail)]
 
 
 def left() -> list[Path]:
-    return list(runs_home().glob(f"{NEW}*"))
+    return list(runs_home().glob(f"{NEW_PREFIX}*"))
 
 
 def test_a_run_whose_submission_was_killed_is_ended(at_home: str) -> None:
@@ -104,12 +104,12 @@ def test_mlflow_that_is_away_is_asked_another_time(
     shutil.copytree(stage, other)
     asked: list[str] = []
 
-    def opened(uri: str) -> Store:
+    def opened(uri: str) -> RunStore:
         asked.append(uri)
-        return Store(uri)
+        return RunStore(uri)
 
     with monkeypatch.context() as counted:
-        counted.setattr(aborted_submissions, "Store", opened)
+        counted.setattr(aborted_submissions, "RunStore", opened)
         (why,) = remove_aborted()
     assert asked == [at_home], "a store that does not answer is asked once"
     assert "MLflow" in str(why)

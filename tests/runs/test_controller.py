@@ -20,15 +20,21 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.runs import controller, ending, settlement
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.ending import cancel_run, remove_run
-from snakemake_executor_plugin_mantik.runs.listing import GONE, Wanted, find_run, list_rows, refresh
+from snakemake_executor_plugin_mantik.runs.listing import (
+    GONE,
+    RunFilter,
+    find_run,
+    list_rows,
+    refresh,
+)
 from snakemake_executor_plugin_mantik.runs.local_runs import (
     LocalRun,
     find_local_run,
     read_local_run,
 )
-from snakemake_executor_plugin_mantik.runs.request import Request, write_request
-from snakemake_executor_plugin_mantik.runs.store import SITE, Store
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
+from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
+from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 
@@ -45,10 +51,10 @@ def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Loca
     """A run that was made and whose controller was never started."""
     monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
-    made = Store(store_uri).make("churn", "", "first", {SITE: "alps"}, {"alpha": "1"})
+    made = RunStore(store_uri).make("churn", "", "first", {SITE: "alps"}, {"alpha": "1"})
     directory = RunDirectory(tmp_path / "runs" / made.run_id)
     (directory.path / "project" / "churn").mkdir(parents=True)
-    request = Request(
+    request = RunRequest(
         uri="/churn", version="", commit="", folder="project/churn", entry_point="main",
         parameters={}, values={}, extra={}, site="alps", config="site/alps.yaml", config_source="",
         account="", tracking_uri=store_uri, experiment_id=made.experiment_id, experiment="churn",
@@ -59,12 +65,12 @@ def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Loca
 
 
 def listed(**wanted: str | float) -> list[tuple[str, str]]:
-    found = list_rows(Wanted(**wanted), pytest.fail)  # type: ignore[arg-type]
+    found = list_rows(RunFilter(**wanted), pytest.fail)  # type: ignore[arg-type]
     return [(row.state, row.note) for row in found]
 
 
 def status(run: LocalRun) -> str:
-    return str(Store(run.request.tracking_uri).run(run.request.run_id).info.status)
+    return str(RunStore(run.request.tracking_uri).run(run.request.run_id).info.status)
 
 
 def test_a_mistake_that_only_the_controller_finds(run: LocalRun) -> None:
@@ -226,7 +232,7 @@ def test_what_tracking_has_still_to_tell_goes_first(
     monkeypatch.setattr(settlement, "_tell_rest", begun.append)
     with closing(Outbox(run.workdir / DIRECTORY / OUTBOX)) as outbox:
         outbox.add_run("t", run.request.tracking_uri, {"run_id": run.request.run_id})
-        outbox.add("t", Kind.END, {"status": "FAILED"})
+        outbox.add("t", EventKind.END, {"status": "FAILED"})
         run.directory.write_end(1)
 
         settlement.settle_run(run.directory, run.request)
@@ -244,7 +250,7 @@ def test_what_tracking_has_still_to_tell_goes_first(
 
 
 def test_an_end_stays_and_so_does_what_is_under_way(run: LocalRun) -> None:
-    store = Store(run.request.tracking_uri)
+    store = RunStore(run.request.tracking_uri)
     store.end(run.request.run_id, "FINISHED")
     store.end(run.request.run_id, "KILLED", "too late")
     assert status(run) == "FINISHED"
@@ -269,6 +275,6 @@ def test_what_is_listed(run: LocalRun, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     said: list[str] = []
-    assert [row.run_id for row in list_rows(Wanted(), said.append)] == [run.request.run_id]
+    assert [row.run_id for row in list_rows(RunFilter(), said.append)] == [run.request.run_id]
     assert len(said) == 1
     assert "127.0.0.1" in said[0]

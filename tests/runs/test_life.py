@@ -34,9 +34,11 @@ def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
     assert shown["jobs"][0]["outcome"] == "succeeded"
     assert shown["request"]["config_source"] == str(project.config)
     assert sorted((project.directory / "churn").rglob("*")) == before
-    tells(runs.tell("show", run_id[:6]).ok().output, "  site: hpc1", "    alpha = 2", "  results:")
-    tells(runs.tell("logs", "first").ok().output, "alpha 2")
-    tells(runs.tell("logs", "--controller", "first").ok().output, "run_main: done at hpc1")
+    tells(
+        runs.notify("show", run_id[:6]).ok().output, "  site: hpc1", "    alpha = 2", "  results:"
+    )
+    tells(runs.notify("logs", "first").ok().output, "alpha 2")
+    tells(runs.notify("logs", "--controller", "first").ok().output, "run_main: done at hpc1")
     (row,) = runs.json("list")
     assert (row["run_id"], row["state"], row["site"], row["here"]) == (
         run_id, "FINISHED", "hpc1", True,
@@ -50,34 +52,34 @@ def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
         (("--since", "2999-01-01"), 0),
     ):
         assert len(runs.json("list", *words)) == count, words
-    refused = runs.tell("submit", "churn", "--site", runs.site, "--extra", "a+b=1")
+    refused = runs.notify("submit", "churn", "--site", runs.site, "--extra", "a+b=1")
     assert refused.code == 2
     tells(refused.output, 'Invalid value "a+b"')
     (other,) = runs.json("list", "--state", "KILLED")
     assert other["note"] == "it was never submitted"
-    missing = runs.tell("list", "--experiment", "no such one")
+    missing = runs.notify("list", "--experiment", "no such one")
     assert missing.code != 0
     tells(missing.output, "there is no experiment")
-    tells(runs.tell("list").ok().output, run_id[:8], "first", "FINISHED", "hpc1")
-    assert runs.tell("cancel", "first").code == 2
-    assert runs.tell("continue", "first").code == 2
-    tells(runs.tell("continue").ok().output, "No run")
+    tells(runs.notify("list").ok().output, run_id[:8], "first", "FINISHED", "hpc1")
+    assert runs.notify("cancel", "first").code == 2
+    assert runs.notify("continue", "first").code == 2
+    tells(runs.notify("continue").ok().output, "No run")
     assert runs.directory(run_id).path.stat().st_mode & 0o077 == 0
     assert runs.home.stat().st_mode & 0o077 == 0
 
     workspace = runs.workspace(run_id)
     assert any(path.is_file() for path in workspace.rglob("*"))
     smk_mantik(project, "schedule", "add", "daily", "--run", "first", "--cron", "@daily").ok()
-    said = runs.tell("delete", "first").output
+    said = runs.notify("delete", "first").output
     tells(said, str(runs.directory(run_id).path), "schedule daily repeats it", "Add --yes")
     assert runs.directory(run_id).path.exists()
-    said = runs.tell("delete", "first", "--yes").ok().output
+    said = runs.notify("delete", "first", "--yes").ok().output
     assert not runs.directory(run_id).path.exists(), said
     assert not [path for path in workspace.rglob("*") if path.is_file()]
     assert runs.client.get_run(run_id).info.lifecycle_stage == "deleted"
     assert [row["run_id"] for row in runs.json("list")] == [other["run_id"]]
     # What nobody has here is deleted in MLflow alone.
-    assert runs.tell("delete", other["run_id"], "--yes").code == 0
+    assert runs.notify("delete", other["run_id"], "--yes").code == 0
     assert runs.json("list") == []
 
 
@@ -88,17 +90,17 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     assert runs.here(run_id).alive
     assert not controller.start_controller(runs.directory(run_id))
     # The job's output is still at the site.
-    assert runs.tell("logs", run_id).ok().output == "begun\n"
+    assert runs.notify("logs", run_id).ok().output == "begun\n"
 
     runs.kill(run_id)
 
     (row,) = runs.json("list")
     assert row["note"] == "its controller is gone: smk-mantik runs continue"
     assert row["state"] not in ("FINISHED", "FAILED", "KILLED")
-    said = runs.tell("delete", run_id, "--yes")
+    said = runs.notify("delete", run_id, "--yes")
     assert said.code == 2, said.output
     tells(said.output, "it is not over")
-    tells(runs.tell("continue").ok().output, f"Run {run_id}: goes on")
+    tells(runs.notify("continue").ok().output, f"Run {run_id}: goes on")
     runs.let_go(run_id)
     run = runs.over(run_id)
     assert run.info.status == "FINISHED", runs.log(run_id)
@@ -129,14 +131,14 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
 def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
     run_id = runs.submit("-e", "waits")
     runs.started(run_id)
-    tells(runs.tell("cancel", run_id).ok().output, "KILLED")
+    tells(runs.notify("cancel", run_id).ok().output, "KILLED")
     assert runs.client.get_run(run_id).info.status == "KILLED"
     assert [t.outcome for t in runs.here(run_id).tries] == ["cancelled"]
 
     other = runs.json("rerun", run_id, "--name", "other")["run_id"]
     runs.started(other)
     runs.kill(other)
-    said = runs.tell("cancel", "other").ok().output
+    said = runs.notify("cancel", "other").ok().output
     assert runs.client.get_run(other).info.status == "KILLED", said
     assert [t.outcome for t in runs.here(other).tries] == ["cancelled"]
     assert runs.here(other).end is not None
@@ -144,7 +146,7 @@ def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
 
 def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     served.project.write("churn/train.py", "import sys; sys.exit(float(sys.argv[1]) > 1)\n")
-    said = served.tell("submit", "churn", "--site", served.site, "-P", "alpha=2", "--wait")
+    said = served.notify("submit", "churn", "--site", served.site, "-P", "alpha=2", "--wait")
     assert said.code == 1, said.output
     tells(said.output, "submitted to hpc2", "FAILED")
     # The snapshot counts, not what becomes of the folder.
@@ -153,12 +155,12 @@ def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     (row,) = served.json("list", "--state", "FAILED", "--experiment", served.experiment)
     assert "exit code 1" in row["note"]
     run_id = row["run_id"]
-    said = served.tell("rerun", run_id, "-P", "alhpa=0.5")
+    said = served.notify("rerun", run_id, "-P", "alhpa=0.5")
     assert said.code == 2
     tells(said.output, "main.alhpa: is no parameter of main")
 
     for words in (("rerun", run_id), ("submit", "churn", "--site", served.site)):
-        said = served.tell(*words, "-P", "alpha=x", "--account", "a b")
+        said = served.notify(*words, "-P", "alpha=x", "--account", "a b")
         assert said.code == 2
         tells(said.output, "--account: may hold no blanks", "found 'a b'", "has to be a number")
     assert len(served.json("list", "--experiment", served.experiment)) == 1, "none was made"
@@ -175,6 +177,6 @@ def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     assert served.client.get_experiment_by_name(elsewhere).experiment_id == run.info.experiment_id
     assert run.data.tags["mantik.again_of"] == run_id
     shutil.rmtree(served.directory(run_id).path)
-    said = served.tell("rerun", run_id)
+    said = served.notify("rerun", run_id)
     assert said.code == 2
     tells(said.output, "or its directory is gone", "smk-mantik runs submit", "--forcerun")

@@ -7,7 +7,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.runs.listing import DIRECTORY_OF, Wanted, _owner, list_rows
+from snakemake_executor_plugin_mantik.runs.listing import DIRECTORY_OF, RunFilter, _owner, list_rows
 from snakemake_executor_plugin_mantik.runs.store import SITE
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
@@ -36,9 +36,9 @@ def test_an_experiment_that_there_is_not(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
 
-    assert list_rows(Wanted(experiment="churn"), print) == []
+    assert list_rows(RunFilter(experiment="churn"), print) == []
     with pytest.raises(UserError, match=r"no experiment 'chrun'.*mean churn"):
-        list_rows(Wanted(experiment="chrun"), print)
+        list_rows(RunFilter(experiment="chrun"), print)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_why_a_job_cannot_start(
     run = client.create_run("0", tags=tags)
     client.update_run(run.info.run_id, status=status)
 
-    assert [row.note for row in list_rows(Wanted(), pytest.fail)] == [note]
+    assert [row.note for row in list_rows(RunFilter(), pytest.fail)] == [note]

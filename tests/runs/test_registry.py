@@ -9,13 +9,13 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.runs.registry import (
-    Version,
+    ModelVersion,
     only_store,
     register_model,
     unregister_model,
     versions_of_run,
 )
-from snakemake_executor_plugin_mantik.runs.store import Store
+from snakemake_executor_plugin_mantik.runs.store import RunStore
 from tests.tracking.conftest import TrackingServer, tracking_server
 
 __all__ = ["tracking_server"]
@@ -24,11 +24,11 @@ __all__ = ["tracking_server"]
 @pytest.fixture(
     params=["file", pytest.param("server", marks=pytest.mark.software("MLflow server"))]
 )
-def store(request: pytest.FixtureRequest) -> Store:
+def store(request: pytest.FixtureRequest) -> RunStore:
     if request.param == "file":
-        return Store(request.getfixturevalue("store_uri"))
+        return RunStore(request.getfixturevalue("store_uri"))
     server: TrackingServer = request.getfixturevalue("tracking_server")
-    return Store(server.uri)
+    return RunStore(server.uri)
 
 
 def logged(client: MlflowClient, *models: str, status: str = "FINISHED") -> str:
@@ -41,21 +41,21 @@ def logged(client: MlflowClient, *models: str, status: str = "FINISHED") -> str:
     return run_id
 
 
-def names(store: Store) -> set[str]:
+def names(store: RunStore) -> set[str]:
     return {model.name for model in store.client.search_registered_models()}
 
 
-def test_registered_once_and_taken_out(store: Store, tmp_path: Path) -> None:
+def test_registered_once_and_taken_out(store: RunStore, tmp_path: Path) -> None:
     client, name = store.client, tmp_path.name
     one, two = logged(client, "model"), logged(client, "model", "other")
 
     made = register_model(store, client.get_run(one), name)
-    assert made == Version(name, "1", new=True)
+    assert made == ModelVersion(name, "1", new=True)
     version = client.get_model_version(name, "1")
     assert version.run_id == one
     (model,) = client.search_logged_models(["0"], f"source_run_id = '{one}'")
     assert version.source == f"models:/{model.model_id}"
-    assert register_model(store, client.get_run(one), name) == Version(name, "1")
+    assert register_model(store, client.get_run(one), name) == ModelVersion(name, "1")
     with pytest.raises(UserError, match=f"taken, by a model of {one}"):
         register_model(store, client.get_run(two), name, "model")
     # A version that somebody has added by hand stays, and so do its aliases.
@@ -76,11 +76,11 @@ def test_registered_once_and_taken_out(store: Store, tmp_path: Path) -> None:
 
     other = f"{name}-other"
     register_model(store, client.get_run(two), other, "other")
-    assert unregister_model(store, client.get_run(two), other) == [Version(other, "1")]
+    assert unregister_model(store, client.get_run(two), other) == [ModelVersion(other, "1")]
     assert other not in names(store)
 
 
-def test_what_cannot_be_registered(store: Store, tmp_path: Path) -> None:
+def test_what_cannot_be_registered(store: RunStore, tmp_path: Path) -> None:
     client, before = store.client, names(store)
     name = tmp_path.name
     for run_id, given, told in (
@@ -102,7 +102,7 @@ def test_what_cannot_be_registered(store: Store, tmp_path: Path) -> None:
     assert names(store) == before
 
 
-def test_names_that_mlflow_cannot_search_for(store: Store, tmp_path: Path) -> None:
+def test_names_that_mlflow_cannot_search_for(store: RunStore, tmp_path: Path) -> None:
     client, names_of = store.client, [f"a {tmp_path.name}", f"both ' and \" {tmp_path.name}"]
     run_id = logged(client, "model")
     (model,) = client.search_logged_models(["0"], f"source_run_id = '{run_id}'")
@@ -126,7 +126,7 @@ def test_names_that_mlflow_cannot_search_for(store: Store, tmp_path: Path) -> No
 
 
 def test_a_version_that_cannot_be_made_leaves_nothing(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = logged(store.client, "model")
 
@@ -140,7 +140,7 @@ def test_a_version_that_cannot_be_made_leaves_nothing(
 
 
 def test_mlflow_says_nothing_of_an_end_where_others_read_json(
-    store: Store, capfd: pytest.CaptureFixture[str]
+    store: RunStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run_id = store.client.create_run("0").info.run_id
     store.end(run_id, "KILLED", "why")

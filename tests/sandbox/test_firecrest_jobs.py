@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.batch import State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchState
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import LocalAccounting
 from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import exported
 from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
@@ -71,7 +71,7 @@ def test_halves_of_records(tmp_path: Path) -> None:
     settings = replace(FAST.firecrest, accounting_lag=10.0)
     accounting = LocalAccounting(scheduler, settings, "mantik", "sandbox", clock=lambda: at)
     job = scheduler.jobs[7] = LocalJob(
-        7, "halves", State.RUNNING, submitted=50.0, started=100.0, directory=tmp_path,
+        7, "halves", BatchState.RUNNING, submitted=50.0, started=100.0, directory=tmp_path,
         copy=tmp_path / "script", request=BatchRequest("batch", 3600, name="halves"),
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def test_halves_of_records(tmp_path: Path) -> None:
     assert half["seen"] == ("allocation", "PENDING", 0, True)
     assert told(119.9)["seen"] == half["seen"]
     assert told(120.0)["seen"] == ("halves", "RUNNING", 0, True)
-    job.state, job.exit_code, job.ended = State.FAILED, 5, 200.0
+    job.state, job.exit_code, job.ended = BatchState.FAILED, 5, 200.0
     # The list by name misses it; the list of all has it.
     half = told(209.9)
     assert half["seen"] == ("allocation", "FAILED", 5, False)

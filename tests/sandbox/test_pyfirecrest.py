@@ -16,7 +16,7 @@ from firecrest import (
 from firecrest.FirecrestException import TransferJobFailedException
 from firecrest.v2 import AsyncFirecrest, Firecrest
 
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.sandbox import FAST, wait_for
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 def authorization(box: Sandbox, secret: str | None = None, **more: Any) -> Any:
     site = box.site(SYSTEM)
-    assert isinstance(site, FirecrestSite)
+    assert isinstance(site, FirecrestServer)
     client_id, right = box.credentials(SYSTEM)
     return ClientCredentialsAuth(
         client_id, secret or right, site.token_url, min_token_validity=60, **more
@@ -78,7 +78,7 @@ def test_the_system(client: Any) -> None:
 
 def test_kinds_of_authorization(sandbox: Sandbox) -> None:
     site = sandbox.site(SYSTEM)
-    assert isinstance(site, FirecrestSite)
+    assert isinstance(site, FirecrestServer)
     basic = authorization(sandbox, client_auth_method="client_secret_basic")
     for kind in (basic, ApiKeyAuth(site.tokens.api_key)):
         found = Firecrest(sandbox.url(SYSTEM), kind)

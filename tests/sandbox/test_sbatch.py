@@ -4,9 +4,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.sbatch import (
     SbatchError,
-    parse_memory,
+    parse_sbatch_memory,
+    parse_sbatch_time,
     parse_script,
-    parse_time,
 )
 from snakemake_executor_plugin_mantik.sandbox.settings import PARTITIONS
 
@@ -19,17 +19,17 @@ from snakemake_executor_plugin_mantik.sandbox.settings import PARTITIONS
     ],
 )  # fmt: skip
 def test_time(text: str, seconds: int) -> None:
-    assert parse_time(text) == seconds
+    assert parse_sbatch_time(text) == seconds
 
 
 def test_time_of_another_form_is_refused() -> None:
     with pytest.raises(SbatchError, match="Invalid --time specification"):
-        parse_time("1h")
+        parse_sbatch_time("1h")
 
 
 @pytest.mark.parametrize(("text", "mib"), [("100", 100), ("2G", 2048), ("512K", 1), ("0", None)])
 def test_memory(text: str, mib: int | None) -> None:
-    assert parse_memory(text, "mem") == mib
+    assert parse_sbatch_memory(text, "mem") == mib
 
 
 def test_all_that_the_executor_writes() -> None:

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox import processes
-from snakemake_executor_plugin_mantik.sandbox.batch import State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchState
 from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
-from snakemake_executor_plugin_mantik.sandbox.settings import Partition, Settings, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import Partition, SandboxSettings, Timing
 
-SETTINGS = Settings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
+SETTINGS = SandboxSettings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
 Test = Callable[[LocalScheduler], Awaitable[None]]
 
 
-def play(directory: Path, test: Test, settings: Settings = SETTINGS) -> None:
+def play(directory: Path, test: Test, settings: SandboxSettings = SETTINGS) -> None:
     """Run a test with a scheduler whose jobs work in `directory`, and stop it afterwards."""
 
     async def main() -> None:
@@ -59,9 +59,9 @@ def test_exit_codes(tmp_path: Path) -> None:
         bad = await scheduler.submit(script("exit 7"), tmp_path)
         shot = await scheduler.submit(script("kill -SEGV $$"), tmp_path)
         await asyncio.gather(end(good), end(bad), end(shot))
-        assert (good.state, good.exit_text) == (State.COMPLETED, "0:0")
-        assert (bad.state, bad.exit_text) == (State.FAILED, "7:0")
-        assert (shot.state, shot.exit_text) == (State.FAILED, "0:11")
+        assert (good.state, good.exit_text) == (BatchState.COMPLETED, "0:0")
+        assert (bad.state, bad.exit_text) == (BatchState.FAILED, "7:0")
+        assert (shot.state, shot.exit_text) == (BatchState.FAILED, "0:11")
         assert [job.starts for job in (good, bad, shot)] == [1, 1, 1]
 
     play(tmp_path, test)
@@ -72,7 +72,7 @@ def test_walltime_is_enforced_with_term_first(tmp_path: Path) -> None:
         body = "trap 'echo caught > caught; exit 5' TERM; sleep 60 & wait"
         job = await scheduler.submit(script(body, "--time=0:03"), tmp_path)
         await end(job)
-        assert (job.state, job.reason, job.exit_text) == (State.TIMEOUT, "TimeLimit", "5:0")
+        assert (job.state, job.reason, job.exit_text) == (BatchState.TIMEOUT, "TimeLimit", "5:0")
         assert (tmp_path / "caught").exists()
 
     # However busy the machine is, the script has a trap by then, and time for its last words.
@@ -105,7 +105,7 @@ def test_who_ignores_term_is_killed_after_the_kill_wait(tmp_path: Path) -> None:
         await scheduler.cancel(job.id)
         await end(job)
         assert time.monotonic() - asked >= SETTINGS.timing.kill_wait
-        assert (job.state, job.signal) == (State.CANCELLED, 9)
+        assert (job.state, job.signal) == (BatchState.CANCELLED, 9)
 
     play(tmp_path, test)
 
@@ -135,7 +135,7 @@ def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
         job = await scheduler.submit(script("sleep 300 & echo $! > left; disown"), tmp_path)
         await end(job)
-        assert job.state is State.COMPLETED
+        assert job.state is BatchState.COMPLETED
         assert not alive(int((tmp_path / "left").read_text()))
 
     play(tmp_path, test)
@@ -148,8 +148,8 @@ def test_memory_over_the_limit_is_killed(tmp_path: Path) -> None:
         job = await scheduler.submit(script(hog + "; true", "--mem=100M"), tmp_path)
         modest = await scheduler.submit(script("sleep 1", "--mem=100M"), tmp_path)
         await asyncio.gather(end(job), end(modest))
-        assert (job.state, job.reason, job.signal) == (State.OUT_OF_MEMORY, "OutOfMemory", 9)
-        assert modest.state is State.COMPLETED
+        assert (job.state, job.reason, job.signal) == (BatchState.OUT_OF_MEMORY, "OutOfMemory", 9)
+        assert modest.state is BatchState.COMPLETED
 
     play(tmp_path, test)
 
@@ -161,7 +161,7 @@ def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(tmp_path: Path) -
         hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
         job = await scheduler.submit(script(hog, "--mem=100M", "--error=err"), tmp_path)
         await end(job)
-        assert (job.state, job.reason, job.signal) == (State.FAILED, "JobLaunchFailure", 9)
+        assert (job.state, job.reason, job.signal) == (BatchState.FAILED, "JobLaunchFailure", 9)
         said = (tmp_path / "err").read_text()
         assert re.search(r"StepId=1000.batch exceeded memory limit \(\d+ > 104857600\)", said)
 
@@ -180,7 +180,7 @@ def test_more_jobs_than_allowed_are_refused(tmp_path: Path) -> None:
 def test_jobs_of_a_partition_that_is_down_wait(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
         job = await scheduler.submit(script("true", "--partition=closed"), tmp_path)
-        assert (job.state, job.reason) == (State.PENDING, "PartitionDown")
+        assert (job.state, job.reason) == (BatchState.PENDING, "PartitionDown")
 
     play(tmp_path, test, replace(SETTINGS, partitions=(Partition("closed", up=False),)))
 
@@ -194,7 +194,12 @@ def test_first_come_first_served_and_what_fits_goes_ahead(tmp_path: Path) -> Non
         fourth = await scheduler.submit(script("true"), tmp_path)
         await until(lambda: first.pid and third.pid)
         states = [job.state for job in (first, wide, third, fourth)]
-        assert states == [State.RUNNING, State.PENDING, State.RUNNING, State.PENDING]
+        assert states == [
+            BatchState.RUNNING,
+            BatchState.PENDING,
+            BatchState.RUNNING,
+            BatchState.PENDING,
+        ]
         assert (wide.reason, fourth.reason) == ("Resources", "Resources")
         (tmp_path / "go").touch()
         await asyncio.gather(*(end(job) for job in (first, wide, third, fourth)))
@@ -210,7 +215,7 @@ def test_slots_are_never_oversubscribed(tmp_path: Path) -> None:
 
         def look(_: LocalJob) -> None:
             nonlocal most
-            running = sum(job.state is State.RUNNING for job in scheduler.jobs.values())
+            running = sum(job.state is BatchState.RUNNING for job in scheduler.jobs.values())
             most = max(most, running)
 
         scheduler.listen(look)
@@ -237,7 +242,7 @@ def test_a_job_waiting_is_cancelled_without_being_started(tmp_path: Path) -> Non
         await scheduler.submit(script("sleep 60", "--cpus-per-task=2"), tmp_path)
         waiting = await scheduler.submit(script("true"), tmp_path)
         await scheduler.cancel(waiting.id)
-        assert (waiting.state, waiting.starts) == (State.CANCELLED, 0)
+        assert (waiting.state, waiting.starts) == (BatchState.CANCELLED, 0)
 
     play(tmp_path, test)
 
@@ -248,7 +253,7 @@ def test_node_failure(tmp_path: Path) -> None:
         await until(lambda: job.pid)
         await scheduler.fail_node(job.id)
         await end(job)
-        assert (job.state, job.reason) == (State.NODE_FAIL, "NodeDown")
+        assert (job.state, job.reason) == (BatchState.NODE_FAIL, "NodeDown")
         assert not (tmp_path / "trapped").exists()
 
     play(tmp_path, test)
@@ -334,6 +339,6 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
         job = await scheduler.submit(script("true"), tmp_path / "nowhere")
         await end(job)
-        assert (job.state, job.exit_text) == (State.FAILED, "0:53")
+        assert (job.state, job.exit_text) == (BatchState.FAILED, "0:53")
 
     play(tmp_path, test)

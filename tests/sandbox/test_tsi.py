@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import REAL_TIMING, SiteOption, Timing
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi, TsiError
-from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreServer
 from tests.support.sandbox import (
     FAST,
     FirecrestClient,
@@ -127,7 +127,7 @@ class TestJobs:
     def test_start_when_all_have_their_files(self, own: tuple[Sandbox, RestClient]) -> None:
         box, rest = own
         site = box.site("hpc1")
-        assert isinstance(site, UnicoreSite)
+        assert isinstance(site, UnicoreServer)
         seen: list[set[str]] = []
 
         def look(_: BatchJob) -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, Timing
 from tests.real.centre.tsi import SOFTWARE
 from tests.support.sandbox import RestClient, raw_job, wait_for
 from tests.support.unicoreserver import UnicoreX
@@ -238,7 +238,7 @@ def test_a_killed_job_is_shown_without_an_exit_code(rest: RestClient) -> None:
 @contextmanager
 def one_job(directory: Path, timing: Timing) -> Iterator[tuple[Sandbox, RestClient, str]]:
     """A sandbox of a test's own, a client of it, and the URL of a long job that was submitted."""
-    with Sandbox(directory, settings=Settings(timing=timing, slots=1)) as box:
+    with Sandbox(directory, settings=SandboxSettings(timing=timing, slots=1)) as box:
         client = RestClient(box)
         with client.http:
             yield box, client, client.submit(raw_job("sleep 300"))
@@ -345,7 +345,7 @@ def test_a_lifetime_that_is_over_removes_the_job(tmp_path: Path) -> None:
 
 def test_the_status_follows_the_scheduler_slowly(tmp_path: Path) -> None:
     timing = Timing(status_interval=3600.0)
-    with Sandbox(tmp_path, settings=Settings(timing=timing, slots=1)) as box:
+    with Sandbox(tmp_path, settings=SandboxSettings(timing=timing, slots=1)) as box:
         client = RestClient(box)
         with client.http:
             url = client.submit(raw_job("true"))

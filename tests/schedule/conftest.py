@@ -16,8 +16,8 @@ from snakemake_executor_plugin_mantik.schedule.planning import (
     edit_schedule,
     make_schedule,
 )
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Missed, State
-from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, MissedPolicy
+from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, submit_firing
 
 
@@ -64,14 +64,14 @@ class Machine:
     runs: Runs = field(default_factory=Runs)
 
     def __post_init__(self) -> None:
-        self.store = Store(self.directory)
+        self.store = ScheduleStore(self.directory)
 
     def clock(self) -> float:
         return self.now.timestamp()
 
     def add(
         self, cron: str, tz: str = "Europe/Berlin", until: str | None = None,
-        missed: Missed = Missed.SKIP, name: str = "weekly",
+        missed: MissedPolicy = MissedPolicy.SKIP, name: str = "weekly",
     ) -> None:  # fmt: skip
         wish = ScheduleRequest("seed", cron, tz, until, None, missed)
         assert self.store.add(make_schedule(name, wish, self.now, str))
@@ -87,7 +87,7 @@ class Machine:
         def submit(firing: Firing) -> None:
             submit_firing(store, firing.id, self.runs.again, self.clock)
 
-        store = Store(self.directory)
+        store = ScheduleStore(self.directory)
         return lambda: claim_due(store, submit, self.clock)
 
     def go_on(self, until: str, *schedulers: Callable[[], float]) -> None:
@@ -112,7 +112,7 @@ class Machine:
         """For which due times runs were made, as they stand in the tags."""
         return [due for _, due, _ in self.runs.asked]
 
-    def history(self, name: str = "weekly") -> list[tuple[str, State, str]]:
+    def history(self, name: str = "weekly") -> list[tuple[str, FiringState, str]]:
         schedule = self.store.get(name)
         assert schedule is not None
         return [

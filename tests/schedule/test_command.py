@@ -14,10 +14,10 @@ import pytest
 from snakemake_executor_plugin_mantik.cli import main
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.request import Request, write_request
+from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
 from snakemake_executor_plugin_mantik.schedule.loop import mark_present
-from snakemake_executor_plugin_mantik.schedule.schedules import State
-from snakemake_executor_plugin_mantik.schedule.store import FILE, Store
+from snakemake_executor_plugin_mantik.schedule.schedules import FiringState
+from snakemake_executor_plugin_mantik.schedule.store import SCHEDULES_FILE, ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.unit import systemd_quote, systemd_unit
 
 RUN = "0123456789abcdef0123456789abcdef"
@@ -52,7 +52,7 @@ def command(
     monkeypatch.delenv("MANTIK_RUNS", raising=False)
     directory = RunDirectory(runs_home() / RUN)
     directory.path.mkdir(parents=True)
-    nothing = Request(
+    nothing = RunRequest(
         uri="churn", version="", commit="", folder="project/churn", entry_point="main",
         parameters={}, values={}, extra={}, site="hpc1", config="", config_source="", account="",
         tracking_uri="sqlite:///x.db", experiment_id="0", experiment="Default", name="first",
@@ -94,12 +94,12 @@ def test_a_schedule_from_its_making_to_its_removal(command: Command) -> None:
 
 def test_what_became_of_due_times_is_told(command: Command) -> None:
     command.say("add", "s", "--run", "first", "--cron", "0 6 * * *", "--tz", "Europe/Berlin")
-    store = Store(data_home())
+    store = ScheduleStore(data_home())
     schedule = store.get("s")
     assert schedule is not None
     day = int(datetime.fromisoformat("2999-01-01T05:00Z").timestamp())
-    rows = [(day + n * 86400, State.FIRING, "") for n in range(-1, 4)]
-    rows.append((day + 4 * 86400, State.MISSED, "no scheduler was running"))
+    rows = [(day + n * 86400, FiringState.FIRING, "") for n in range(-1, 4)]
+    rows.append((day + 4 * 86400, FiringState.MISSED, "no scheduler was running"))
     assert store.claim(schedule, rows[-1][0], rows, day)
     first, fired, failed, interrupted, waiting = store.open()
     store.fired(first, RUN, day)
@@ -162,7 +162,7 @@ def test_mistakes_are_told_at_once(command: Command, words: list[str], told: str
 
 def test_the_store_is_private_and_one_of_a_newer_version_is_refused(command: Command) -> None:
     command.say("add", "s", "--run", "first", "--cron", "0 6 * * *")
-    path = data_home() / FILE
+    path = data_home() / SCHEDULES_FILE
     assert path.stat().st_mode & 0o077 == 0
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")

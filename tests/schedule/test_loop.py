@@ -10,7 +10,7 @@ import pytest
 from snakemake_executor_plugin_mantik.schedule import loop, store
 from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
 from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest
-from snakemake_executor_plugin_mantik.schedule.schedules import Missed, State
+from snakemake_executor_plugin_mantik.schedule.schedules import FiringState, MissedPolicy
 from snakemake_executor_plugin_mantik.schedule.store import NEVER_BEGUN
 from snakemake_executor_plugin_mantik.schedule.submit import (
     INTERRUPTED,
@@ -37,7 +37,7 @@ def test_the_last_day_is_one_of_the_schedule_s_time_zone(machine: Machine) -> No
 
 
 def test_what_is_made_up_for_later_was_due_before_the_end(machine: Machine) -> None:
-    machine.add("0 6 * * *", until="2026-03-03", missed=Missed.ONCE)
+    machine.add("0 6 * * *", until="2026-03-03", missed=MissedPolicy.ONCE)
     machine.pass_by("2026-03-10")
     machine.go_on("2026-03-12", machine.scheduler())
     assert machine.fired == ["2026-03-03T06:00:00+01:00"]
@@ -62,7 +62,7 @@ def test_what_is_long_over_is_forgotten_and_nothing_else(
                 if firing.id != interrupted.id:
                     machine.store.fired(firing, "r", machine.clock())
     states = [state for _, state, _ in machine.history()]
-    assert states == [State.FIRING, *[State.FIRED] * 3]
+    assert states == [FiringState.FIRING, *[FiringState.FIRED] * 3]
 
 
 def test_of_two_schedulers_one_fires(machine: Machine) -> None:
@@ -72,19 +72,21 @@ def test_of_two_schedulers_one_fires(machine: Machine) -> None:
     assert len(machine.fired) == len(set(machine.fired)) == 18
 
 
-@pytest.mark.parametrize(("missed", "made"), [(Missed.SKIP, []), (Missed.ONCE, ["03-04 05:00"])])
+@pytest.mark.parametrize(
+    ("missed", "made"), [(MissedPolicy.SKIP, []), (MissedPolicy.ONCE, ["03-04 05:00"])]
+)
 def test_what_was_missed_is_skipped_or_caught_up_once(
-    machine: Machine, missed: Missed, made: list[str]
+    machine: Machine, missed: MissedPolicy, made: list[str]
 ) -> None:
     machine.add("0 6 * * *", missed=missed)
     machine.pass_by("2026-03-04 20:00")
     machine.go_on("2026-03-05 04:00", machine.scheduler())
-    assert [text for text, state, _ in machine.history() if state is State.FIRED] == made
+    assert [text for text, state, _ in machine.history() if state is FiringState.FIRED] == made
     last = "Tue 2026-03-03 06:00 CET" if made else "Wed 2026-03-04 06:00 CET"
     missing = f"no scheduler was running from then to {last}"
-    assert machine.history()[0] == ("03-02 05:00", State.MISSED, missing)
+    assert machine.history()[0] == ("03-02 05:00", FiringState.MISSED, missing)
     machine.go_on("2026-03-06 00:00", machine.scheduler())
-    assert machine.history()[-1] == ("03-05 05:00", State.FIRED, "")
+    assert machine.history()[-1] == ("03-05 05:00", FiringState.FIRED, "")
 
 
 def test_a_little_late_is_not_missed(machine: Machine) -> None:
@@ -93,7 +95,7 @@ def test_a_little_late_is_not_missed(machine: Machine) -> None:
     machine.scheduler()()
     machine.now += timedelta(days=1, seconds=1)
     machine.scheduler()()
-    assert [state for _, state, _ in machine.history()] == [State.FIRED, State.MISSED]
+    assert [state for _, state, _ in machine.history()] == [FiringState.FIRED, FiringState.MISSED]
 
 
 def test_a_failure_is_repeated_ever_more_rarely_and_given_up_when_the_next_is_due(
@@ -111,7 +113,8 @@ def test_a_failure_is_repeated_ever_more_rarely_and_given_up_when_the_next_is_du
     machine.runs.trouble = ""
     machine.go_on("2026-03-03 08:00", scheduler)
     assert machine.history() == [
-        ("03-02 05:00", State.FAILED, "MLflow: no answer."), ("03-03 05:00", State.FIRED, ""),
+        ("03-02 05:00", FiringState.FAILED, "MLflow: no answer."),
+        ("03-03 05:00", FiringState.FIRED, ""),
     ]  # fmt: skip
 
 
@@ -121,7 +124,7 @@ def test_what_nothing_comes_after_is_given_up_after_a_week(machine: Machine) -> 
     machine.go_on("2026-03-02 06:00", machine.scheduler())
     machine.pass_by("2026-03-09 05:01")
     machine.scheduler()()
-    assert machine.history() == [("03-02 05:00", State.FAILED, "MLflow: no answer.")]
+    assert machine.history() == [("03-02 05:00", FiringState.FAILED, "MLflow: no answer.")]
 
 
 @pytest.mark.parametrize("trouble", ["before", "after"])
@@ -136,7 +139,7 @@ def test_a_kill_in_the_middle_neither_loses_nor_doubles(machine: Machine, troubl
     machine.go_on("2026-03-02 05:00:30", machine.scheduler())
     assert [f.id for f in machine.store.open()] == [firing.id], "there is a pause first"
     machine.go_on("2026-03-03 04:00", machine.scheduler())
-    assert machine.history() == [("03-02 05:00", State.FIRED, "")]
+    assert machine.history() == [("03-02 05:00", FiringState.FIRED, "")]
     assert machine.fired == ["2026-03-02T06:00:00+01:00"]
 
 
@@ -148,7 +151,7 @@ def test_what_was_interrupted_is_brought_to_an_end_though_the_next_is_due(machin
     machine.pass_by("2026-03-03 05:01")
     machine.runs.trouble = ""
     machine.go_on("2026-03-03 06:00", machine.scheduler())
-    assert [state for _, state, _ in machine.history()] == [State.FIRED, State.FIRED]
+    assert [state for _, state, _ in machine.history()] == [FiringState.FIRED, FiringState.FIRED]
     assert len(machine.fired) == 2
 
 
@@ -171,10 +174,10 @@ def test_what_was_claimed_and_never_begun_is_told_when_the_next_is_due(machine: 
     schedule = machine.store.get("weekly")
     assert schedule is not None
     now = int(machine.clock())
-    assert machine.store.claim(schedule, now, [(now, State.FIRING, "")], now)
+    assert machine.store.claim(schedule, now, [(now, FiringState.FIRING, "")], now)
     machine.pass_by("2026-03-03 05:00")
     machine.go_on("2026-03-03 06:00", machine.scheduler())
-    assert machine.history()[0] == ("03-02 05:00", State.FAILED, NEVER_BEGUN)
+    assert machine.history()[0] == ("03-02 05:00", FiringState.FAILED, NEVER_BEGUN)
     assert len(machine.fired) == 1
 
 
@@ -203,7 +206,7 @@ def test_an_edit_is_picked_up_and_is_not_retroactive(machine: Machine) -> None:
     machine.go_on("2026-03-02 18:00", scheduler)
     assert [due[5:16] for due in machine.fired] == ["03-02T06:00", "03-02T15:00", "03-02T18:00"]
     assert [account for _, _, account in machine.runs.asked] == ["", "other", "other"]
-    assert [state for _, state, _ in machine.history()] == [State.FIRED] * 3
+    assert [state for _, state, _ in machine.history()] == [FiringState.FIRED] * 3
     machine.add("0 0 * * *", name="another")
     machine.store.remove(machine.store.all()[1].id)
     machine.go_on("2026-03-04 12:00", scheduler)
@@ -216,7 +219,7 @@ def test_a_claim_of_what_was_edited_meanwhile_is_none(machine: Machine) -> None:
     assert seen is not None
     machine.edit(ScheduleRequest(cron="0 7 * * *"))
     now = int(machine.clock()) + 86400
-    assert not machine.store.claim(seen, now, [(now, State.FIRING, "")], now)
+    assert not machine.store.claim(seen, now, [(now, FiringState.FIRING, "")], now)
     assert machine.history() == []
 
 
@@ -267,7 +270,7 @@ def test_whatever_happens_each_due_time_is_one_run_or_told(seed: int, memory: Pa
     draw = random.Random(seed)
     start = datetime(2026, 3, 28, 18, tzinfo=UTC)  # clocks change in the night
     machine = Machine(memory, start)
-    machine.add("*/10 * * * *", missed=draw.choice([Missed.SKIP, Missed.ONCE]))
+    machine.add("*/10 * * * *", missed=draw.choice([MissedPolicy.SKIP, MissedPolicy.ONCE]))
     for _ in range(20):
         machine.runs.trouble = draw.choice(["", "", "", "away", "before", "after"])
         here = [machine.scheduler() for _ in range(draw.choice([1, 2]))]
@@ -288,9 +291,11 @@ def test_whatever_happens_each_due_time_is_one_run_or_told(seed: int, memory: Pa
     assert schedule is not None
     history = {f.due: f for f in machine.store.history(schedule.id)}
     runs = {int(datetime.fromisoformat(due).timestamp()) for due in machine.fired}
-    fired = {due for due, f in history.items() if f.state is State.FIRED}
+    fired = {due for due, f in history.items() if f.state is FiringState.FIRED}
     assert runs == fired, "a run that nobody knows of, or none where one is told"
-    assert all(f.told for f in history.values() if f.state in {State.FAILED, State.MISSED})
+    assert all(
+        f.told for f in history.values() if f.state in {FiringState.FAILED, FiringState.MISSED}
+    )
     last_hours = takewhile(lambda due: due <= calm, schedule.due(calm - timedelta(hours=2)))
     assert {int(due.timestamp()) for due in last_hours} <= fired, "all was well, and it was lost"
 

@@ -13,8 +13,8 @@ import pytest
 
 from snakemake_executor_plugin_mantik.runs.store import KEY
 from snakemake_executor_plugin_mantik.schedule.loop import is_present
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, Schedule, State
-from snakemake_executor_plugin_mantik.schedule.store import Store
+from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, Schedule
+from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE
 from tests.runs.conftest import Runs, empty_store, runs, sandbox, store_uri
 from tests.support.command import smk_mantik
@@ -33,7 +33,7 @@ class Scheduling:
     def __init__(self, of: Runs, data: Path) -> None:
         self.runs, self.data = of, data / "mantik"
         of.project.extra["XDG_DATA_HOME"] = str(data)
-        self.store = Store(self.data)
+        self.store = ScheduleStore(self.data)
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
@@ -61,7 +61,7 @@ class Scheduling:
         """Have a due time come, without anybody waiting for it."""
         schedule = self.schedule()
         due = int(schedule.since) + 1
-        assert self.store.claim(schedule, due, [(due, State.FIRING, "")], time.time())
+        assert self.store.claim(schedule, due, [(due, FiringState.FIRING, "")], time.time())
         return self.store.open()[-1]
 
     def made(self, firing: Firing) -> list[str]:
@@ -102,7 +102,7 @@ def test_a_due_time_is_one_run_whoever_looks_and_whatever_is_killed(scheduling: 
     assert other.returncode == 0, said
     until(lambda: not scheduling.store.open(), "the submission", WAIT_S)
     (fired,) = scheduling.store.history(scheduling.schedule().id)
-    assert (fired.state, scheduling.made(first)) == (State.FIRED, [fired.run])
+    assert (fired.state, scheduling.made(first)) == (FiringState.FIRED, [fired.run])
 
     # Killed in the middle of it: when its run is made in MLflow already.
     second = scheduling.claim()
@@ -112,14 +112,14 @@ def test_a_due_time_is_one_run_whoever_looks_and_whatever_is_killed(scheduling: 
     said = firing.communicate(timeout=WAIT_S)[0]
     left = scheduling.store.firing(second.id)
     assert left is not None
-    if left.state is State.FIRING:  # else it was quicker than the kill
+    if left.state is FiringState.FIRING:  # else it was quicker than the kill
         assert left.begun, said
         again = scheduling.start("fire", str(second.id))
         said = again.communicate(timeout=WAIT_S)[0]
         assert "submitted as run" in said, said
     ended = scheduling.store.firing(second.id)
     assert ended is not None
-    assert ended.state is State.FIRED
+    assert ended.state is FiringState.FIRED
     alive = [r for r in scheduling.made(second) if runs.directory(r).request.exists()]
     assert alive == [ended.run], "one due time, and not one run"
 

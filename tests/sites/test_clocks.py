@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.sites import authentication
 from snakemake_executor_plugin_mantik.sites.answers import retry_after, server_time
 from snakemake_executor_plugin_mantik.sites.authentication import SshKey
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
-from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import read_base
 
 HOURS = 3600.0
@@ -102,7 +102,7 @@ def strict(key_file: Path) -> Iterator[Callable[[float, bool], StrictSite]]:
 
 def user_at(site: StrictSite, key_file: Path, times: int = 1) -> str:
     async def asked() -> str:
-        connection = Connection(
+        connection = UnicoreConnection(
             "strict", site.url, SshKey("ada", key_file), ca_file=None, proxy=None, timeout_s=60,
             concurrent_requests=2,
         )  # fmt: skip

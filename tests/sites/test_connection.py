@@ -23,11 +23,11 @@ from snakemake_executor_plugin_mantik.sites import rate_limits
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
-    Connection as FirecrestConnection,
+    FirecrestConnection,
 )
-from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
-from snakemake_executor_plugin_mantik.sites.unicore.files import Files
-from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
+from snakemake_executor_plugin_mantik.sites.unicore.files import UnicoreFiles
+from snakemake_executor_plugin_mantik.sites.unicore.jobs import UnicoreJobs
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 from tests.support.parrot import Parrot, Say
 
@@ -45,13 +45,13 @@ def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
 
 def talk(
     parrot: Parrot,
-    act: Callable[[Connection], Awaitable[object]],
+    act: Callable[[UnicoreConnection], Awaitable[object]],
     *,
     timeout_s: float = 60.0,
     credential: Credential | None = None,
 ) -> object:
     async def opened() -> object:
-        connection = Connection(
+        connection = UnicoreConnection(
             "parrot",
             parrot.url,
             credential or Bearer(TOKEN),
@@ -68,11 +68,11 @@ def talk(
     return asyncio.run(opened())
 
 
-def files(connection: Connection) -> Files:
-    return Files(connection, StoragePaths("parrot", "WORK", "ws"), "parrot")
+def files(connection: UnicoreConnection) -> UnicoreFiles:
+    return UnicoreFiles(connection, StoragePaths("parrot", "WORK", "ws"), "parrot")
 
 
-async def content(connection: Connection) -> bytes:
+async def content(connection: UnicoreConnection) -> bytes:
     return b"".join([chunk async for chunk in files(connection).get("f", 0)])
 
 
@@ -124,15 +124,18 @@ SUBMISSIONS = [
 def test_a_submission_is_made_once_and_its_fate_is_unknown(parrot: Parrot, say: Say) -> None:
     parrot.answers = [say]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, lambda connection: Jobs(connection, "parrot", 100.0).submit({"Tags": ["a"]}))
+        talk(
+            parrot,
+            lambda connection: UnicoreJobs(connection, "parrot", 100.0).submit({"Tags": ["a"]}),
+        )
     assert len(parrot.asked) == 1
 
 
 def test_submissions_keep_to_the_pace(parrot: Parrot) -> None:
     parrot.answers = [Say(201, b"", {"Location": "https://elsewhere/rest/core/jobs/7"})]
 
-    async def five(connection: Connection) -> list[str]:
-        jobs = Jobs(connection, "parrot", 20.0)
+    async def five(connection: UnicoreConnection) -> list[str]:
+        jobs = UnicoreJobs(connection, "parrot", 20.0)
         return list(await asyncio.gather(*(jobs.submit({}) for _ in range(5))))
 
     started = time.monotonic()
@@ -162,7 +165,7 @@ def test_body_that_is_cut(parrot: Parrot) -> None:
 def test_body_that_is_cut_gives_what_came_first(parrot: Parrot) -> None:
     parrot.answers = [Say(body=b"half", length=8)]
 
-    async def first(connection: Connection) -> bytes:
+    async def first(connection: UnicoreConnection) -> bytes:
         return await anext(files(connection).get("f", 0))
 
     assert talk(parrot, first) == b"half"
@@ -178,7 +181,7 @@ def test_range_that_is_ignored(parrot: Parrot) -> None:
     entry = b'{"isDirectory": false, "size": 9, "lastAccessed": "2026-11-21T11:20:45+0000"}'
     parrot.answers = [Say(body=entry), Say(body=b"from the start")]
 
-    async def rest(connection: Connection) -> bytes:
+    async def rest(connection: UnicoreConnection) -> bytes:
         return b"".join([chunk async for chunk in files(connection).get("f", 4)])
 
     with pytest.raises(SiteUnreachable, match="not from byte 4 on"):
@@ -244,7 +247,7 @@ def test_an_issuer_that_refuses_is_a_site_that_refuses(parrot: Parrot) -> None:
 def test_requests_at_the_same_time_are_limited(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=0.1)]
 
-    async def twelve(connection: Connection) -> object:
+    async def twelve(connection: UnicoreConnection) -> object:
         return await asyncio.gather(*(connection.get("x", "") for _ in range(12)))
 
     started = time.monotonic()
@@ -267,7 +270,7 @@ def test_extension_that_is_refused_with_200(parrot: Parrot) -> None:
         Say(body=refusal),
     ]
     with pytest.raises(SiteRejected, match="exceeds the maximum lifetime"):
-        talk(parrot, lambda connection: Jobs(connection, "parrot", 1.0).extend(["j"], 60))
+        talk(parrot, lambda connection: UnicoreJobs(connection, "parrot", 1.0).extend(["j"], 60))
 
 
 def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> None:
@@ -281,8 +284,8 @@ def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> N
 def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=1.0)]
 
-    async def states(connection: Connection) -> object:
-        return await Jobs(connection, "parrot", 1.0).states([f"job{n}" for n in range(100)])
+    async def states(connection: UnicoreConnection) -> object:
+        return await UnicoreJobs(connection, "parrot", 1.0).states([f"job{n}" for n in range(100)])
 
     with pytest.raises(SiteUnreachable):
         talk(parrot, states, timeout_s=0.1)
@@ -293,9 +296,9 @@ def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
     parrot.answers = [Say(500)] * rate_limits.REPEAT_ATTEMPTS
     parrot.answers.append(Say(body=b'{"status": "RUNNING"}'))
 
-    async def states(connection: Connection) -> dict[str, JobState]:
-        jobs = Jobs(connection, "parrot", 1.0)
-        connection.places = 1
+    async def states(connection: UnicoreConnection) -> dict[str, JobState]:
+        jobs = UnicoreJobs(connection, "parrot", 1.0)
+        connection.max_concurrency = 1
         return await jobs.states(["bad", "good"])
 
     found = talk(parrot, states)
@@ -336,7 +339,7 @@ def test_new_credentials_are_looked_for_only_in_place_of_refused_ones(
 
     async def asked() -> None:
         if api == "unicore":
-            unicore = Connection("parrot", parrot.url, credential, **named)
+            unicore = UnicoreConnection("parrot", parrot.url, credential, **named)
             try:
                 await unicore.get("base", "")
             finally:

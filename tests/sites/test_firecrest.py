@@ -17,12 +17,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import (
-    FirecrestSite as FirecrestSandbox,
+    FirecrestServer as FirecrestSandbox,
 )
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
-from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
+from snakemake_executor_plugin_mantik.sites.firecrest.client import FirecrestClient
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import name_lists
 from tests.support.benches import firecrest_site
 
@@ -138,11 +138,11 @@ class TestFinding:
         self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def scenario(site: FirecrestSite) -> None:
-            original = Client.job_info
+            original = FirecrestClient.job_info
             unnamed = 0
 
             async def too_many(
-                self: Client, system: str, name: str | None = None, **more: object
+                self: FirecrestClient, system: str, name: str | None = None, **more: object
             ) -> object:
                 nonlocal unnamed
                 unnamed += name is None
@@ -150,7 +150,7 @@ class TestFinding:
                     raise SiteUnreachable("Error executing Slurm command.", status=500)
                 return await original(self, system, name=name, **more)
 
-            monkeypatch.setattr(Client, "job_info", too_many)
+            monkeypatch.setattr(FirecrestClient, "job_info", too_many)
             many = {str(uuid.uuid4()): "count" for _ in range(100)}
             for _ in range(2):
                 before = site.requests["find"]
@@ -201,15 +201,15 @@ class TestStates:
     ) -> None:
         async def scenario(site: FirecrestSite) -> None:
             jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
-            original = Client.job_info
+            original = FirecrestClient.job_info
 
             async def lacking(
-                self: Client, system: str, jobid: str | None = None, **more: object
+                self: FirecrestClient, system: str, jobid: str | None = None, **more: object
             ) -> object:
                 listed = await original(self, system, jobid, **more)
                 return listed if jobid else [job for job in listed if job["jobId"] != jobs[0]]
 
-            monkeypatch.setattr(Client, "job_info", lacking)
+            monkeypatch.setattr(FirecrestClient, "job_info", lacking)
             found = await site.states([*jobs, "999999"])
             assert Phase.UNKNOWN not in {found[job].phase for job in jobs}
             assert found["999999"].phase is Phase.UNKNOWN
@@ -385,10 +385,10 @@ class TestLarge:
 
         async def scenario(site: FirecrestSite) -> None:
             data = bytes(6 << 20)
-            original = Client.upload
+            original = FirecrestClient.upload
 
             async def astray(
-                self: Client,
+                self: FirecrestClient,
                 system: str,
                 file: object,
                 directory: str,
@@ -397,7 +397,7 @@ class TestLarge:
             ) -> object:
                 return await original(self, system, file, f"{directory}/nowhere", *rest, **more)
 
-            monkeypatch.setattr(Client, "upload", astray)
+            monkeypatch.setattr(FirecrestClient, "upload", astray)
             with pytest.raises(SiteUnreachable, match="nothing came"):
                 await site.put("large", data)
 

@@ -7,10 +7,10 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import System
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import FirecrestSystem
 from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     SCRIPT_BYTES,
-    Scheduler,
+    SchedulerName,
     slurm_job_name,
     slurm_script,
     submission_body,
@@ -95,7 +95,7 @@ def test_the_request_has_the_script_and_where_it_runs() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
-def test_login_shells(scheduler: Scheduler) -> None:
+def test_login_shells(scheduler: SchedulerName) -> None:
     job = replace(JOB, resources=Resources(), login_shell=True)
     assert slurm_script(job, scheduler, "/w").startswith("#!/bin/bash -l\n#")
 
@@ -137,7 +137,7 @@ def test_tags_that_cannot_be(tag: str) -> None:
 
 
 def test_transfer_jobs() -> None:
-    system = System(
+    system = FirecrestSystem(
         "daint", "slurm", "x", (), directives=("#SBATCH --time=15", "#SBATCH -A {account}")
     )
     assert transfer_script(system, "/w", "g34", "true") == (

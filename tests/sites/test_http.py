@@ -87,7 +87,7 @@ def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, tro
 
 def asked(parrot: Parrot) -> httpx.Response:
     async def get() -> httpx.Response:
-        async with http.Client(look=lambda _: None, trust_env=False) as client:
+        async with http.HttpClient(look=lambda _: None, trust_env=False) as client:
             return await client.get(parrot.url)
 
     return asyncio.run(get())

@@ -39,15 +39,17 @@ def opened(api: str, parrot: Parrot) -> tuple[Any, Submit, Ask]:
         "ca_file": None, "proxy": None, "timeout_s": 60.0, "concurrent_requests": PLACES,
     }  # fmt: skip
     if api == "unicore":
-        unicore_site = of_unicore.Connection("parrot", parrot.url, Bearer("t0ken"), **options)
-        of_user = unicore_jobs.Jobs(unicore_site, "parrot", 1000.0)
+        unicore_site = of_unicore.UnicoreConnection(
+            "parrot", parrot.url, Bearer("t0ken"), **options
+        )
+        of_user = unicore_jobs.UnicoreJobs(unicore_site, "parrot", 1000.0)
         return (
             unicore_site,
             lambda begin: of_user.submit({"Tags": ["a"]}, begin),
             lambda: unicore_site.get("list", "/x"),
         )
-    connection = of_firecrest.Connection("parrot", parrot.url, Bearer("t0ken"), **options)
-    jobs = firecrest_jobs.Jobs(connection, 1000.0)
+    connection = of_firecrest.FirecrestConnection("parrot", parrot.url, Bearer("t0ken"), **options)
+    jobs = firecrest_jobs.FirecrestJobs(connection, 1000.0)
     return (
         connection,
         lambda begin: jobs.submit("#!/bin/bash", "/d", begin),

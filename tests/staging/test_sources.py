@@ -48,16 +48,16 @@ def test_what_stays_here(tmp_path: Path) -> None:
 def test_logs_stay_here(tmp_path: Path) -> None:
     """Those by name, and what this process's own output goes to, whatever it is called."""
     write(tmp_path, "keep.py", "run.log", "nohup.out", "d/old.log", "log.py")
-    tell = """if True:
+    notify = """if True:
         import sys
         from pathlib import Path
         from snakemake_executor_plugin_mantik.config.exclude import Exclude
-        from snakemake_executor_plugin_mantik.staging.sources import select
-        found = select(Path("."), Exclude(()), products=(), file_limit=1000, total_limit=9000)
+        from snakemake_executor_plugin_mantik.staging.sources import select_sources
+        found = select_sources(Path("."), Exclude(()), (), file_limit=1000, total_limit=9000)
         Path("found").write_text(" ".join(found.paths))
     """
     with (tmp_path / "out.txt").open("w") as out, (tmp_path / "err.txt").open("w") as err:
-        command = [sys.executable, "-c", tell]
+        command = [sys.executable, "-c", notify]
         subprocess.run(command, cwd=tmp_path, stdout=out, stderr=err, check=True)
     assert (tmp_path / "found").read_text() == "keep.py log.py"
 

@@ -10,7 +10,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import TransferError
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import outside_path
-from snakemake_executor_plugin_mantik.staging.transfers import SUFFIX, Landing
+from snakemake_executor_plugin_mantik.staging.transfers import SUFFIX, OutputStaging
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 TRY = "3f0d7a6c-0000-4000-8000-000000000001"
@@ -25,7 +25,7 @@ def directory(path: str) -> OutputEntry:
 
 
 def settle(workdir: Path, roots: list[str], entries: list[OutputEntry]) -> None:
-    landing = Landing(workdir, TRY, roots)
+    landing = OutputStaging(workdir, TRY, roots)
     for entry in entries:
         if entry.type == "d":
             landing.directory(entry)
@@ -44,13 +44,13 @@ def test_every_name(tmp_path: Path, name: str) -> None:
 
 def test_long_names_with_the_same_beginning_do_not_meet(tmp_path: Path) -> None:
     names = ["x" * 240 + str(n) for n in range(3)]
-    landing = Landing(tmp_path, TRY, names)
+    landing = OutputStaging(tmp_path, TRY, names)
     assert len({landing.place(file(name)) for name in names}) == 3
 
 
 def test_many_outputs_take_no_longer_each_than_few(tmp_path: Path) -> None:
     names = [f"d{n % 7}/{n}" for n in range(5000)]
-    landing = Landing(tmp_path, TRY, names)
+    landing = OutputStaging(tmp_path, TRY, names)
     started = time.process_time()
     assert len({landing.place(file(name)) for name in names}) == len(names)
     assert time.process_time() - started < 1
@@ -113,7 +113,7 @@ def test_an_output_itself_is_no_link(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
     entries = [directory("d"), OutputEntry("d/l", "l", 0, 0o777, "", "none", "x")]
-    landing = Landing(tmp_path, TRY, ["d"])
+    landing = OutputStaging(tmp_path, TRY, ["d"])
     landing.directory(entries[0])
     landing.place(entries[1]).symlink_to("x")
     settle(tmp_path, ["d"], entries)
@@ -129,7 +129,9 @@ def test_modes(tmp_path: Path) -> None:
 def test_no_mode_is_wider_than_the_umask_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.staging.transfers.umask", lambda: 0o027)
+    monkeypatch.setattr(
+        "snakemake_executor_plugin_mantik.staging.transfers.read_umask", lambda: 0o027
+    )
     files = [file("a", 0o777), file("d/b", 0o666), OutputEntry("d", "d", 0, 0o777, "", "none")]
     settle(tmp_path, ["a", "d"], files)
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "d", "d/b")]
@@ -155,7 +157,7 @@ def test_times_in_a_directory_are_kept_and_outputs_are_new(tmp_path: Path) -> No
 
 
 def test_what_is_on_its_way_is_closed_to_others(tmp_path: Path) -> None:
-    landing = Landing(tmp_path, TRY, ["a", "d"])
+    landing = OutputStaging(tmp_path, TRY, ["a", "d"])
     landing.write(file("a", 0o600), b"a")
     landing.directory(directory("d/e"))
     landing.write(file("d/e/f", 0o600), b"f")
@@ -178,7 +180,7 @@ def test_directories_of_a_group_stay_its_own(tmp_path: Path) -> None:
 
 def test_nothing_is_placed_before_all_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
-    landing = Landing(tmp_path, TRY, ["a"])
+    landing = OutputStaging(tmp_path, TRY, ["a"])
     landing.write(file("a"), b"new")
     assert (tmp_path / "a").read_text() == "old"
     landing.clear()
@@ -187,7 +189,7 @@ def test_nothing_is_placed_before_all_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["b", "a/../../x", "a/../b", "/etc/passwd", ""])
 def test_undeclared_paths(tmp_path: Path, path: str) -> None:
-    landing = Landing(tmp_path, TRY, ["a"])
+    landing = OutputStaging(tmp_path, TRY, ["a"])
     with pytest.raises(TransferError):
         landing.place(file(path))
 

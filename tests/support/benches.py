@@ -13,7 +13,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import (
-    FirecrestSite as FirecrestSandbox,
+    FirecrestServer as FirecrestSandbox,
 )
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts

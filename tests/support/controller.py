@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.place import Places, Workflow
+from snakemake_executor_plugin_mantik.engine.place import PlaceContext, Places
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -75,7 +75,7 @@ class Controller:
         facts = await self.site.open()
         state = self.workdir / ".state"
         places = Places(
-            Workflow(self.journal, self.workdir, state, self.said.append, self._give_up)
+            PlaceContext(self.journal, self.workdir, state, self.said.append, self._give_up)
         )
         while not hasattr(self, "place"):
             with suppress(TimeoutError):  # the user would start it again

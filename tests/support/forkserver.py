@@ -192,7 +192,7 @@ def _serve(control: socket.socket) -> bool:
                 os.close(key.fd)
                 pid, channel = channels.pop(key.fd)
                 with channel:
-                    _tell(channel, os.waitpid(pid, 0)[1])
+                    _notify(channel, os.waitpid(pid, 0)[1])
 
 
 def _become(descriptors: list[int]) -> None:
@@ -216,10 +216,10 @@ def _become(descriptors: list[int]) -> None:
         sys.path[0] = wanted["cwd"]
         # The one thing that Snakemake takes from the process when it is imported.
         Workflow._rundir = wanted["cwd"]
-        _tell(channel, os.getpid())
+        _notify(channel, os.getpid())
 
 
-def _tell(channel: socket.socket, number: int) -> None:
+def _notify(channel: socket.socket, number: int) -> None:
     """Write a number, if there is still somebody who wants it."""
     with suppress(BrokenPipeError):
         channel.sendall(_NUMBER.pack(number))

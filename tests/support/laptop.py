@@ -132,7 +132,7 @@ class Session:
             sites[name] = (site, SimulatedPlanner(own, None, workdir, worlds[name]))
         self.engine = InPlace(
             self.loop, sites, journal=self.journal, workdir=workdir, state=workdir / ".state",
-            tell=self.said.append,
+            notify=self.said.append,
         )  # fmt: skip
 
     def die_at(self, point: int) -> None:

@@ -12,19 +12,19 @@ import httpx
 import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Protocol
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import (
     PARTITIONS,
     FirecrestSettings,
-    Settings,
+    SandboxSettings,
     SiteOption,
     Timing,
 )
-from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreSite
+from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreServer
 from tests.support import clusters
 
-FAST = Settings(
+FAST = SandboxSettings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
                   memory_interval=0.1),
     slots=2,
@@ -114,7 +114,7 @@ class FirecrestClient:
 
     def __init__(self, box: Sandbox, name: str = "hpc2") -> None:
         site = box.site(name)
-        assert isinstance(site, FirecrestSite)
+        assert isinstance(site, FirecrestServer)
         self.site = site
         self.box = box
         self.home = str(site.home)
@@ -254,7 +254,7 @@ def raw_job(script: str, *options: str, **more: Any) -> dict[str, Any]:
 def held_workers(box: Sandbox) -> Iterator[None]:
     """Let `hpc1`, of UNICORE, bring no files of jobs, and afterwards those of one job at a time."""
     site = box.site("hpc1")
-    assert isinstance(site, UnicoreSite)
+    assert isinstance(site, UnicoreServer)
     one_at_a_time = box.call(lambda: asyncio.Semaphore(0))
     site.workers = one_at_a_time
     yield

@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
 from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 
 CONFIG = BackendConfig.model_validate(
     {
@@ -96,7 +96,7 @@ class ScriptRule:
         workspace: str = "/workspace",
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
-        places = Places(Path.cwd(), lambda: workspace)
+        places = JobPaths(Path.cwd(), lambda: workspace)
         return script_command(self.job, places, tmpdir, iteration, CONFIG)
 
     def run(

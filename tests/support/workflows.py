@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
 from snakemake_executor_plugin_mantik.sandbox.batch import CancelError
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support import forkserver
 from tests.support.forkserver import Fork
@@ -67,7 +67,7 @@ def place_in(box: Sandbox, name: str) -> Place:
     directory = box.directory / name
     site = box.site(name)
     # firecREST has a directory for each user in each of its file systems.
-    own = site.home.name if isinstance(site, FirecrestSite) else "."
+    own = site.home.name if isinstance(site, FirecrestServer) else "."
     # A busy machine may take a while to let a job say its last words.
     config = box.config_path(name).read_text().replace("TermGrace: 3s", "TermGrace: 12s")
     return Place(name, config, box.environment(), directory / "scratch" / own, directory, end)

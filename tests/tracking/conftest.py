@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import LOCK
+from snakemake_executor_plugin_mantik.tracking.worker.process import WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
 from tests.support.gate import Gate
 from tests.support.ports import free_port
@@ -135,7 +135,7 @@ class Tracked:
         A Snakemake itself does not wait for that for longer than 30 s.
         """
         if all(running.process.poll() is not None for running in self.project.started):
-            lock = self.project.directory / DIRECTORY / LOCK
+            lock = self.project.directory / DIRECTORY / WORKER_LOCK
             until(lambda: not is_locked(lock), "the worker's end")
 
     def runs(self) -> dict[str, Run]:

@@ -10,7 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.worker.overview import DETACHED
-from snakemake_executor_plugin_mantik.tracking.workflow import PARENT
+from snakemake_executor_plugin_mantik.tracking.workflow import PARENT_RUN_TAG
 from tests.support.command import smk_mantik
 from tests.support.gate import Gate
 from tests.support.workflows import WAIT_S, Project, tells, until
@@ -53,7 +53,7 @@ def test_controller_killed(tracked: Tracked) -> None:
     run, whole = tracked.run(), tracked.workflow()
     assert run.info.status == "FINISHED"
     assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]
-    assert run.data.tags[PARENT] == whole.info.run_id
+    assert run.data.tags[PARENT_RUN_TAG] == whole.info.run_id
     assert whole.info.status == "FINISHED"
     assert whole.data.metrics["mantik/jobs_finished"] == 1
 
@@ -120,7 +120,7 @@ def test_detached_and_another_workflow_meanwhile(tracked: Tracked) -> None:
     mine, _ = tracked.workflows()
     assert mine.info.status == "FINISHED"
     assert DETACHED not in mine.data.tags
-    assert tracked.runs()["train"].data.tags[PARENT] == mine.info.run_id
+    assert tracked.runs()["train"].data.tags[PARENT_RUN_TAG] == mine.info.run_id
 
 
 def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.tracking.worker import repair
-from snakemake_executor_plugin_mantik.tracking.worker.descriptions import DEEPEST, read_mapping
+from snakemake_executor_plugin_mantik.tracking.worker.descriptions import (
+    MAX_YAML_DEPTH,
+    read_mapping,
+)
 from snakemake_executor_plugin_mantik.tracking.worker.models import _rename
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     SOURCE,
@@ -175,7 +178,7 @@ def test_what_is_read() -> None:
 
 def test_how_deep(tmp_path: Path) -> None:
     file = tmp_path / "meta.yaml"
-    write(file, "a: " + "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1))
+    write(file, "a: " + "[" * (MAX_YAML_DEPTH - 1) + "]" * (MAX_YAML_DEPTH - 1))
     assert read_mapping(file)
-    write(file, "a: " + "[" * DEEPEST + "]" * DEEPEST)
+    write(file, "a: " + "[" * MAX_YAML_DEPTH + "]" * MAX_YAML_DEPTH)
     assert read_mapping(file) is None

@@ -17,17 +17,17 @@ from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
 )
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.masking import make_masker
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import Target
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
+from snakemake_executor_plugin_mantik.tracking.run import TrackingTarget
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
-from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 RECORD = TryRecord("t1", "hpc1", 0, "job", "train", "train", "f", TryState.PLANNED)
 REQUEST = JobRequest(
     number=1, job="job", rule="train", name="train", site="hpc1", command="true", shell="bash",
     resources={}, threads=1, variables={}, inputs=(), outputs=(),
 )  # fmt: skip
-WORKFLOW = Workflow("Snakefile")
+WORKFLOW = TrackedWorkflow("Snakefile")
 
 
 @pytest.fixture
@@ -40,18 +40,20 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 def invocation(
     outbox: Outbox,
     workdir: Path,
-    workflow: Workflow = WORKFLOW,
+    workflow: TrackedWorkflow = WORKFLOW,
     uri: str = "",
     *,
     configs: Mapping[str, str] | None = None,
     mask: Callable[[str], str] = str,
 ) -> Invocation:
-    return Invocation(outbox, workflow, Target(uri), workdir, configs=configs or {}, mask=mask)
+    return Invocation(
+        outbox, workflow, TrackingTarget(uri), workdir, configs=configs or {}, mask=mask
+    )
 
 
 def status(outbox: Outbox, key: str) -> str:
     """The status with which a run is to end; empty if it is not."""
-    ends = [event.data["status"] for event in outbox.events(key) if event.kind is Kind.END]
+    ends = [event.data["status"] for event in outbox.events(key) if event.kind is EventKind.END]
     return "".join(ends)
 
 
@@ -64,7 +66,7 @@ def test_what_is_gone_on_with(outbox: Outbox, tmp_path: Path) -> None:
     again = invocation(outbox, tmp_path)
     again.record(REQUEST, RECORD)
     others = [
-        invocation(outbox, tmp_path, Workflow("other.smk")),
+        invocation(outbox, tmp_path, TrackedWorkflow("other.smk")),
         invocation(outbox, tmp_path, uri="http://elsewhere"),
     ]
     keys = {asyncio.run(each.make()) for each in others}
@@ -100,7 +102,7 @@ def test_what_was_taken_for_over_and_is_sent_after_all(outbox: Outbox, tmp_path:
     outbox.add_run(RECORD.id, "", {})
 
     assert settle_invocations(outbox, [RECORD.id]) == 0
-    assert settle_invocations(outbox, [], WORKFLOW.identity(Target())) == 0
+    assert settle_invocations(outbox, [], WORKFLOW.identity(TrackingTarget())) == 0
     assert settle_invocations(outbox, []) == 1
     assert (status(outbox, key), status(outbox, RECORD.id)) == ("KILLED", "KILLED")
 
@@ -110,7 +112,7 @@ def test_what_was_taken_for_over_and_is_sent_after_all(outbox: Outbox, tmp_path:
     assert status(outbox, RECORD.id) == ""
     assert Ledger(outbox).open_jobs(key) == [RECORD.id]
     assert not job.over
-    assert outbox.add(RECORD.id, Kind.STARTED, {})
+    assert outbox.add(RECORD.id, EventKind.STARTED, {})
 
 
 def test_a_detached_one_is_told_again_and_again(outbox: Outbox, tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_detached_one_is_told_again_and_again(outbox: Outbox, tmp_path: Path) 
         each.end(how)
         assert status(outbox, key) == ("FAILED" if how == "failed" else "")
 
-    (update,) = (event for event in outbox.events(key) if event.kind is Kind.UPDATE)
+    (update,) = (event for event in outbox.events(key) if event.kind is EventKind.UPDATE)
     assert update.data["detached"]
     assert update.data["continued"]
     assert len(Ledger(outbox).jobs(key)) == 1
@@ -131,7 +133,7 @@ def test_no_secret_is_in_a_workflow_s_run(outbox: Outbox, tmp_path: Path) -> Non
     secret = "hunter2-hunter2"
     (tmp_path / "Snakefile").write_text(f"PASSWORD = '{secret}'  # ours\n")
     config = {"server": f"ftp.org?key={secret}", "depth": 3}
-    workflow = Workflow("Snakefile", ("snakemake", f"--x={secret}"), config)
+    workflow = TrackedWorkflow("Snakefile", ("snakemake", f"--x={secret}"), config)
     made = invocation(
         outbox, tmp_path, workflow, configs={"hpc1": f"X: {secret}\n"}, mask=make_masker([secret])
     )

@@ -10,8 +10,12 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LATER, TREE, LiveReplay
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Told
+from snakemake_executor_plugin_mantik.tracking.worker.live_replay import (
+    COPY_LATER,
+    COPY_TREE,
+    LiveReplay,
+)
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Published
 from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     ENDS,
@@ -34,9 +38,9 @@ class Job:
     def __init__(self, replayed: Replayed, directory: Path) -> None:
         self.replayed = replayed
         self.copy = directory / "copy"
-        self.tree = self.copy / TREE
+        self.tree = self.copy / COPY_TREE
         self.ended = directory / "ended" / "mlruns"
-        self.known = Told(doubt=False)
+        self.known = Published(doubt=False)
         self.said: list[str] = []
         self.destination = Destination(
             TRY, replayed.run_id, replayed.experiment_id, SOURCE, "7", name="train C=1"
@@ -52,13 +56,13 @@ class Job:
             return
         shutil.rmtree(self.copy, ignore_errors=True)
         shutil.copytree(whole, self.tree)
-        (self.copy / LATER).write_text("")
+        (self.copy / COPY_LATER).write_text("")
         run = self.tree / "7" / SOURCE
         if stage == 1:
             (self.tree / plot).write_text("plat")
             (weights,) = self.tree.glob("7/models/*/artifacts/weights")
             weights.unlink()  # large
-            (self.copy / LATER).write_text(f"7/x\0{weights.relative_to(self.tree)}")
+            (self.copy / COPY_LATER).write_text(f"7/x\0{weights.relative_to(self.tree)}")
             (run / "params" / "depth").write_text("")  # just being written
             (run / "tags" / "long").write_text("x" * 5000)  # and this is the half of it
             lines = (run / "metrics" / "loss" / "a").read_bytes().splitlines(keepends=True)
@@ -70,20 +74,20 @@ class Job:
                 if "run_name: inner" in meta.read_text():
                     (meta.parent / "tags" / "mlflow.parentRunId").unlink()
 
-    def tell(self, stage: int, client: Any = None) -> None:
+    def notify(self, stage: int, client: Any = None) -> None:
         """What the worker does then."""
         client = client or self.replayed.client
         if stage < 3:
             LiveReplay(client, self.copy, self.destination, self.known, self.said.append).run()
         else:
             Replay(
-                client, self.ended, self.destination, self.known, tell=self.said.append
+                client, self.ended, self.destination, self.known, notify=self.said.append
             ).whole("FAILED")  # fmt: skip
 
     def goes_on(self, error: Exception, stage: int) -> None:
         """What was broken off is repeated: by another worker, if that one was killed."""
         if isinstance(error, Killed):
-            self.known = Told(doubt=True)
+            self.known = Published(doubt=True)
         elif stage == 3:
             self.known.doubt = True
 
@@ -119,7 +123,7 @@ class Counting:
 def test_what_is_there_is_told_and_nothing_twice(job: Job, tmp_path: Path) -> None:
     client = Counting(job.replayed.client)
     job.logs(1)
-    job.tell(1, client)
+    job.notify(1, client)
 
     found = job.replayed.view()
     run = found["train C=1"]
@@ -133,17 +137,17 @@ def test_what_is_there_is_told_and_nothing_twice(job: Job, tmp_path: Path) -> No
     # A model that is not here in whole is left, too.
     assert found["models"] == []
     acts = len(client.acts)
-    job.tell(1, client)
+    job.notify(1, client)
     assert len(client.acts) == acts
     job.logs(2)
-    job.tell(2, client)
+    job.notify(2, client)
     found = job.replayed.view()
     assert [model[0] for model in found["models"]] == ["net"]
     assert found["inner"]["tags"]["mlflow.parentRunId"] == "train C=1"
     (description,) = job.tree.glob("7/models/*/artifacts/MLmodel")
     assert f"run_id: {SOURCE}" in description.read_text(), "it is the job's own"
     job.logs(3)
-    job.tell(3, client)
+    job.notify(3, client)
 
     said = [line for line in job.said if "C stays" not in line]
     assert said == []
@@ -171,9 +175,9 @@ def test_a_run_whose_making_was_not_answered_is_not_made_twice(
 
         lossy.setattr(job.replayed.client, "create_run", lost)
         with pytest.raises(MlflowException):
-            job.tell(1)
+            job.notify(1)
 
-    job.tell(1)
+    job.notify(1)
 
     assert set(job.replayed.view()) == {"train C=1", "inner", "models"}
 
@@ -192,11 +196,11 @@ def test_of_metrics_that_the_job_has_begun_anew_no_middle_of_a_line_is_told(job:
     lines = job.tree / "7" / SOURCE / "metrics" / "loss" / "a"
     client = job.replayed.client
     run_id = job.replayed.run_id
-    job.tell(2)
+    job.notify(2)
     before = client.get_metric_history(run_id, "loss/a")
 
     lines.write_bytes(b"1700000000123 0.25 42\n" * lines.stat().st_size)
-    job.tell(2)
+    job.notify(2)
 
     assert before
     assert client.get_metric_history(run_id, "loss/a") == before
@@ -229,11 +233,11 @@ def test_killed_anywhere_while_the_job_logs(
                 again.logs(at)
                 error = ENDS[died % len(ENDS)]
                 try:
-                    again.tell(at, Mortal(client, deaths, error) if at == stage else client)
+                    again.notify(at, Mortal(client, deaths, error) if at == stage else client)
                 except (Killed, MlflowException) as broken:
                     alive = False
                     again.goes_on(broken, at)
-                    again.tell(at)
+                    again.notify(at)
             assert again.replayed.view() == expected, (stage, deaths)
             if alive:
                 break

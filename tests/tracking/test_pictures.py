@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.tracking.pictures import (
     Node,
+    NodeState,
     Picture,
-    State,
     render_files,
     render_pipeline,
     render_timeline,
 )
 from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, average_use
 from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, layer_graph
-from snakemake_executor_plugin_mantik.tracking.pictures.pipeline import MOST_JOBS
+from snakemake_executor_plugin_mantik.tracking.pictures.pipeline import MAX_JOB_BOXES
 from snakemake_executor_plugin_mantik.tracking.pictures.timeline import MOST_BARS, SOME_BARS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -47,7 +47,7 @@ def rectangle(rect: ElementTree.Element) -> tuple[float, float, float, float]:
     return x, y, x + width, y + height
 
 
-def job(name: str, state: State = State.FINISHED, rule: str = "", **more: object) -> Node:
+def job(name: str, state: NodeState = NodeState.FINISHED, rule: str = "", **more: object) -> Node:
     made = Node(
         name, name, rule or name, state, site="hpc1", queued=T, started=T + 60, ended=T + 90
     )
@@ -56,7 +56,13 @@ def job(name: str, state: State = State.FINISHED, rule: str = "", **more: object
 
 def digits() -> Picture:
     """A pipeline with each state: a retry, one that never ran, local ones without times."""
-    states = [State.FINISHED, State.FAILED, State.RUNNING, State.QUEUED, State.KILLED]
+    states = [
+        NodeState.FINISHED,
+        NodeState.FAILED,
+        NodeState.RUNNING,
+        NodeState.QUEUED,
+        NodeState.KILLED,
+    ]
     nodes = [job("prepare")]
     nodes += [
         job(f"train C={n}", state, "train", wildcards={"C": str(n)})
@@ -64,10 +70,10 @@ def digits() -> Picture:
     ]
     nodes[3] = replace(nodes[3], ended=None)
     nodes[4] = replace(nodes[4], started=None, ended=None, site="hpc2")
-    nodes += [Node("report", "report", "report", State.WAITING)]
+    nodes += [Node("report", "report", "report", NodeState.WAITING)]
     edges = [("prepare", f"train C={n}") for n in range(5)]
     edges += [(f"train C={n}", "report") for n in range(5)] + [("prepare", "report")]
-    earlier = job("train C=0", State.FAILED, "train", note="exit code 137")
+    earlier = job("train C=0", NodeState.FAILED, "train", note="exit code 137")
     return Picture("digits", tuple(nodes), T + 200, tuple(edges), earlier=(earlier,))
 
 
@@ -123,10 +129,12 @@ def apart(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 @pytest.mark.parametrize("seed", range(8))
 def test_no_box_overlaps_another_or_lies_outside(seed: int) -> None:
     draw = random.Random(seed)
-    number = draw.randint(2, MOST_JOBS)
+    number = draw.randint(2, MAX_JOB_BOXES)
     nodes = tuple(
         job(
-            f"{'n' * draw.randint(1, 60)}{n}", draw.choice(list(State)), wildcards={"w": "日本" * n}
+            f"{'n' * draw.randint(1, 60)}{n}",
+            draw.choice(list(NodeState)),
+            wildcards={"w": "日本" * n},
         )
         for n in range(number)
     )
@@ -145,12 +153,12 @@ def test_no_box_overlaps_another_or_lies_outside(seed: int) -> None:
 
 def test_many_jobs_are_drawn_by_rules_and_stay_small() -> None:
     nodes = [
-        job(f"simulate {n}", State.FAILED if n % 100 == 0 else State.FINISHED, "simulate",
+        job(f"simulate {n}", NodeState.FAILED if n % 100 == 0 else NodeState.FINISHED, "simulate",
             site=f"hpc{n % 2}", queued=T + n, started=T + n + 10, ended=T + n + 500)
         for n in range(3000)
     ]  # fmt: skip
-    nodes += [job(f"analyse {n}", State.RUNNING, "analyse", ended=None) for n in range(2000)]
-    nodes.append(Node("all", "all", "all", State.WAITING))
+    nodes += [job(f"analyse {n}", NodeState.RUNNING, "analyse", ended=None) for n in range(2000)]
+    nodes.append(Node("all", "all", "all", NodeState.WAITING))
     edges = tuple((f"simulate {n}", f"analyse {n}") for n in range(2000))
     picture = Picture("ensemble", tuple(nodes), T + 9000, edges)
     by_rule = replace(picture, edges=(), rule_edges=(("simulate", "analyse"),))
@@ -168,7 +176,7 @@ def test_many_jobs_are_drawn_by_rules_and_stay_small() -> None:
 
 
 def test_names_are_only_names() -> None:
-    node = Node(NASTY, NASTY, NASTY, State.FAILED, {NASTY: NASTY}, NASTY, T, T, T, NASTY)
+    node = Node(NASTY, NASTY, NASTY, NodeState.FAILED, {NASTY: NASTY}, NASTY, T, T, T, NASTY)
     for many in (1, MOST_BARS + 1):
         nodes = tuple(replace(node, id=f"{n}") for n in range(many))
         for text in render_files(Picture(NASTY, nodes, T)).values():
@@ -188,7 +196,7 @@ def test_names_are_only_names() -> None:
 def test_little_can_be_drawn_too() -> None:
     for nodes in (
         (),
-        (Node("a", "a", "a", State.WAITING),),
+        (Node("a", "a", "a", NodeState.WAITING),),
         (job("a", queued=None, started=None),),
     ):
         for text in render_files(Picture("p", nodes, T)).values():

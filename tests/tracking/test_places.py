@@ -8,8 +8,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.runs.store import Store
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
+from snakemake_executor_plugin_mantik.runs.store import RunStore
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker import process
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX, Worker
@@ -26,7 +26,7 @@ def ended(outbox: Outbox, name: str, uri: str, experiment: str) -> None:
         "config": "none",
     }  # fmt: skip
     outbox.add_run(name, uri, data)
-    outbox.add(name, Kind.END, END)
+    outbox.add(name, EventKind.END, END)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_password_in_the_uri_is_in_no_word_of_ours(
 
     answers = work(tmp_path)
     with pytest.raises(MantikError, match="MLflow") as raised:
-        Store(f"http://{host}").search("")
+        RunStore(f"http://{host}").search("")
 
     assert "one" in [name for answer in answers for name in answer["tries"]]
     for told in (str(answers), str(raised.value), capfd.readouterr().err):

@@ -17,12 +17,16 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking import pictures
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Lane, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH, WAITING_REASON
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY, try_directory
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.worker.publishing import RETRY_OF, Publisher
-from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
+from snakemake_executor_plugin_mantik.tracking.workflow import (
+    ARTIFACT_FOLDER,
+    PARENT_RUN_TAG,
+    WORKFLOW,
+)
 from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, empty
 
 __all__ = ["empty"]
@@ -54,7 +58,7 @@ class Directory:
     def note(self) -> None:
         """What the controller writes down."""
         data = {**DATA, "experiment": "digits"}
-        files = self.path / try_directory(WHOLE) / FILES
+        files = self.path / try_directory(WHOLE) / ARTIFACT_FOLDER
         files.mkdir(parents=True)
         (files / "Snakefile").write_text("rule all:\n")
         tags = {WORKFLOW: WHOLE}
@@ -71,20 +75,20 @@ class Directory:
                 "parent": WHOLE, "retry_of": before,
             }  # fmt: skip
             self.outbox.add_run(name, self.uri, data | own)
-            self.outbox.add(name, Kind.SUBMITTED, {"job": f"job of {name}", "queue": "batch"})
-            self.outbox.add(name, Kind.STARTED, {})
+            self.outbox.add(name, EventKind.SUBMITTED, {"job": f"job of {name}", "queue": "batch"})
+            self.outbox.add(name, EventKind.STARTED, {})
             status = "FINISHED" if before else "FAILED"
             ledger.ended(name, status, ran=10.0, note="x")
-            self.outbox.add(name, Kind.END, END | {"status": status})
-        self.outbox.add(WHOLE, Kind.END, {"status": "FINISHED", "time": 2000.0, "words": ""})
+            self.outbox.add(name, EventKind.END, END | {"status": status})
+        self.outbox.add(WHOLE, EventKind.END, {"status": "FINISHED", "time": 2000.0, "words": ""})
 
-    def tell(self, client: Any) -> None:
+    def notify(self, client: Any) -> None:
         """All of it, by one worker."""
         teller = Publisher(self.outbox, self.path, lambda _: None, self.said.append, {})
         teller._clients[self.uri] = client
         for lane in Lane:
             for each in self.outbox.open_tries(lane):
-                teller.tell(each, lane)
+                teller.notify(each, lane)
 
     def runs(self) -> dict[str, Run]:
         found = self.client.search_runs([self.experiment])
@@ -97,7 +101,7 @@ class Directory:
         states = {name: run.info.status for name, run in runs.items()}
         assert states == {"churn": "FINISHED", FAILED: "FAILED", TRIED_AGAIN: "FINISHED"}
         whole, first, second = (runs[name] for name in ("churn", FAILED, TRIED_AGAIN))
-        assert {run.data.tags[PARENT] for run in (first, second)} == {whole.info.run_id}
+        assert {run.data.tags[PARENT_RUN_TAG] for run in (first, second)} == {whole.info.run_id}
         assert second.data.tags[RETRY_OF] == first.info.run_id
         assert RETRY_OF not in first.data.tags
         assert second.data.tags["mantik.job_id"] == f"job of {TRIED_AGAIN}"
@@ -106,7 +110,7 @@ class Directory:
         (point,) = self.client.get_metric_history(second.info.run_id, "mantik/n")
         assert point.value == 1
         assert whole.data.metrics["mantik/jobs_finished"] == 1
-        names = {a.path for a in self.client.list_artifacts(whole.info.run_id, FILES)}
+        names = {a.path for a in self.client.list_artifacts(whole.info.run_id, ARTIFACT_FOLDER)}
         assert names == {
             "mantik/Snakefile", "mantik/pipeline.html", "mantik/timeline.html",
         }  # fmt: skip
@@ -127,11 +131,11 @@ def test_killed_anywhere(tmp_path: Path, empty: Path) -> None:
         each = Directory(tmp_path / str(died), empty)
         # Dead before the act, or after it; or the server does not answer.
         try:
-            each.tell(Mortal(each.client, died + 1, ENDS[died % len(ENDS)]))
+            each.notify(Mortal(each.client, died + 1, ENDS[died % len(ENDS)]))
             alive = True
         except (Killed, MlflowException):
             died += 1
-            each.tell(each.client)
+            each.notify(each.client)
         each.check()
         each.outbox.close()
     assert died > 15
@@ -195,10 +199,10 @@ def test_no_long_tag_and_no_picture_holds_up_the_rest(
         "long", directory.uri,
         {**DATA, "experiment": "digits", "name": "n" * 999, "tags": {}, "params": {}},
     )  # fmt: skip
-    directory.outbox.add("long", Kind.SUBMITTED, {"job": "1", "queue": "q" * 9999})
-    directory.outbox.add("long", Kind.END, END | {"status": "FAILED", "words": "w" * 9999})
+    directory.outbox.add("long", EventKind.SUBMITTED, {"job": "1", "queue": "q" * 9999})
+    directory.outbox.add("long", EventKind.END, END | {"status": "FAILED", "words": "w" * 9999})
 
-    directory.tell(directory.client)
+    directory.notify(directory.client)
 
     assert directory.outbox.pending() == 0
     assert "no room for a box" in capfd.readouterr().err
@@ -214,9 +218,9 @@ def test_a_run_that_somebody_else_has_made(directory: Directory) -> None:
     for name, run_id in zip(("taken", "deleted"), made, strict=True):
         data = {**DATA, "experiment": "digits", "name": name, "tags": {"x": "1"}, "params": {}}
         directory.outbox.add_run(name, directory.uri, data | {"run_id": run_id})
-        directory.outbox.add(name, Kind.END, END | {"status": "FINISHED"})
+        directory.outbox.add(name, EventKind.END, END | {"status": "FINISHED"})
 
-    directory.tell(client)
+    directory.notify(client)
 
     names = {run.info.run_name for run in client.search_runs([directory.experiment])}
     assert names == {"churn", FAILED, TRIED_AGAIN, "a", "deleted"}
@@ -233,7 +237,7 @@ def test_a_run_that_is_deleted_meanwhile_holds_up_no_other(directory: Directory)
 
     for lane in Lane:
         for each in directory.outbox.open_tries(lane):
-            teller.tell(each, lane)
+            teller.notify(each, lane)
 
     assert directory.outbox.pending() == 0
     assert any("refuses" in line for line in directory.said), directory.said
@@ -263,10 +267,10 @@ def test_how_a_job_ended_is_told_without_its_files(directory: Directory, refused
     teller = Publisher(directory.outbox, directory.path, lambda _: None, directory.said.append, {})
     teller._clients[directory.uri] = Refusing(directory.client, error)
     teller.make(FAILED)
-    teller.tell(FAILED, Lane.STATES)
+    teller.notify(FAILED, Lane.STATES)
 
     with nullcontext() if refused else pytest.raises(MlflowException):
-        teller.tell(FAILED, Lane.ENDING)
+        teller.notify(FAILED, Lane.ENDING)
 
     (run,) = directory.client.search_runs(
         [directory.experiment], f"attributes.run_name = '{FAILED}'"
@@ -288,15 +292,15 @@ def test_why_a_job_cannot_start_is_a_tag_while_it_cannot(
     )  # fmt: skip
 
     def tags() -> dict[str, str]:
-        directory.tell(directory.client)
+        directory.notify(directory.client)
         (run,) = directory.client.search_runs([directory.experiment], "run_name = 'stuck'")
         return dict(run.data.tags)
 
     for why in ("PartitionDown", "ReqNodeNotAvail"):
-        directory.outbox.add("stuck", Kind.WAITING, {"why": why})
+        directory.outbox.add("stuck", EventKind.WAITING, {"why": why})
         if not asked_at_once:
             assert tags()[WAITING_REASON] == why
-    directory.outbox.add("stuck", Kind.WAITING, {"why": ""})
+    directory.outbox.add("stuck", EventKind.WAITING, {"why": ""})
     assert WAITING_REASON not in tags()
     assert directory.outbox.pending() == 0
     assert directory.said == []

@@ -20,10 +20,10 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
-from snakemake_executor_plugin_mantik.tracking.store import Identity, store_skeleton
+from snakemake_executor_plugin_mantik.tracking.store import RunIdentity, store_skeleton
 from snakemake_executor_plugin_mantik.tracking.worker import source
 from snakemake_executor_plugin_mantik.tracking.worker.metrics import metric_files
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
 from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
 
 SOURCE = "a" * 32
@@ -58,7 +58,7 @@ def store(tmp_path: Path) -> Path:
 
 def begin(root: Path, experiment: str) -> None:
     """What a job starts with."""
-    identity = Identity(SOURCE, "7", experiment)
+    identity = RunIdentity(SOURCE, "7", experiment)
     files = store_skeleton("/at/the/site", TRY, identity, name="train C=1", user="me", now=1000.0)
     JobExtras("", files).lay_out(root)
 
@@ -123,8 +123,8 @@ class Replayed:
             TRY, self.run_id, self.experiment_id, SOURCE, "7", name="train C=1"
         )
         Replay(
-            client or self.client, self.store, destination, Told(doubt=again),
-            tell=self.said.append,
+            client or self.client, self.store, destination, Published(doubt=again),
+            notify=self.said.append,
         ).whole("FAILED")  # fmt: skip
 
     def view(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.tracking.masking import (
     make_masker,
     secret_values,
 )
-from snakemake_executor_plugin_mantik.tracking.outbox import VERSION, Kind, Lane, Outbox
+from snakemake_executor_plugin_mantik.tracking.outbox import OUTBOX_VERSION, EventKind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import (
     TrackedRun,
     git_tags,
@@ -30,12 +30,12 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     without_user,
 )
 from snakemake_executor_plugin_mantik.tracking.store import (
-    Identity,
+    RunIdentity,
     store_skeleton,
     worker_variables,
 )
 from snakemake_executor_plugin_mantik.tracking.workflow import (
-    Workflow,
+    TrackedWorkflow,
     flatten_config,
     mask_command,
 )
@@ -102,7 +102,7 @@ def test_a_users_name_is_no_secret(tmp_path: Path) -> None:
 
 def test_places_with_strange_names() -> None:
     workspace = "/scratch/a b#1%2 ü"
-    identity = Identity("a" * 32, "7", 'it\'s: "ü"\\n')
+    identity = RunIdentity("a" * 32, "7", 'it\'s: "ü"\\n')
 
     told = worker_variables(workspace, RECORD.id, identity)
     files = store_skeleton(workspace, RECORD.id, identity, name="n", user="u", now=1.0)
@@ -115,20 +115,21 @@ def test_places_with_strange_names() -> None:
 
 def test_an_end_is_told_once(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox.sqlite")
-    assert not outbox.add("t", Kind.END, {})  # of a try that is not tracked
+    assert not outbox.add("t", EventKind.END, {})  # of a try that is not tracked
     outbox.add_run("t", "", {})
     outbox.add_run("t", "", {})
     assert outbox.open_tries(Lane.MAKING) == ["t"]
-    assert outbox.add("t", Kind.SUBMITTED, {"job": "1"})
-    assert outbox.add("t", Kind.SUBMITTED, {"job": "2"})
-    assert outbox.add("t", Kind.END, {"status": "FINISHED"})
-    assert not outbox.add("t", Kind.END, {"status": "FAILED"})
-    assert not outbox.add("t", Kind.STARTED, {})
+    assert outbox.add("t", EventKind.SUBMITTED, {"job": "1"})
+    assert outbox.add("t", EventKind.SUBMITTED, {"job": "2"})
+    assert outbox.add("t", EventKind.END, {"status": "FINISHED"})
+    assert not outbox.add("t", EventKind.END, {"status": "FAILED"})
+    assert not outbox.add("t", EventKind.STARTED, {})
 
     events = outbox.events("t")
 
     assert [(e.kind, dict(e.data)) for e in events] == [
-        (Kind.CREATE, {}), (Kind.SUBMITTED, {"job": "2"}), (Kind.END, {"status": "FINISHED"}),
+        (EventKind.CREATE, {}), (EventKind.SUBMITTED, {"job": "2"}),
+        (EventKind.END, {"status": "FINISHED"}),
     ]  # fmt: skip
     # Jobs wait for runs to be made, and for nothing else.
     assert [outbox.open_tries(lane) for lane in Lane] == [["t"], [], [], []]
@@ -186,7 +187,7 @@ def test_no_secret_is_in_a_command_line() -> None:
     ],
 )
 def test_what_a_workflow_is_called(snakefile: str, name: str) -> None:
-    assert Workflow(snakefile).name(Path("/w/churn")) == name
+    assert TrackedWorkflow(snakefile).name(Path("/w/churn")) == name
 
 
 def test_what_the_project_is_at_in_git(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_an_older_outbox_is_gone_on_with(tmp_path: Path) -> None:
     known.begin("w", "i")
     known.add("t", "w", job="j", rule="r", name="n", site="s")
 
-    assert [event.kind for event in outbox.events("t")] == [Kind.CREATE]
+    assert [event.kind for event in outbox.events("t")] == [EventKind.CREATE]
     assert known.unended("i") == "w"
     earlier = outbox.run("o")
     assert earlier is not None
@@ -227,7 +228,7 @@ def test_an_older_outbox_is_gone_on_with(tmp_path: Path) -> None:
     outbox.close()
     # One of a later version is not written to.
     with closing(sqlite3.connect(path)) as db:
-        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {OUTBOX_VERSION + 1}")
     with pytest.raises(sqlite3.NotSupportedError, match="newer version"):
         Outbox(path)
 
@@ -320,26 +321,26 @@ def test_a_run_that_is_made_at_last_keeps_its_id(tmp_path: Path) -> None:
 def test_what_a_job_logs_is_told_beside_the_rest_and_again(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox.sqlite")
     outbox.add_run("t", "", {})
-    assert outbox.add("t", Kind.LIVE, {})
+    assert outbox.add("t", EventKind.LIVE, {})
     # Nothing can be told of a run that is not made.
     assert [outbox.open_tries(lane) for lane in Lane] == [["t"], [], [], []]
     outbox.made("t", "https://x", "1" * 32, "7", "digits")
     making, logged = outbox.events("t")
     outbox.done(making)
     assert [outbox.open_tries(lane) for lane in Lane] == [[], [], ["t"], []]
-    assert not outbox.begun("t", Kind.LIVE)
+    assert not outbox.begun("t", EventKind.LIVE)
 
     # It logs more while it is told what it has logged.
-    assert outbox.add("t", Kind.LIVE, {})
+    assert outbox.add("t", EventKind.LIVE, {})
     outbox.begin(logged)
     outbox.done(logged)
 
-    assert outbox.begun("t", Kind.LIVE)
+    assert outbox.begun("t", EventKind.LIVE)
     (more,) = outbox.events("t")
     assert more.attempts == 1
     # Whoever begins anew has to know that some of it may be told.
-    assert outbox.add("t", Kind.LIVE, {})
-    assert outbox.begun("t", Kind.LIVE)
-    outbox.add("t", Kind.END, {})
+    assert outbox.add("t", EventKind.LIVE, {})
+    assert outbox.begun("t", EventKind.LIVE)
+    outbox.add("t", EventKind.END, {})
     assert [outbox.open_tries(lane) for lane in Lane] == [[], [], [], ["t"]]
     outbox.close()

@@ -11,15 +11,19 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.engine.observer import Ended, JobExtras
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd, JobExtras
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.outbox import Lane, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun
+from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, TrackingTarget
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker import process, publishing
 from snakemake_executor_plugin_mantik.tracking.worker.process import MAKERS, OUTBOX, Worker
-from snakemake_executor_plugin_mantik.tracking.workflow import PARENT, WORKFLOW, Workflow
+from snakemake_executor_plugin_mantik.tracking.workflow import (
+    PARENT_RUN_TAG,
+    WORKFLOW,
+    TrackedWorkflow,
+)
 from tests.support.controller import request
 from tests.support.gate import Gate
 from tests.support.workflows import until
@@ -46,10 +50,10 @@ class Site:
         self.journal = Journal(self.workdir / ".state")
 
     def tracker(self, wait_s: float, pace: float = 10.0, **target: str) -> Tracker:
-        where = Target(f"http://127.0.0.1:{self.gate.port}", experiment=self.experiment)
+        where = TrackingTarget(f"http://127.0.0.1:{self.gate.port}", experiment=self.experiment)
         return Tracker(
-            self.workdir, replace(where, **target), {"hpc1": ""}, mask=str, tell=self.said.append,
-            workflow=Workflow("Snakefile"), wait_s=wait_s, paces={"hpc1": pace},
+            self.workdir, replace(where, **target), {"hpc1": ""}, mask=str, notify=self.said.append,
+            workflow=TrackedWorkflow("Snakefile"), wait_s=wait_s, paces={"hpc1": pace},
         )  # fmt: skip
 
     def prepared(self, tracker: Tracker, *names: str) -> dict[str, JobExtras]:
@@ -75,7 +79,7 @@ class Site:
 
         async def ended() -> None:
             for name in names:
-                tracker.ended(self.journal.open_tries(name)[0], Ended("finished", exit_code=0))
+                tracker.ended(self.journal.open_tries(name)[0], JobEnd("finished", exit_code=0))
 
         asyncio.run(ended())
         tracker.end("finished")
@@ -153,7 +157,7 @@ def test_a_server_that_answers_tells_all_jobs_their_ids(
         run = found[name]
         assert run.info.run_id == given[name].variables["MLFLOW_RUN_ID"]
         assert run.info.experiment_id == given[name].variables["MLFLOW_EXPERIMENT_ID"]
-        assert (run.data.tags[PARENT], run.info.status) == (whole, "FINISHED")
+        assert (run.data.tags[PARENT_RUN_TAG], run.info.status) == (whole, "FINISHED")
         assert "mantik.own_run_id" not in run.data.tags
     assert site.said == []
 
@@ -210,7 +214,7 @@ class Makers:
     together: threading.Barrier
     told: threading.Event
 
-    def tell(self, try_id: str, lane: Lane) -> None:
+    def notify(self, try_id: str, lane: Lane) -> None:
         if lane is not Lane.MAKING:
             self.told.set()
         elif re.search("[1-9]", try_id):

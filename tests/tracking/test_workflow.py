@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.tracking.worker.publishing import RETRY_OF
-from snakemake_executor_plugin_mantik.tracking.workflow import PARENT
+from snakemake_executor_plugin_mantik.tracking.workflow import PARENT_RUN_TAG
 from tests.support.workflows import tells
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD, rule
@@ -62,11 +62,13 @@ def test_all_of_a_workflow(elsewhere: Tracked) -> None:
     (whole,) = elsewhere.workflows()
     assert (whole.info.run_name, whole.info.status) == (project.directory.name, "FINISHED"), said
     assert whole.data.params == {"db_password": "***", "model.depth": "3"}
-    assert whole.data.tags[PARENT] == above.info.run_id
+    assert whole.data.tags[PARENT_RUN_TAG] == above.info.run_id
     assert "--retries 1" in whole.data.tags["mantik.command"]
     assert not [value for value in whole.data.tags.values() if secret in value]
     experiment = whole.info.experiment_id
-    found = elsewhere.client.search_runs([experiment], f"tags.`{PARENT}` = '{whole.info.run_id}'")
+    found = elsewhere.client.search_runs(
+        [experiment], f"tags.`{PARENT_RUN_TAG}` = '{whole.info.run_id}'"
+    )
     names = sorted(run.info.run_name for run in found)
     groups = ["group pair: a, b n=1", "group pair: a, b n=2"]
     assert names == [*groups, "prepare n=1", "prepare n=2", "train", "train"], said

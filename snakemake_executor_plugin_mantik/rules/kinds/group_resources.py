@@ -28,7 +28,7 @@ ADDED: Final = ("runtime",)
 """Resources that add up over members that follow each other, as in Snakemake's GroupJob."""
 
 
-class Configured(Protocol):
+class HasConfig(Protocol):
     """Something that has a site's backend config."""
 
     @property
@@ -38,7 +38,7 @@ class Configured(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class GroupRequest:
     """What a group asks for.
 
     Attributes:
@@ -54,7 +54,7 @@ class Asked:
     of_members: tuple[Mapping[str, object], ...]
 
 
-def group_request(group: Job, sites: Mapping[str, Configured]) -> Asked:
+def group_request(group: Job, sites: Mapping[str, HasConfig]) -> GroupRequest:
     """What a group asks for: what its members do, gathered as Snakemake's GroupJob does.
 
     Three things differ, so that a group gets what its members would get each by itself: Snakemake's
@@ -95,11 +95,11 @@ def group_request(group: Job, sites: Mapping[str, Configured]) -> Asked:
             resources[name] = max(value, floor)
     if (base.nodes or 1) > 1:
         resources["nodes"] = 1
-    return Asked(site, resources, found["_cores"], tuple(each.resources for each in asking))
+    return GroupRequest(site, resources, found["_cores"], tuple(each.resources for each in asking))
 
 
 def unit_request(
-    unit: Job, sites: Mapping[str, Configured]
+    unit: Job, sites: Mapping[str, HasConfig]
 ) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
     """Site, resources and threads of a job or group, and which resources are not known yet.
 

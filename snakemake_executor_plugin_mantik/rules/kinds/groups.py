@@ -16,26 +16,30 @@ from snakemake.io import is_flagged
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import read_umask
-from snakemake_executor_plugin_mantik.engine.request import JobGroup, JobRequest, Member, Upload
+from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobGroup, JobRequest, Upload
 from snakemake_executor_plugin_mantik.jobs.group import (
     TEMPORARY,
     GroupMember,
     GroupProgram,
-    Team,
-    Temporary,
+    GroupTeam,
+    TemporaryFile,
     render_group,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Context, Payload
+from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.identity import job_identity
-from snakemake_executor_plugin_mantik.rules.kinds.group_resources import ADDED, Asked, group_request
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, find_places
+from snakemake_executor_plugin_mantik.rules.kinds.group_resources import (
+    ADDED,
+    GroupRequest,
+    group_request,
+)
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_places
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.request import (
-    Runs,
+    ResolvedJob,
     find_runs,
     job_display_name,
     job_parameters,
@@ -76,7 +80,7 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
 
 
 def make_group_request(
-    group: Job, context: Context, *, secrets: Mapping[str, str], forced: bool
+    group: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
     """What the engine is asked for a group.
 
@@ -99,7 +103,7 @@ def make_group_request(
     payloads = [payload for of_member in runs for payload in of_member.payloads]
     files = _Files(group, members, runs, find_places(members[0], context))
     jobs = tuple(
-        Member(
+        GroupJob(
             job_identity(member),
             job_display_name(member),
             tuple(output.path for output in run.outputs if output.kind == "log"),
@@ -170,7 +174,7 @@ class _Files:
     """
 
     def __init__(
-        self, group: Job, members: Sequence[Job], runs: Sequence[Runs], places: Places
+        self, group: Job, members: Sequence[Job], runs: Sequence[ResolvedJob], places: JobPaths
     ) -> None:
         dag = group.dag
         notemp = dag.workflow.storage_settings.notemp
@@ -198,7 +202,7 @@ class _Files:
                 ):
                     readers = [j for j, files in dag.depending[member].items() if path in files]
                     numbers = sorted(number[j] for j in [member, *readers] if j in number)
-                    temporary.append(Temporary(place, tuple(numbers)))
+                    temporary.append(TemporaryFile(place, tuple(numbers)))
                     self.services |= {place} if service else set()
         for place in [*self.pipes, *(each.path for each in temporary)]:
             outputs.pop(place, None)
@@ -220,10 +224,10 @@ def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
             member._params = member._non_derived_params = None  # there is no public way
 
 
-def _runs(group: Job, member: Job, context: Context) -> Runs:
+def _runs(group: Job, member: Job, context: RuleContext) -> ResolvedJob:
     if member.is_norun:
         # What it reads need not go up; what it touches other members may read.
-        return Runs((), outputs=tuple(list_outputs(member, find_places(member, context))))
+        return ResolvedJob((), outputs=tuple(list_outputs(member, find_places(member, context))))
     try:
         return find_runs(member, context)
     except UserError as error:
@@ -238,9 +242,9 @@ def _runs(group: Job, member: Job, context: Context) -> Runs:
 def _program(
     group: Job,
     members: Sequence[Job],
-    runs: Sequence[Runs],
+    runs: Sequence[ResolvedJob],
     *,
-    wanted: Asked,
+    wanted: GroupRequest,
     files: _Files,
     settled: frozenset[str],
     report: str,
@@ -269,7 +273,7 @@ def _program(
             for member, of_member in zip(members, runs, strict=True)
         ],
         teams=[
-            Team(
+            GroupTeam(
                 needs=tuple(sorted({numbers[dep] for member in team
                                     for dep in group.dag.dependencies[member]
                                     if dep in numbers and dep not in team})),
@@ -287,7 +291,7 @@ def _program(
 
 
 def _member(
-    member: Job, team: int, runs: Runs, files: _Files, settled: frozenset[str]
+    member: Job, team: int, runs: ResolvedJob, files: _Files, settled: frozenset[str]
 ) -> GroupMember:
     variables = job_variables(member) if runs.payloads else {}
     made = [output for output in runs.outputs if output.kind == "output"]
@@ -313,7 +317,7 @@ def _member(
 
 
 def _limits(
-    teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: Asked
+    teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: GroupRequest
 ) -> dict[str, int]:
     """The CPUs that the group was given, and of what all teams together would want more of."""
     return {
@@ -328,6 +332,6 @@ def _limits(
     }
 
 
-def _takes(team: Sequence[Job], numbers: Mapping[Job, int], wanted: Asked, name: str) -> int:
+def _takes(team: Sequence[Job], numbers: Mapping[Job, int], wanted: GroupRequest, name: str) -> int:
     amounts = [wanted.of_members[numbers[member]].get(name) for member in team]
     return sum(amount for amount in amounts if isinstance(amount, int))

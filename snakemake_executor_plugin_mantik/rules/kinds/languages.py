@@ -25,8 +25,8 @@ from snakemake_executor_plugin_mantik.rules.kinds.python_object import RUNNER, e
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
 
 # With a blank each, so that there are quotes around them in any language.
-TMPDIR, HOME, CWD = "@mantik tmpdir@", "@mantik home@", "@mantik cwd@"
-_MARKS = {TMPDIR: "${TMPDIR:-/tmp}", HOME: "$mantik_home", CWD: "$PWD"}
+TMPDIR, HOME_MARK, CWD = "@mantik tmpdir@", "@mantik home@", "@mantik cwd@"
+_MARKS = {TMPDIR: "${TMPDIR:-/tmp}", HOME_MARK: "$mantik_home", CWD: "$PWD"}
 """What stands in a text for what only the node knows, and how the shell there says it."""
 
 _PREAMBLE = "@mantik preamble@"
@@ -43,7 +43,7 @@ class _Notebook(RJupyterNotebook):  # type: ignore[misc] # Snakemake's classes a
 
 
 @dataclass(frozen=True)
-class Told:
+class ScriptContext:
     """What a script is told of its job.
 
     Attributes:
@@ -61,17 +61,17 @@ class Told:
     uploads: tuple[Upload, ...]
 
 
-def _of(language: type[made.ScriptBase]) -> Callable[[Told], str]:
+def _of(language: type[made.ScriptBase]) -> Callable[[ScriptContext], str]:
     """The preamble that Snakemake makes."""
     return lambda told: str(language(**told.arguments).get_preamble())
 
 
-def _python(more: str) -> Callable[[Told], str]:
+def _python(more: str) -> Callable[[ScriptContext], str]:
     """Our own for Python and its kin; `more` is code that follows."""
 
-    def preamble(told: Told) -> str:
-        modules = f"{HOME}/{os.path.dirname(runner_upload().path)}"
-        search = f"{HOME}/{told.file.at_site}"
+    def preamble(told: ScriptContext) -> str:
+        modules = f"{HOME_MARK}/{os.path.dirname(runner_upload().path)}"
+        search = f"{HOME_MARK}/{told.file.at_site}"
         return (
             f"import sys; sys.path.insert(0, {modules!r});"
             " from mantik_script import names; sys.path.pop(0);"
@@ -97,7 +97,7 @@ class Language:
 
     name: str
     made_by: type[made.ScriptBase]
-    preamble: Callable[[Told], str]
+    preamble: Callable[[ScriptContext], str]
     programs: tuple[str, ...]
     command: str = ""
 
@@ -157,7 +157,7 @@ LANGUAGES = {
 }
 
 
-def write_preamble(language: Language, told: Told) -> tuple[str, str]:
+def write_preamble(language: Language, told: ScriptContext) -> tuple[str, str]:
     """The script as it runs, in two parts: the first is the job's own, the rest the file's.
 
     Raises:

@@ -20,10 +20,10 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.kinds.imports import snakemake_imports
 from snakemake_executor_plugin_mantik.rules.kinds.languages import (
     CWD,
-    HOME,
+    HOME_MARK,
     LANGUAGES,
     TMPDIR,
-    Told,
+    ScriptContext,
     make_upload,
     quote_for_job,
     runner_upload,
@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdi
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, find_script_file
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
 
 
@@ -67,7 +67,7 @@ def needs_snakemake(job: Job) -> list[str]:
 
 def script_command(
     job: Job,
-    places: Places,
+    places: JobPaths,
     tmpdir: str,
     iteration: int | None,
     config: BackendConfig,
@@ -96,7 +96,7 @@ def script_command(
             runner=shlex.quote(runner_upload().path),
             source=shlex.quote(source.path),
             place=quote_for_job(told.place),
-            search=quote_for_job(f"{HOME}/{file.at_site}"),
+            search=quote_for_job(f"{HOME_MARK}/{file.at_site}"),
             data=encode_object(told.snakemake),
             lacking=_lacking(file, "Python", ("python3", "python")),
         )
@@ -123,8 +123,8 @@ def script_command(
 
 
 def _told(
-    job: Job, places: Places, tmpdir: str, iteration: int | None, config: BackendConfig
-) -> Told:
+    job: Job, places: JobPaths, tmpdir: str, iteration: int | None, config: BackendConfig
+) -> ScriptContext:
     file = find_script_file(job)
     uploads: list[Upload] = []
 
@@ -141,7 +141,7 @@ def _told(
         for name, values in vars(here).items()
         if isinstance(values, Namedlist)
     }
-    scriptdir = file.origin or os.path.normpath(f"{HOME}/{file.at_site}")
+    scriptdir = file.origin or os.path.normpath(f"{HOME_MARK}/{file.at_site}")
     place = f"{scriptdir}/{file.name}"
     at_node = NodeTmpdir(TMPDIR) if tmpdir == NODE_TMPDIR else tmpdir
     _see_determined(job)
@@ -169,7 +169,9 @@ def _told(
         **both, **nothing,
         "path": LocalSourceFile(place), "source": file.text, "is_local": file.origin is None,
     }  # fmt: skip
-    return Told(file, place, arguments, Snakemake(**both, scriptdir=scriptdir), tuple(uploads))
+    return ScriptContext(
+        file, place, arguments, Snakemake(**both, scriptdir=scriptdir), tuple(uploads)
+    )
 
 
 def _see_determined(job: Job) -> None:

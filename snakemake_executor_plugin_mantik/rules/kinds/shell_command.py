@@ -20,7 +20,7 @@ from snakemake.shell import shell
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
 
 NODE_TMPDIR = "@mantik_tmpdir@"
@@ -33,7 +33,7 @@ _RULE_NAMES = frozenset(
 
 
 def shell_command(
-    job: Job, places: Places, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
+    job: Job, places: JobPaths, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
 ) -> str:
     """The text that the shell gets after `-c`: Snakemake's own for a local job, paths mapped.
 

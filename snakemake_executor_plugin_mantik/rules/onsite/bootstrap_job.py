@@ -30,7 +30,7 @@ def end(message: str) -> None:
     sys.exit(1)
 
 
-def version_of(python: str, name: str) -> str:
+def package_version(python: str, name: str) -> str:
     """The version of a package that a Python has; empty for none."""
     ask = f"from importlib.metadata import version; print(version({name!r}))"
     try:
@@ -102,12 +102,12 @@ def main() -> None:
 
 def ensure(directory: str, wanted: str, packages: list[str], wheels: str) -> str:
     """See to it that there is a Snakemake; in words, what was done."""
-    if version_of(sys.executable, "snakemake") == wanted and not packages:
+    if package_version(sys.executable, "snakemake") == wanted and not packages:
         return f"its environment has Snakemake {wanted} itself, nothing had to be made"
     python = os.path.join(directory, "bin", "python")
-    if version_of(python, "snakemake") == wanted and not packages:
+    if package_version(python, "snakemake") == wanted and not packages:
         return f"{directory} is there already, with Snakemake {wanted}"
-    if not version_of(python, "pip"):
+    if not package_version(python, "pip"):
         python = make(directory)
     install(python, [f"snakemake=={wanted}", *packages], wheels)
     if subprocess.call([python, "-c", "import snakemake.cli"]) != 0:

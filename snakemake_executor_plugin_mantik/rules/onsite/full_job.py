@@ -72,7 +72,7 @@ def own_version() -> str:
         return ""
 
 
-def version_of(python: str) -> str:
+def snakemake_version(python: str) -> str:
     """The version of Snakemake that another Python has; empty for none."""
     try:
         answer = subprocess.run([python, "-c", _ASK], stdout=subprocess.PIPE, check=False)
@@ -90,12 +90,12 @@ def main() -> None:
     os.dup2(null, 0)
     found = {sys.executable: own_version()}
     if fits(found[sys.executable], wanted):
-        run(order)
+        run_full_job(order)
     for name in [*order["pythons"]]:
         python = shutil.which(name)
         if python is None or python in found:
             continue
-        found[python] = version_of(python)
+        found[python] = snakemake_version(python)
         if fits(found[python], wanted):
             _become(python, text)
     _unfit(order, found)
@@ -131,7 +131,7 @@ def _lack(what: str) -> None:
     sys.exit(UNFIT)
 
 
-def run(order: dict[str, Any]) -> None:
+def run_full_job(order: dict[str, Any]) -> None:
     """Run the job with the Snakemake of this Python, and exit with its code."""
     for package in order["packages"]:
         _require(package, order)

@@ -320,7 +320,7 @@ def names(data: bytes, place: str, search: str) -> dict[str, Any]:
     return {**found, "sys": sys, "pickle": pickle}
 
 
-def run(script: str, place: str, search: str, data: bytes) -> None:
+def run_script(script: str, place: str, search: str, data: bytes) -> None:
     """Run a script as Snakemake does; what it raises ends the process.
 
     Args:
@@ -363,7 +363,7 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     script, place, search = sys.argv[1:]
-    run(script, place, search, data)
+    run_script(script, place, search, data)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ from typing import Any
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside_path
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Context
+from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 """What each machine has of its own: never staged, and called the same everywhere."""
 
 
-class Places:
+class JobPaths:
     """Where paths of this machine are at one site."""
 
     def __init__(self, workdir: Path, workspace: Callable[[], str]) -> None:
@@ -101,14 +101,14 @@ class Places:
         return None
 
 
-def find_places(job: Job, context: Context) -> Places:
+def find_places(job: Job, context: RuleContext) -> JobPaths:
     """The places of the site that a job runs at.
 
     Raises:
         UserError: the job names a site that there is not.
     """
     site = choose_site(given_resources(job), context.sites)
-    return Places(context.workdir, lambda: context.workspace(site))
+    return JobPaths(context.workdir, lambda: context.workspace(site))
 
 
 def is_kept_in_storage(path: Any) -> bool:

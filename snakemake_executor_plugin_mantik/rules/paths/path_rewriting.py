@@ -22,7 +22,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places, is_kept_in_storage
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, is_kept_in_storage
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
@@ -63,7 +63,7 @@ class RewrittenPaths:
         return _each(value, self.text)
 
 
-def rewrite_paths(job: Job, places: Places, resources: Any = None) -> RewrittenPaths:
+def rewrite_paths(job: Job, places: JobPaths, resources: Any = None) -> RewrittenPaths:
     """What a job's things are called at its site.
 
     Args:
@@ -190,7 +190,7 @@ class _Finder:
     """Finds the paths of one job in texts."""
 
     def __init__(
-        self, rule: str, places: Places, moved: Mapping[str, str], trees: set[str]
+        self, rule: str, places: JobPaths, moved: Mapping[str, str], trees: set[str]
     ) -> None:
         self._rule = rule
         self._places = places

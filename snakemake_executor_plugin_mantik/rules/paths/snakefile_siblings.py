@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, local_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import Places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import BEFORE, BEHIND
 from snakemake_executor_plugin_mantik.rules.paths.withheld import report_withheld
 from snakemake_executor_plugin_mantik.staging import sources
@@ -27,7 +27,7 @@ _BELOW = r"(?:/[^\s'\"`$;|&<>()*?\[{]*)?"
 
 
 def upload_siblings(
-    job: Job, text: str, places: Places, config: BackendConfig
+    job: Job, text: str, places: JobPaths, config: BackendConfig
 ) -> tuple[str, tuple[Upload, ...]]:
     """A command as the site knows it, and the files beside Snakefiles that it names.
 
@@ -59,7 +59,7 @@ def upload_siblings(
     return text, tuple(uploads.values())
 
 
-def _roots(job: Job, places: Places) -> list[str]:
+def _roots(job: Job, places: JobPaths) -> list[str]:
     """The directories of Snakefiles that are not in the working directory, the deepest first."""
     included = [s for s in job.rule.workflow.included if isinstance(s, LocalSourceFile)]
     folders = {os.path.dirname(os.path.abspath(source.path)) for source in included}
@@ -67,7 +67,7 @@ def _roots(job: Job, places: Places) -> list[str]:
     return sorted((f for f in folders if not f"{f}/".startswith(own)), key=len, reverse=True)
 
 
-def _with_surroundings(path: Path, places: Places, config: BackendConfig) -> list[Path]:
+def _with_surroundings(path: Path, places: JobPaths, config: BackendConfig) -> list[Path]:
     limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
     if path.is_dir():
         chosen = sources.select_sources(

@@ -34,7 +34,7 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Context, Payload
+from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.wrapping.start import start_words
 
@@ -71,7 +71,7 @@ def nested_options(methods: Collection[DeploymentMethod]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Own:
+class RuleEnvironment:
     """What a job has of its own; each part None if it has not, or if it is not wanted.
 
     Attributes:
@@ -90,7 +90,7 @@ class Own:
         return bool(self.modules or self.conda or self.container or self.bare)
 
 
-def read_own(job: Job, methods: Collection[DeploymentMethod]) -> Own:
+def read_own(job: Job, methods: Collection[DeploymentMethod]) -> RuleEnvironment:
     """The environment of its own that a job runs in."""
     modules = conda = container = None
     bare = False
@@ -102,10 +102,10 @@ def read_own(job: Job, methods: Collection[DeploymentMethod]) -> Own:
         container = job.container_img_url or None
         # Of `container: None` the rule itself keeps nothing.
         bare = job.rule.ruleinfo.container_img is False
-    return Own(modules, conda, container and str(container), bare)
+    return RuleEnvironment(modules, conda, container and str(container), bare)
 
 
-def wrap_deployment(payload: Payload, job: Job, context: Context) -> Payload:
+def wrap_deployment(payload: Payload, job: Job, context: RuleContext) -> Payload:
     """The payload in the job's own environment.
 
     Raises:
@@ -138,7 +138,7 @@ def _inside(payload: Payload) -> Payload:
     return payload.around(f"exec {shlex.join(start)}", uploads)
 
 
-def _conda(job: Job, own: Own) -> tuple[CondaFile | str, tuple[Upload, ...]]:
+def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Upload, ...]]:
     """A job's conda environment, and the files that it is made of."""
     spec = own.conda
     if not isinstance(spec, CondaEnvFileSpec):
@@ -220,7 +220,7 @@ def _read(job: Job, file: Any) -> bytes | None:
 
 
 def _image(
-    job: Job, source: str, context: Context
+    job: Job, source: str, context: RuleContext
 ) -> tuple[Image, tuple[Upload, ...], tuple[str, ...]]:
     """A job's image; what has to be uploaded for it, and which files of the directory it is."""
     site = choose_site(given_resources(job), context.sites)
@@ -262,7 +262,7 @@ _URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*
 """What names an image: a path, a URL, a kind of archive and its path."""
 
 
-def deployment_mistake(job: Job, context: Context, made: Collection[str]) -> str | None:
+def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) -> str | None:
     """What is wrong with a job's own environment, in words that follow "rule NAME".
 
     Args:
@@ -299,7 +299,7 @@ def deployment_mistake(job: Job, context: Context, made: Collection[str]) -> str
 
 
 def deployment_warnings(
-    jobs: Iterable[Job], context: Context, full: Callable[[Job], object]
+    jobs: Iterable[Job], context: RuleContext, full: Callable[[Job], object]
 ) -> Iterator[str]:
     """What a user should know of the rules' environments, once for each rule.
 
@@ -334,12 +334,12 @@ _DIRECTIVES = {
 }
 
 
-def describe_own(own: Own) -> str:
+def describe_own(own: RuleEnvironment) -> str:
     """An environment in words: `conda: env.yaml and container: docker://x`."""
     return " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
 
 
-def _shown(own: Own, name: str) -> str:
+def _shown(own: RuleEnvironment, name: str) -> str:
     if name == "modules":
         return f"envmodules: {', '.join(own.modules or ())}"
     if name == "container":
@@ -351,7 +351,7 @@ def _shown(own: Own, name: str) -> str:
     return f"conda: {shown or spec.name}"
 
 
-def _winner(job: Job, own: Own, context: Context) -> Iterator[str]:
+def _winner(job: Job, own: RuleEnvironment, context: RuleContext) -> Iterator[str]:
     resources = given_resources(job)
     try:
         site = choose_site(resources, context.sites)

@@ -13,7 +13,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Context
+from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.resources import (
     choose_site,
     given_resources,
@@ -30,7 +30,7 @@ def has_launcher(job: Job) -> bool:
     return bool(job.resources.get("mpi") and text and _LAUNCHER.search(text))
 
 
-def launcher_mistake(job: Job, context: Context) -> str | None:
+def launcher_mistake(job: Job, context: RuleContext) -> str | None:
     """Why a command does not find the launcher that it names, in words that follow "rule NAME"."""
     launcher = str(job.resources.get("mpi")).split()
     if not has_launcher(job) or not launcher or os.path.basename(launcher[0]) != "srun":

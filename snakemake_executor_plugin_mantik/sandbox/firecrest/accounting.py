@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from snakemake_executor_plugin_mantik.sandbox.batch import State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchState
 from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
@@ -27,7 +27,7 @@ _PRIORITY = 1
 _OUT_OF_MEMORY_SIGNAL = 125
 _TERM = 15
 
-Record = dict[str, Any]
+AccountingRecord = dict[str, Any]
 
 
 class Accounting(ABC):
@@ -40,12 +40,14 @@ class Accounting(ABC):
     def __init__(self) -> None:
         self.hidden: set[int] = set()
 
-    async def of_job(self, number: str) -> list[Record]:
+    async def of_job(self, number: str) -> list[AccountingRecord]:
         """What is told of the job with this id, as it stands in a URL; nothing if there is none."""
         denied = number.isdecimal() and int(number) in self.hidden
         return [] if denied else await self._of_job(number)
 
-    async def listed(self, names: Iterable[str], account: str, window: float) -> list[Record]:
+    async def listed(
+        self, names: Iterable[str], account: str, window: float
+    ) -> list[AccountingRecord]:
         """The jobs with one of these names (none: all) that are not over for longer than `window`.
 
         Both commands filter for themselves, so that half a record has no name to be found by.
@@ -54,10 +56,12 @@ class Accounting(ABC):
         return [record for record in found if int(record["jobId"]) not in self.hidden]
 
     @abstractmethod
-    async def _of_job(self, number: str) -> list[Record]: ...
+    async def _of_job(self, number: str) -> list[AccountingRecord]: ...
 
     @abstractmethod
-    async def _listed(self, names: set[str], account: str, window: float) -> list[Record]: ...
+    async def _listed(
+        self, names: set[str], account: str, window: float
+    ) -> list[AccountingRecord]: ...
 
 
 class LocalAccounting(Accounting):
@@ -78,7 +82,7 @@ class LocalAccounting(Accounting):
         self._user = user
         self._default_account = account
 
-    async def _of_job(self, number: str) -> list[Record]:
+    async def _of_job(self, number: str) -> list[AccountingRecord]:
         job = self._scheduler.jobs.get(int(number)) if number.isdecimal() else None
         if job is None:
             return []
@@ -87,10 +91,10 @@ class LocalAccounting(Accounting):
         # A job is known at once, whatever the lag: by squeue, or by half a record.
         return found or [self._half(job, job.state, now)]
 
-    async def _listed(self, names: set[str], account: str, window: float) -> list[Record]:
+    async def _listed(self, names: set[str], account: str, window: float) -> list[AccountingRecord]:
         now = self._clock()
-        sacct: list[Record | None] = []
-        squeue: list[Record | None] = []
+        sacct: list[AccountingRecord | None] = []
+        squeue: list[AccountingRecord | None] = []
         for job in self._scheduler.jobs.values():
             if account and account != self._account(job):
                 continue
@@ -105,7 +109,7 @@ class LocalAccounting(Accounting):
     def _account(self, job: LocalJob) -> str:
         return job.request.account or self._default_account
 
-    def _squeue(self, job: LocalJob, now: float) -> Record | None:
+    def _squeue(self, job: LocalJob, now: float) -> AccountingRecord | None:
         if job.state.final:
             return None
         start = None if job.started is None else int(job.started)
@@ -119,22 +123,22 @@ class LocalAccounting(Accounting):
         record["time"]["end"] = None if start is None else start + job.request.time_s
         return record
 
-    def _sacct(self, job: LocalJob, now: float) -> Record | None:
+    def _sacct(self, job: LocalJob, now: float) -> AccountingRecord | None:
         if job.state.final:
             ended = job.ended or now
             if now < ended + self._lag:
                 return self._half(job, job.state, now)
             return self._whole(job, now)
-        if job.state is State.PENDING:
+        if job.state is BatchState.PENDING:
             return self._whole(job, now) if now >= job.submitted + self._lag else None
         started = job.started or now
         if now < started + self._lag:
             return None
         if now < started + 2 * self._lag:
-            return self._half(job, State.PENDING, now)
+            return self._half(job, BatchState.PENDING, now)
         return self._whole(job, now)
 
-    def _whole(self, job: LocalJob, now: float) -> Record:
+    def _whole(self, job: LocalJob, now: float) -> AccountingRecord:
         record = self._record(job, now)
         exit_code, signal = _ending(job)
         state = _state_text(job.state)
@@ -146,7 +150,7 @@ class LocalAccounting(Accounting):
         }
         return record
 
-    def _half(self, job: LocalJob, state: State, now: float) -> Record:
+    def _half(self, job: LocalJob, state: BatchState, now: float) -> AccountingRecord:
         record = self._whole(job, now)
         exit_code, signal = _ending(job) if state.final else (0, 0)
         return record | {
@@ -158,7 +162,7 @@ class LocalAccounting(Accounting):
             "tasks": [],
         }
 
-    def _record(self, job: LocalJob, now: float) -> Record:
+    def _record(self, job: LocalJob, now: float) -> AccountingRecord:
         """What both commands tell alike, in the order of the real answers."""
         elapsed = int((job.ended or now) - job.started) if job.started else 0
         return {
@@ -187,18 +191,22 @@ class LocalAccounting(Accounting):
         }
 
 
-def merged(sacct: Iterable[Record | None], squeue: Iterable[Record | None]) -> list[Record]:
+def merged(
+    sacct: Iterable[AccountingRecord | None], squeue: Iterable[AccountingRecord | None]
+) -> list[AccountingRecord]:
     """One record for each job: sacct's, or squeue's if it says PENDING or sacct has none."""
-    found: dict[str, Record] = {}
+    found: dict[str, AccountingRecord] = {}
     for record in (*sacct, *squeue):
         if record is not None:
-            pending = record["status"]["state"] == State.PENDING.value
+            pending = record["status"]["state"] == BatchState.PENDING.value
             if pending or record["jobId"] not in found:
                 found[record["jobId"]] = record
     return list(found.values())
 
 
-def status_of(state: str, reason: str, exit_code: int | None, signal: int | None) -> Record:
+def status_of(
+    state: str, reason: str, exit_code: int | None, signal: int | None
+) -> AccountingRecord:
     """The state of a job in its record."""
     return {
         "state": state,
@@ -208,25 +216,25 @@ def status_of(state: str, reason: str, exit_code: int | None, signal: int | None
     }
 
 
-def _state_text(state: State) -> str:
-    return f"CANCELLED by {USER_ID}" if state is State.CANCELLED else state.value
+def _state_text(state: BatchState) -> str:
+    return f"CANCELLED by {USER_ID}" if state is BatchState.CANCELLED else state.value
 
 
 def _ending(job: LocalJob) -> tuple[int, int]:
     """Exit code and signal as the accounting has them: both 0 where Slurm ended the job."""
-    if job.state is State.OUT_OF_MEMORY:
+    if job.state is BatchState.OUT_OF_MEMORY:
         return 0, _OUT_OF_MEMORY_SIGNAL
-    if job.state in (State.COMPLETED, State.FAILED):
+    if job.state in (BatchState.COMPLETED, BatchState.FAILED):
         return job.exit_code or 0, job.signal
     return 0, 0
 
 
-def _batch_step(job: LocalJob, times: Record) -> Record:
+def _batch_step(job: LocalJob, times: AccountingRecord) -> AccountingRecord:
     exit_code, signal = _ending(job)
     state = _state_text(job.state).partition(" ")[0]
-    if job.state is State.TIMEOUT:
+    if job.state is BatchState.TIMEOUT:
         state, signal = "CANCELLED", _TERM
-    elif job.over_memory and job.state is State.FAILED:
+    elif job.over_memory and job.state is BatchState.FAILED:
         state = "CANCELLED by 0"
     return {
         "id": f"{job.id}.batch",

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from snakemake_executor_plugin_mantik.sandbox.batch import CancelError, Scheduler, cancel_error
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchScheduler, CancelError, cancel_error
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import (
     WINDOWS,
     Accounting,
-    Record,
+    AccountingRecord,
 )
 from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
     Failure,
@@ -77,7 +77,7 @@ class Compute:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: BatchScheduler,
         accounting: Accounting,
         shell: Shell,
         settings: FirecrestSettings,
@@ -210,7 +210,7 @@ class Compute:
         return JSONResponse({"jobs": jobs})
 
     @staticmethod
-    async def _told(asked: Awaitable[list[Record]]) -> list[Record]:
+    async def _told(asked: Awaitable[list[AccountingRecord]]) -> list[AccountingRecord]:
         """The records, or what firecREST answers if one of the two commands fails."""
         try:
             return await asked

@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.answers import (
     text,
 )
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import (
-    TIMED_OUT,
+    TIMEOUT_STATUS,
     CommandError,
     Shell,
     channel_closed,
@@ -200,7 +200,7 @@ class Operations:
         if not content:
             # Without input `base64 -d` waits until it or the server gives up; the file is there.
             await asyncio.sleep(self._settings.command_timeout)
-            raise too_slow() if next(self._races) else CommandError(TIMED_OUT, "").failure()
+            raise too_slow() if next(self._races) else CommandError(TIMEOUT_STATUS, "").failure()
         return Response(status_code=204)
 
     async def _mkdir(self, request: Request) -> Response:

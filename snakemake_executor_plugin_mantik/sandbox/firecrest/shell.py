@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 _T = TypeVar("_T")
 
 _NO_CHANNEL = "Unable to open a new SSH channel."
-TIMED_OUT = 124
+TIMEOUT_STATUS = 124
 """Exit status of a command that `timeout` has ended."""
 _STATUSES = (
     ("No such file or directory", 404),
@@ -40,7 +40,7 @@ class CommandError(Exception):
         if str(self):
             message += f" and error message:{str(self).strip()}"
         found = (status for text, status in _STATUSES if text in str(self))
-        if self.status == TIMED_OUT:
+        if self.status == TIMEOUT_STATUS:
             return Failure(408, message)
         return Failure(next(found, 500), message)
 

@@ -22,13 +22,13 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import (
     too_slow,
 )
 from snakemake_executor_plugin_mantik.sandbox.firecrest.slurm import accounting_of
-from snakemake_executor_plugin_mantik.sandbox.firecrest.store import Store
+from snakemake_executor_plugin_mantik.sandbox.firecrest.store import ObjectStore
 from snakemake_executor_plugin_mantik.sandbox.firecrest.tokens import Tokens
-from snakemake_executor_plugin_mantik.sandbox.firecrest.transfers import Transfers
-from snakemake_executor_plugin_mantik.sandbox.record import Record
-from snakemake_executor_plugin_mantik.sandbox.sbatch import Rules
+from snakemake_executor_plugin_mantik.sandbox.firecrest.transfers import TransferService
+from snakemake_executor_plugin_mantik.sandbox.record import RequestRecord
+from snakemake_executor_plugin_mantik.sandbox.sbatch import SlurmVariant
 from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
-from snakemake_executor_plugin_mantik.sandbox.settings import Settings
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 
 _VERSION = "2.x.x"
 """The version that the site claims, as the server does that it was compared with."""
@@ -46,7 +46,7 @@ Firecrest:
 """
 
 
-class FirecrestSite:
+class FirecrestServer:
     """A site: file systems, a scheduler, and firecREST in front of them.
 
     Attributes:
@@ -58,7 +58,7 @@ class FirecrestSite:
         url, token_url: of the API and of the token endpoint.
     """
 
-    def __init__(self, name: str, directory: Path, settings: Settings, base: str) -> None:
+    def __init__(self, name: str, directory: Path, settings: SandboxSettings, base: str) -> None:
         """Make the site's directories; `base` is the server's URL."""
         self.name = name
         self.machine = name.lower()
@@ -66,14 +66,14 @@ class FirecrestSite:
         self.settings = settings
         self.url = f"{base}/{name}{_API}"
         self.token_url = f"{base}/{name}{_TOKEN}"
-        self.record = Record()
+        self.record = RequestRecord()
         own = settings.firecrest
         roots = [self.directory / "home", self.directory / "scratch"]
         self.home = roots[0] / _USER
         for root in roots:
             (root / _USER).mkdir(parents=True, exist_ok=True)
         self.tokens = Tokens(_USER, own)
-        rules = Rules(
+        rules = SlurmVariant(
             part_limits=False, accounts=settings.accounts, records_refused=True,
             job_memory=own.job_memory,
         )  # fmt: skip
@@ -86,11 +86,11 @@ class FirecrestSite:
         self._since = time.time()
         self._later: set[asyncio.Task[Response]] = set()
         self._shell = Shell(own)
-        self._store = Store(self.directory / "store")
+        self._store = ObjectStore(self.directory / "store")
         self._store.url = f"{base}/{name}{_STORE}"
         self._compute = Compute(self.scheduler, self.accounting, self._shell, own, self.home)
         self._operations = Operations(self._shell, own, roots, self.machine)
-        self._transfers = Transfers(
+        self._transfers = TransferService(
             self._compute, self._shell, self._store, own,
             roots=roots, system=self.machine, home=self.home,
         )  # fmt: skip

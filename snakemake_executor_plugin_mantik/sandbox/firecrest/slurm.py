@@ -5,11 +5,11 @@ import os
 import pwd
 from collections.abc import Iterable, Iterator
 
-from snakemake_executor_plugin_mantik.sandbox.batch import Scheduler, State
+from snakemake_executor_plugin_mantik.sandbox.batch import BatchScheduler, BatchState
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import (
     Accounting,
+    AccountingRecord,
     LocalAccounting,
-    Record,
     merged,
     status_of,
 )
@@ -35,7 +35,7 @@ _Row = dict[str, str]
 
 
 def accounting_of(
-    scheduler: Scheduler, settings: FirecrestSettings, user: str, account: str
+    scheduler: BatchScheduler, settings: FirecrestSettings, user: str, account: str
 ) -> Accounting:
     """The accounting that belongs to a scheduler; `account` is the user's default."""
     if isinstance(scheduler, SlurmScheduler):
@@ -52,16 +52,16 @@ class _SlurmAccounting(Accounting):
         self._scheduler = scheduler
         self._user = pwd.getpwuid(os.geteuid()).pw_name
 
-    async def _of_job(self, number: str) -> list[Record]:
+    async def _of_job(self, number: str) -> list[AccountingRecord]:
         return await self._both((f"--jobs={number}",), (f"--jobs={number}",)) if _id(number) else []
 
-    async def _listed(self, names: set[str], account: str, window: float) -> list[Record]:
+    async def _listed(self, names: set[str], account: str, window: float) -> list[AccountingRecord]:
         common = [f"--user={self._user}"]
         common += [f"--name={','.join(sorted(names))}"] if names else []
         common += [f"--account={account}"] if account else []
         return await self._both((*common, f"--starttime=now-{int(window)}seconds"), common)
 
-    async def _both(self, sacct: Iterable[str], squeue: Iterable[str]) -> list[Record]:
+    async def _both(self, sacct: Iterable[str], squeue: Iterable[str]) -> list[AccountingRecord]:
         told, queued = await asyncio.gather(
             self._scheduler.ask(
                 "sacct", "--noheader", "--parsable2", f"--delimiter={_BETWEEN}",
@@ -84,9 +84,9 @@ def _rows(output: str, columns: tuple[str, ...]) -> Iterator[_Row]:
             yield dict(zip(columns, line.split(_BETWEEN), strict=True))
 
 
-def _records(rows: Iterable[_Row]) -> list[Record]:
+def _records(rows: Iterable[_Row]) -> list[AccountingRecord]:
     """A record for each job of sacct's rows, with its steps, which follow it."""
-    found: list[Record] = []
+    found: list[AccountingRecord] = []
     for row in rows:
         if "." in row["JobID"]:
             found[-1]["tasks"].append(_step(row))
@@ -99,7 +99,7 @@ def _records(rows: Iterable[_Row]) -> list[Record]:
     return found
 
 
-def _queued(row: _Row) -> Record:
+def _queued(row: _Row) -> AccountingRecord:
     """A record of squeue."""
     limit = seconds_of(row["Timelimit"]) if row["Timelimit"][:1].isdigit() else None
     return _record(row, seconds_of(row["Elapsed"]), limit) | {
@@ -108,7 +108,7 @@ def _queued(row: _Row) -> Record:
     }
 
 
-def _record(row: _Row, elapsed: int, limit: int | None) -> Record:
+def _record(row: _Row, elapsed: int, limit: int | None) -> AccountingRecord:
     """What both commands tell alike, in the order of the real answers."""
     return {
         "jobId": row["JobID"],
@@ -129,16 +129,16 @@ def _record(row: _Row, elapsed: int, limit: int | None) -> Record:
     }
 
 
-def _step(row: _Row) -> Record:
+def _step(row: _Row) -> AccountingRecord:
     status = _status(row) | {"stateReason": None}
     times = {**_times(row), "elapsed": int(row["ElapsedRaw"]), "suspended": 0, "limit": None}
     return {"id": row["JobID"], "name": row["JobName"], "status": status, "time": times}
 
 
-def _status(row: _Row) -> Record:
+def _status(row: _Row) -> AccountingRecord:
     # Empty for a step of a node that went down.
     exit_code, signal = (int(part) if part else None for part in _parts(row["ExitCode"]))
-    return status_of(row["State"] or State.PENDING.value, "None", exit_code, signal)
+    return status_of(row["State"] or BatchState.PENDING.value, "None", exit_code, signal)
 
 
 def _parts(text: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ _LIFETIME = 604_800
 """Seconds that a presigned URL says it is valid for (real: 7 days)."""
 
 
-class Store:
+class ObjectStore:
     """Objects below a directory, reached through URLs that carry their own permission."""
 
     def __init__(self, directory: Path) -> None:

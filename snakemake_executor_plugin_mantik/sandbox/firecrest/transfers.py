@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import Compute
 from snakemake_executor_plugin_mantik.sandbox.firecrest.operations import check_path, compression
 from snakemake_executor_plugin_mantik.sandbox.firecrest.shell import Shell
 from snakemake_executor_plugin_mantik.sandbox.firecrest.status import directives
-from snakemake_executor_plugin_mantik.sandbox.firecrest.store import Store
+from snakemake_executor_plugin_mantik.sandbox.firecrest.store import ObjectStore
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
 _LOOKS = 1440
@@ -78,14 +78,14 @@ def _word(path: str) -> str:
     return shlex.quote(escape(path).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"))
 
 
-class Transfers:
+class TransferService:
     """The transfer jobs of one site."""
 
     def __init__(
         self,
         compute: Compute,
         shell: Shell,
-        store: Store,
+        store: ObjectStore,
         settings: FirecrestSettings,
         *,
         roots: Sequence[Path],

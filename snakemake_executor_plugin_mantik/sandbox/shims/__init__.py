@@ -31,7 +31,7 @@ def _module_init() -> str | None:
     return next((init for init in _MODULE_INITS if Path(init).exists()), None)
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def shim_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """`variables` with the search path of this process and the shims.
 
     Programs are found as the one who started the sandbox finds them: a virtual environment that is

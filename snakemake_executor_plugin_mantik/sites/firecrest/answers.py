@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.sites.addresses import explain_tls_error
 from snakemake_executor_plugin_mantik.sites.answers import (
     LONGEST_TEXT,
-    STRANGE,
+    MALFORMED,
     Meaning,
     Pattern,
     is_from_gateway,
@@ -37,9 +37,9 @@ from snakemake_executor_plugin_mantik.sites.answers import (
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 
-TIMED_OUT: Final = 408
+TIMEOUT_PATTERNS: Final = 408
 """A command at the site took longer than the server waits for it (5 s by default)."""
-TOO_LARGE: Final = frozenset((413, TIMED_OUT, 500))
+TOO_LARGE: Final = frozenset((413, TIMEOUT_PATTERNS, 500))
 """How a server answers a download that is larger than its `max_ops_file_size`: it stops to read at
 its limit and waits for the command, which waits for the rest to be read."""
 
@@ -47,8 +47,8 @@ _ERROR_TEXTS: Final = (
     # A command with input (submission, upload) that took longer than 5 s: it may go on.
     Pattern(r"Channel not open for sending", Meaning.UNKNOWN),
     # MaxSessions of the login node's sshd: other clients of the user count as well.
-    Pattern(r"Unable to open a new SSH channel", Meaning.LATER),
-    Pattern(r"is unhealthy", Meaning.LATER),
+    Pattern(r"Unable to open a new SSH channel", Meaning.RETRY),
+    Pattern(r"is unhealthy", Meaning.RETRY),
     Pattern(
         r"No SSH credentials found",
         Meaning.CREDENTIALS,
@@ -58,12 +58,12 @@ _ERROR_TEXTS: Final = (
     Pattern(
         r"already completing or completed|Invalid job id specified|Unknown Job.?Id|"
         r"Job has finished",
-        Meaning.MISSING,
+        Meaning.NOT_FOUND,
     ),
-    Pattern(TOO_MANY_JOBS.pattern, Meaning.LATER),
+    Pattern(TOO_MANY_JOBS.pattern, Meaning.RETRY),
     Pattern(
         r"accounting/QOS policy limit exceeded|\b(QOS|Assoc)(Max|Min|Grp)\w*Limit",
-        Meaning.NO,
+        Meaning.REJECTED,
         "Ask for less, or for another account, queue or QoS",
     ),
     # The scheduler does not answer: a submission may have got through.
@@ -72,19 +72,19 @@ _ERROR_TEXTS: Final = (
         r"Resource temporarily unavailable|Communication failure|cannot connect to server",
         Meaning.UNKNOWN,
     ),
-    Pattern(r"sbatch: (error|fatal)|\bqsub: ", Meaning.NO, "Check the job's resources"),
-    Pattern(r"No space left|Disk quota exceeded", Meaning.NO, "Make room at the site"),
-    Pattern(r"File exists|Is a directory|Not a directory", Meaning.NO),
-    Pattern(r"No such file or directory|Job not found", Meaning.MISSING),
+    Pattern(r"sbatch: (error|fatal)|\bqsub: ", Meaning.REJECTED, "Check the job's resources"),
+    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Make room at the site"),
+    Pattern(r"File exists|Is a directory|Not a directory", Meaning.REJECTED),
+    Pattern(r"No such file or directory|Job not found", Meaning.NOT_FOUND),
     Pattern(
         r"Permission denied|Operation not permitted|Read-only file system",
-        Meaning.NO,
+        Meaning.REJECTED,
         "Check the permissions of your account at the site",
     ),
-    Pattern(r"System not found", Meaning.NO, "Check Machine in the backend config"),
+    Pattern(r"System not found", Meaning.REJECTED, "Check Machine in the backend config"),
     Pattern(
         r"Account parameter is required",
-        Meaning.NO,
+        Meaning.REJECTED,
         "Set MANTIK_COMPUTE_BUDGET_ACCOUNT: large files go through jobs at this site",
     ),
 )
@@ -93,14 +93,14 @@ _ERROR_TEXTS: Final = (
 _BY_STATUS: Final = {
     401: Meaning.CREDENTIALS,
     403: Meaning.CREDENTIALS,
-    404: Meaning.MISSING,
+    404: Meaning.NOT_FOUND,
     407: Meaning.UNKNOWN,
-    TIMED_OUT: Meaning.UNKNOWN,
-    424: Meaning.LATER,
-    425: Meaning.LATER,
-    429: Meaning.LATER,
-    501: Meaning.NO,
-    503: Meaning.LATER,
+    TIMEOUT_PATTERNS: Meaning.UNKNOWN,
+    424: Meaning.RETRY,
+    425: Meaning.RETRY,
+    429: Meaning.RETRY,
+    501: Meaning.REJECTED,
+    503: Meaning.RETRY,
 }
 
 
@@ -137,7 +137,7 @@ _OF_PYFIRECREST: Final[
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
     # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
-    (STRANGE, lambda site: malformed_answer("a request", site)),
+    (MALFORMED, lambda site: malformed_answer("a request", site)),
 )
 
 
@@ -182,10 +182,10 @@ def error_of_answer(response: httpx.Response, site: str) -> SiteError:
     gateways = is_from_gateway(response)
     if not gateways and (pattern := match_pattern(_ERROR_TEXTS, text)) is not None:
         return make_error(pattern.meaning, response, site, text, pattern.do)
-    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
-    if gateways and meaning is Meaning.NO:
+    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.REJECTED)
+    if gateways and meaning is Meaning.REJECTED:
         meaning = Meaning.UNKNOWN
-    if meaning is Meaning.MISSING and "errorType" not in body:
+    if meaning is Meaning.NOT_FOUND and "errorType" not in body:
         meaning = Meaning.UNKNOWN  # of a gateway: no word about the file or the job
     do = CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
     return make_error(meaning, response, site, text, do)
@@ -195,7 +195,7 @@ def answer_body(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in `response`, empty if there is none."""
     try:
         answer = response.json()
-    except STRANGE:
+    except MALFORMED:
         return {}
     return answer if isinstance(answer, dict) else {}
 

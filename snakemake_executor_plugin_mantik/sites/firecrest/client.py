@@ -25,7 +25,7 @@ class Authorization(Protocol):
         ...
 
 
-class Session(http.Client):
+class FirecrestSession(http.HttpClient):
     """The HTTP client below pyfirecrest's."""
 
     def build_request(self, *arguments: Any, **named: Any) -> httpx.Request:
@@ -41,7 +41,7 @@ class Session(http.Client):
         return super().build_request(*arguments, **named)
 
 
-class Client(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is not typed
+class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is not typed
     """pyfirecrest's client.
 
     Its own HTTP client keeps idle connections for 5 s, less than the time between two looks at

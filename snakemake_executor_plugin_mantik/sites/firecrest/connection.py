@@ -23,7 +23,11 @@ from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
     closes_connection,
     firecrest_error,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.client import Client, Session, kind
+from snakemake_executor_plugin_mantik.sites.firecrest.client import (
+    FirecrestClient,
+    FirecrestSession,
+    kind,
+)
 from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
 from snakemake_executor_plugin_mantik.sites.rate_limits import (
     longest_request_s,
@@ -44,12 +48,12 @@ JOB_CHANNELS: Final = 2
 _T = TypeVar("_T")
 
 
-class Connection:
+class FirecrestConnection:
     """Requests to one firecREST server, as one user.
 
     Attributes:
         requests: how many requests were made, by kind, repetitions included.
-        places: how many requests may be under way at the same time.
+        max_concurrency: how many requests may be under way at the same time.
         clock: what the server's clock showed in its last answer; None if it does not tell.
         client: pyfirecrest's client; use it through `ask` and `once`.
     """
@@ -69,7 +73,7 @@ class Connection:
         self._timeout_s = timeout_s
         self.base = check_url(url, site, "Firecrest.ApiUrl")
         self.requests: Counter[str] = Counter()
-        self.places = concurrent_requests
+        self.max_concurrency = concurrent_requests
         self._credential = credential
         self._sent: dict[str, str] = {}
         self._channels = _Channels(concurrent_requests)
@@ -78,7 +82,7 @@ class Connection:
         self.clock: float | None = None
         context = tls_context(ca_file, site)
         timeout = httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s))
-        self._session = Session(
+        self._session = FirecrestSession(
             look=self._look,
             verify=context,
             proxy=proxy,
@@ -92,7 +96,9 @@ class Connection:
             ),
             event_hooks={"request": [self._count]},
         )
-        self.client = Client(self.base, self, tls=context, timeout=timeout, session=self._session)
+        self.client = FirecrestClient(
+            self.base, self, tls=context, timeout=timeout, session=self._session
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -107,7 +113,7 @@ class Connection:
     async def ask(
         self,
         what: str,
-        act: Callable[[Client], Awaitable[_T]],
+        act: Callable[[FirecrestClient], Awaitable[_T]],
         *,
         channels: int = 1,
         size: int = 0,
@@ -123,7 +129,12 @@ class Connection:
         )
 
     async def once(
-        self, what: str, act: Callable[[Client], Awaitable[_T]], *, channels: int = 1, size: int = 0
+        self,
+        what: str,
+        act: Callable[[FirecrestClient], Awaitable[_T]],
+        *,
+        channels: int = 1,
+        size: int = 0,
     ) -> _T:
         """Make a request, once more only if its token was refused and there is another one.
 
@@ -149,7 +160,9 @@ class Connection:
                     self._credential.accepted()
                     return result
 
-    async def store(self, what: str, act: Callable[[Client], Awaitable[_T]], size: int) -> _T:
+    async def store(
+        self, what: str, act: Callable[[FirecrestClient], Awaitable[_T]], size: int
+    ) -> _T:
         """Bring `size` bytes to the site's object store, which needs no ssh."""
         async with self._stores:
             return await self._act(what, act, size)
@@ -172,7 +185,9 @@ class Connection:
             finally:
                 kind.reset(token)
 
-    async def _act(self, what: str, act: Callable[[Client], Awaitable[_T]], size: int) -> _T:
+    async def _act(
+        self, what: str, act: Callable[[FirecrestClient], Awaitable[_T]], size: int
+    ) -> _T:
         token = kind.set(what)
         try:
             with self._told():

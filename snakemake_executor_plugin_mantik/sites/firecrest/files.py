@@ -14,16 +14,16 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.sites.answers import STRANGE
+from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
-    TIMED_OUT,
+    TIMEOUT_PATTERNS,
     TOO_LARGE,
     malformed_answer,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
-    System,
+    FirecrestSystem,
     local_time,
     zone_offset,
 )
@@ -32,21 +32,21 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
     WorkspacePaths,
     parent_directory,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
+from snakemake_executor_plugin_mantik.sites.firecrest.transfers import FirecrestTransfers
 from snakemake_executor_plugin_mantik.sites.rate_limits import repeat_request
 
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 
 
-class Files:
+class FirecrestFiles:
     """The workspace's files."""
 
     def __init__(
         self,
-        connection: Connection,
-        system: System,
+        connection: FirecrestConnection,
+        system: FirecrestSystem,
         paths: WorkspacePaths,
-        transfers: Transfers,
+        transfers: FirecrestTransfers,
     ) -> None:
         self._connection = connection
         self._system = system
@@ -74,7 +74,7 @@ class Files:
             self._zone = zone_offset(
                 str(answer["lastModified"]), int(known["mtime"]) if known else 0
             )
-        except STRANGE as error:
+        except MALFORMED as error:
             raise malformed_answer("mkdir", self._connection.site) from error
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
@@ -114,7 +114,7 @@ class Files:
                 self._made.discard(directory)
                 raise SiteUnreachable(error.what, where=error.where, status=error.status) from error
             except SiteUnreachable as error:
-                if not content and error.status == TIMED_OUT and await self._is_empty(path):
+                if not content and error.status == TIMEOUT_PATTERNS and await self._is_empty(path):
                     return
                 # Where the directory is missing a server says so, or that its input broke.
                 self._made.discard(directory)
@@ -204,7 +204,7 @@ class Files:
             raise
         try:
             entries = [self._entry(found) for found in answer]
-        except STRANGE as error:
+        except MALFORMED as error:
             raise malformed_answer("ls", self._connection.site) from error
         if any("/" in entry.name for entry in entries):
             raise SiteNotFound(f"{path} is no directory", where=self._where)
@@ -223,7 +223,7 @@ class Files:
         try:
             directory = stat.S_ISDIR(int(found["mode"]))
             size, modified = int(found["size"]), float(found["mtime"])
-        except STRANGE as error:
+        except MALFORMED as error:
             raise malformed_answer("stat", self._connection.site) from error
         return Entry(path.rsplit("/", 1)[-1], 0 if directory else size, directory, modified)
 

@@ -19,8 +19,11 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_nothing
 from snakemake_executor_plugin_mantik.sites.firecrest import states
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
-from snakemake_executor_plugin_mantik.sites.firecrest.client import Client
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
+from snakemake_executor_plugin_mantik.sites.firecrest.client import FirecrestClient
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
+    JOB_CHANNELS,
+    FirecrestConnection,
+)
 from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, ask_all
 from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 
@@ -48,12 +51,12 @@ _MISSING: Final = JobState(Phase.UNKNOWN, detail="the scheduler knows no such jo
 _log = logging.getLogger(__name__)
 
 
-class Jobs:
+class FirecrestJobs:
     """The user's jobs at a system."""
 
-    def __init__(self, connection: Connection, submissions_per_second: float) -> None:
+    def __init__(self, connection: FirecrestConnection, submissions_per_second: float) -> None:
         self._connection = connection
-        self._turns = RateLimiter(1 / submissions_per_second, connection.places)
+        self._turns = RateLimiter(1 / submissions_per_second, connection.max_concurrency)
         self._too_many = False
         self.system = ""
         """The system's name, known once the site is open."""
@@ -109,9 +112,9 @@ class Jobs:
         listed = await self._listed(set(wanted)) if len(wanted) > 1 else {}
         told = {job_id: states.firecrest_state(job) for job_id, job in listed.items()}
         left = [job_id for job_id in wanted if job_id not in told]
-        places = max(1, self._connection.places // JOB_CHANNELS)
+        max_concurrency = max(1, self._connection.max_concurrency // JOB_CHANNELS)
         # A scheduler that cannot speak of one job in time is not asked about all the others.
-        answers = await ask_all(left, self.state, places, give_up=(SiteUnreachable,))
+        answers = await ask_all(left, self.state, max_concurrency, give_up=(SiteUnreachable,))
         errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
         for error in errors:
             if isinstance(error, SiteUnauthorized) or len(errors) == len(wanted):
@@ -129,7 +132,9 @@ class Jobs:
         job = await self._job("status", job_id)
         return _MISSING if job is None else states.firecrest_state(job)
 
-    async def explain(self, job_id: str, output: Callable[[Client], Awaitable[Any]]) -> JobState:
+    async def explain(
+        self, job_id: str, output: Callable[[FirecrestClient], Awaitable[Any]]
+    ) -> JobState:
         """See `Site.explain`; `output` asks for the end of what the scheduler wrote of the job.
 
         Its own record is asked for: the list has been seen to tell NODE_FAIL of a job that was
@@ -161,7 +166,7 @@ class Jobs:
 
     async def each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
         """Do `act` for all jobs at once; missing jobs are fine; the first error is told."""
-        for answer in (await ask_all(ids, act, self._connection.places)).values():
+        for answer in (await ask_all(ids, act, self._connection.max_concurrency)).values():
             if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
                 raise answer
 
@@ -198,7 +203,7 @@ class Jobs:
         Not repeated where the server gives an error: it has waited 5 s for the scheduler then.
         """
 
-        async def act(client: Client) -> Any:
+        async def act(client: FirecrestClient) -> Any:
             try:
                 return await client.job_info(self.system, name=name or None, time_window=window)
             except NotImplementedOnAPIversion:  # before 2.6: always a week

@@ -10,8 +10,11 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import JOB_CHANNELS, Connection
-from snakemake_executor_plugin_mantik.sites.firecrest.script import Scheduler
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
+    JOB_CHANNELS,
+    FirecrestConnection,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.script import SchedulerName
 
 _OURS: Final = "mantik"
 """Directory in a file system that holds the workspaces that we make."""
@@ -44,7 +47,7 @@ class FileSystem:
 
 
 @dataclass(frozen=True)
-class System:
+class FirecrestSystem:
     """One system, as the server describes it.
 
     Attributes:
@@ -59,7 +62,7 @@ class System:
     """
 
     name: str
-    scheduler: Scheduler
+    scheduler: SchedulerName
     server: str
     file_systems: tuple[FileSystem, ...]
     direct_bytes: int = _MAX_OPS_BYTES
@@ -80,7 +83,7 @@ class System:
 
 
 @dataclass(frozen=True)
-class User:
+class FirecrestUser:
     """Who we are at the site.
 
     Attributes:
@@ -94,7 +97,7 @@ class User:
     accounts: tuple[str, ...] = ()
 
 
-async def read_system(connection: Connection, name: str) -> System:
+async def read_system(connection: FirecrestConnection, name: str) -> FirecrestSystem:
     """Ask the server for the system `name`; names do not depend on the case.
 
     Raises:
@@ -130,14 +133,14 @@ async def read_system(connection: Connection, name: str) -> System:
     )
 
 
-def parse_system(description: Mapping[str, Any], version: str, site: str) -> System:
+def parse_system(description: Mapping[str, Any], version: str, site: str) -> FirecrestSystem:
     """A system as the server describes it; its keys are in two spellings."""
     operation = _mapping(_pick(description, "dataOperation", "data_operation"))
     transfer = _mapping(_pick(operation, "data_transfer", "dataTransfer"))
     directives = _pick(operation, "datatransfer_jobs_directives", "datatransferJobsDirectives")
     largest = _pick(operation, "max_ops_file_size", "maxOpsFileSize")
     kind = str(_mapping(description.get("scheduler")).get("type", "")).lower()
-    scheduler: Scheduler
+    scheduler: SchedulerName
     if kind == "slurm":
         scheduler = "slurm"
     elif kind == "pbs":
@@ -149,7 +152,7 @@ def parse_system(description: Mapping[str, Any], version: str, site: str) -> Sys
             do="Use a system with Slurm or PBS",
         )
     systems = _pick(description, "fileSystems", "file_systems")
-    return System(
+    return FirecrestSystem(
         name=str(description["name"]),
         scheduler=scheduler,
         server=f"firecREST {version or 'v2'}",
@@ -171,7 +174,7 @@ def parse_system(description: Mapping[str, Any], version: str, site: str) -> Sys
     )
 
 
-async def read_user(connection: Connection, system: str) -> User:
+async def read_user(connection: FirecrestConnection, system: str) -> FirecrestUser:
     """Ask who we are at the system."""
     answer = await connection.ask(
         "userinfo", lambda client: client.userinfo(system), channels=JOB_CHANNELS
@@ -188,10 +191,10 @@ async def read_user(connection: Connection, system: str) -> User:
     ]
     default = next((str(account["name"]) for account in known if account.get("default")), "")
     names = dict.fromkeys(str(account["name"]) for account in known)
-    return User(name, default, tuple(names))
+    return FirecrestUser(name, default, tuple(names))
 
 
-def list_known_defects(system: System) -> Iterator[str]:
+def list_known_defects(system: FirecrestSystem) -> Iterator[str]:
     """What is not in order at a system, or wrong with its server's version, as far as it tells."""
     yield from system.unhealthy
     if not system.lists_by_time:
@@ -200,7 +203,7 @@ def list_known_defects(system: System) -> Iterator[str]:
         yield "moves large files with its streamer, which has been seen to append bytes to them"
 
 
-async def read_partitions(connection: Connection, system: str) -> dict[str, QueueLimits]:
+async def read_partitions(connection: FirecrestConnection, system: str) -> dict[str, QueueLimits]:
     """The system's partitions; of their limits firecREST tells the number of nodes only."""
     answer = await connection.ask("partitions", lambda client: client.partitions(system))
     queues = {}

@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import JOB_NAME_LENGTH, slu
 from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS
 
-Scheduler = Literal["slurm", "pbs"]
+SchedulerName = Literal["slurm", "pbs"]
 
 SCRIPT_BYTES: Final = 4_000_000
 """Largest script that is sent; Slurm's limit is 4 MiB by default (`max_script_size`)."""
@@ -18,7 +18,9 @@ SCRIPT_BYTES: Final = 4_000_000
 _TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
-def submission_body(submission: Submission, scheduler: Scheduler, workspace: str) -> dict[str, Any]:
+def submission_body(
+    submission: Submission, scheduler: SchedulerName, workspace: str
+) -> dict[str, Any]:
     """The body of `POST /compute/{system}/jobs` that submits a job, as pyfirecrest writes it.
 
     All that is asked for stands in the script: other fields of the request would win over it.
@@ -37,7 +39,7 @@ def submission_body(submission: Submission, scheduler: Scheduler, workspace: str
     return {"job": {"working_directory": workspace, "script": script}}
 
 
-def slurm_script(submission: Submission, scheduler: Scheduler, output: str) -> str:
+def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:
     """The script of `submission` with the scheduler's directives behind its first line.
 
     Args:

@@ -17,12 +17,12 @@ from snakemake_executor_plugin_mantik.sites.base import (
     do_nothing,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
-from snakemake_executor_plugin_mantik.sites.firecrest.files import Files
-from snakemake_executor_plugin_mantik.sites.firecrest.jobs import OUTPUT_BYTES, Jobs
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
+from snakemake_executor_plugin_mantik.sites.firecrest.files import FirecrestFiles
+from snakemake_executor_plugin_mantik.sites.firecrest.jobs import OUTPUT_BYTES, FirecrestJobs
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
-    System,
-    User,
+    FirecrestSystem,
+    FirecrestUser,
     choose_workspace,
     list_known_defects,
     read_partitions,
@@ -35,10 +35,10 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
     is_expressible,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.script import slurm_job_name, submission_body
-from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Transfers
+from snakemake_executor_plugin_mantik.sites.firecrest.transfers import FirecrestTransfers
 
 
-class Settings(Protocol):
+class FirecrestSiteSettings(Protocol):
     """What a firecREST site is told by the backend config (`config.settings.SiteSettings`)."""
 
     @property
@@ -61,10 +61,10 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class _Opened:
-    system: System
-    user: User
+    system: FirecrestSystem
+    user: FirecrestUser
     paths: WorkspacePaths
-    files: Files
+    files: FirecrestFiles
 
 
 class FirecrestSite:
@@ -85,7 +85,7 @@ class FirecrestSite:
         credentials: Credential,
         *,
         workspace_name: str,
-        settings: Settings,
+        settings: FirecrestSiteSettings,
         base: Path | None = None,
         account: str | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class FirecrestSite:
         self._settings = settings
         self._workspace_name = workspace_name
         self._account = account
-        self._connection = Connection(
+        self._connection = FirecrestConnection(
             name,
             url,
             credentials,
@@ -120,7 +120,7 @@ class FirecrestSite:
             timeout_s=settings.timeout_s,
             concurrent_requests=settings.concurrent_requests,
         )
-        self._jobs = Jobs(self._connection, settings.submissions_per_second)
+        self._jobs = FirecrestJobs(self._connection, settings.submissions_per_second)
         self._opened: _Opened | None = None
 
     @property
@@ -135,7 +135,7 @@ class FirecrestSite:
         return self._opened
 
     @property
-    def _files(self) -> Files:
+    def _files(self) -> FirecrestFiles:
         return self._open.files
 
     @property
@@ -165,8 +165,8 @@ class FirecrestSite:
             )
         paths = WorkspacePaths(self.name, workspace)
         account = self._account or user.account or None
-        transfers = Transfers(self._connection, system, paths, self._jobs, account)
-        files = Files(self._connection, system, paths, transfers)
+        transfers = FirecrestTransfers(self._connection, system, paths, self._jobs, account)
+        files = FirecrestFiles(self._connection, system, paths, transfers)
         await files.make_workspace(shared=self._settings.sharing == "group")
         self._opened = _Opened(system, user, paths, files)
         return SiteFacts(workspace, system.server, user.name, queues, accounts=user.accounts)

@@ -24,12 +24,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.answers import STRANGE
+from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
 from snakemake_executor_plugin_mantik.sites.base import Entry, Phase
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import Connection
-from snakemake_executor_plugin_mantik.sites.firecrest.jobs import Jobs
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import System
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
+from snakemake_executor_plugin_mantik.sites.firecrest.jobs import FirecrestJobs
+from snakemake_executor_plugin_mantik.sites.firecrest.opening import FirecrestSystem
 from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
     JOBS,
     TRANSFERS,
@@ -79,15 +79,15 @@ class _Staged:
     users: int = 0
 
 
-class Transfers:
+class FirecrestTransfers:
     """Large files of one workspace."""
 
     def __init__(
         self,
-        connection: Connection,
-        system: System,
+        connection: FirecrestConnection,
+        system: FirecrestSystem,
         paths: WorkspacePaths,
-        jobs: Jobs,
+        jobs: FirecrestJobs,
         account: str | None,
     ) -> None:
         self.account = account
@@ -322,7 +322,7 @@ class Transfers:
     def _job_of(self, told: Any) -> str:
         try:
             return str(told["transferJob"]["jobId"])
-        except STRANGE as error:
+        except MALFORMED as error:
             raise malformed_answer("a transfer", self._connection.site) from error
 
     def _check_urls(self, told: Any) -> list[str]:
@@ -334,14 +334,16 @@ class Transfers:
                 found += directives.get(name) or []
             for name in ("completeUploadUrl", "complete_upload_url", "downloadUrl", "download_url"):
                 found += [directives[name]] if directives.get(name) else []
-        except (*STRANGE, AttributeError) as error:
+        except (*MALFORMED, AttributeError) as error:
             raise malformed_answer("a transfer", self._connection.site) from error
         if not all(isinstance(url, str) and is_confidential(url) for url in found):
             raise SiteRejected("the site's object store has no https:// address", where=self._where)
         return found
 
 
-def transfer_script(system: System, output: str, account: str | None, commands: str) -> str:
+def transfer_script(
+    system: FirecrestSystem, output: str, account: str | None, commands: str
+) -> str:
     """A batch script with the directives of the site's transfer jobs.
 
     Raises:

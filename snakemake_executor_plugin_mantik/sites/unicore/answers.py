@@ -12,7 +12,7 @@ import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.sites.answers import (
-    STRANGE,
+    MALFORMED,
     Meaning,
     Pattern,
     is_from_gateway,
@@ -35,24 +35,24 @@ _ERROR_TEXTS = (
     # of no system to run jobs on, and one never does for users who may not use any.
     Pattern(
         r"no accessible targetsystem factories",
-        Meaning.LATER,
+        Meaning.RETRY,
         "A server that has just started says so for a while; if it goes on, ask the site whether "
         "your account may submit jobs",
     ),
     # container.services.maxInstancesPerUser: nothing was made.
-    Pattern(r"Limit of <?\d+>? instances", Meaning.LATER),
-    Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.LATER),
+    Pattern(r"Limit of <?\d+>? instances", Meaning.RETRY),
+    Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.RETRY),
     # Schedulers forget a job some minutes after its end.
-    Pattern(r"Invalid job id specified|Unknown Job Id", Meaning.MISSING),
-    Pattern(r"No space left|Disk quota exceeded", Meaning.NO, "Make room at the site"),
-    Pattern(r"file exists|Is a directory|is not a directory|Not a directory", Meaning.NO),
+    Pattern(r"Invalid job id specified|Unknown Job Id", Meaning.NOT_FOUND),
+    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Make room at the site"),
+    Pattern(r"file exists|Is a directory|is not a directory|Not a directory", Meaning.REJECTED),
     Pattern(
         r"Permission denied|Operation not permitted|Read-only file system|Access denied",
-        Meaning.NO,
+        Meaning.REJECTED,
         "Check the permissions of your account at the site",
     ),
-    Pattern(r"JSONException", Meaning.NO),
-    Pattern(r"Illegal permissions string|URISyntaxException", Meaning.NO),
+    Pattern(r"JSONException", Meaning.REJECTED),
+    Pattern(r"Illegal permissions string|URISyntaxException", Meaning.REJECTED),
 )
 """Texts of `errorMessage`; the first that fits counts."""
 
@@ -63,15 +63,15 @@ _REPORTED: Final = re.compile(r"[:\s]*\(Command execution on TSI reported an err
 _BY_STATUS = {
     401: Meaning.CREDENTIALS,
     403: Meaning.CREDENTIALS,
-    404: Meaning.MISSING,
+    404: Meaning.NOT_FOUND,
     407: Meaning.UNKNOWN,
     408: Meaning.UNKNOWN,
-    410: Meaning.MISSING,
-    423: Meaning.LATER,
-    425: Meaning.LATER,
-    429: Meaning.LATER,
-    501: Meaning.NO,
-    505: Meaning.NO,
+    410: Meaning.NOT_FOUND,
+    423: Meaning.RETRY,
+    425: Meaning.RETRY,
+    429: Meaning.RETRY,
+    501: Meaning.REJECTED,
+    505: Meaning.REJECTED,
 }
 
 
@@ -106,16 +106,16 @@ def unicore_error(response: httpx.Response, site: str) -> SiteError | None:
 
 def _meaning(response: httpx.Response, text: str) -> tuple[Meaning, str]:
     status = response.status_code
-    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.NO)
+    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.REJECTED)
     if is_from_gateway(response):
         # "No service was found." while a server starts, for example.
-        passes = meaning in (Meaning.LATER, Meaning.CREDENTIALS)
+        passes = meaning in (Meaning.RETRY, Meaning.CREDENTIALS)
         return (meaning if passes else Meaning.UNKNOWN), ""
     if status >= 400 and (pattern := match_pattern(_ERROR_TEXTS, text)) is not None:
         return pattern.meaning, pattern.do
     if status == 503:
         own = _is_json(response) or "Retry-After" in response.headers
-        return (Meaning.LATER if own else Meaning.UNKNOWN), ""
+        return (Meaning.RETRY if own else Meaning.UNKNOWN), ""
     return meaning, CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
 
 
@@ -138,7 +138,7 @@ def _text_of(response: httpx.Response) -> str:
     if _is_json(response):
         try:
             answer = response.json()
-        except STRANGE:
+        except MALFORMED:
             answer = None
         if isinstance(answer, dict):
             text = str(answer.get("errorMessage", text))

@@ -27,9 +27,9 @@ from snakemake_executor_plugin_mantik.sites.addresses import (
     explain_tls_error,
     tls_context,
 )
-from snakemake_executor_plugin_mantik.sites.answers import STRANGE, server_time
+from snakemake_executor_plugin_mantik.sites.answers import MALFORMED, server_time
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.http import Client
+from snakemake_executor_plugin_mantik.sites.http import HttpClient
 from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
 from snakemake_executor_plugin_mantik.sites.rate_limits import (
     longest_request_s,
@@ -49,12 +49,12 @@ _JSON: Final = {"Accept": "application/json"}
 _BYTES: Final = {"Accept": "application/octet-stream", "Accept-Encoding": "identity"}
 
 
-class Connection:
+class UnicoreConnection:
     """Requests to one UNICORE server, as one user.
 
     Attributes:
         requests: how many requests were made, by kind, repetitions included.
-        places: how many requests may be under way at the same time.
+        max_concurrency: how many requests may be under way at the same time.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class Connection:
     ) -> None:
         self.base = check_url(url, site, "UnicoreApiUrl")
         self.requests: Counter[str] = Counter()
-        self.places = concurrent_requests
+        self.max_concurrency = concurrent_requests
         self._site = site
         self._timeout_s = timeout_s
         self._credential = credential
         self.clock: float | None = None
-        # Uploads and downloads have places of their own: they must not keep small requests waiting.
+        # Uploads and downloads have limits of their own: they must not keep small requests waiting.
         self._places = {
             "small": asyncio.Semaphore(concurrent_requests),
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
         # Nor must uploads keep downloads waiting, which end jobs.
         self._uploads = asyncio.Semaphore(max(1, concurrent_requests - 1))
-        self._client = Client(
+        self._client = HttpClient(
             look=self._check,
             verify=tls_context(ca_file, site),
             proxy=proxy,
@@ -174,7 +174,7 @@ class Connection:
         """
         try:
             answer = response.json()
-        except STRANGE:
+        except MALFORMED:
             answer = None
         if not isinstance(answer, dict):
             raise self.nonsense(response.request.url.path)

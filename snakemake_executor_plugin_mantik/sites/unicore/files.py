@@ -11,9 +11,9 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.sites.answers import STRANGE
+from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
 from snakemake_executor_plugin_mantik.sites.base import Entry
-from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_time
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 
@@ -30,10 +30,10 @@ _SHARED_DIRECTORY: Final = "rwxr-x---"
 _OCTETS: Final = {"Content-Type": "application/octet-stream"}
 
 
-class Files:
+class UnicoreFiles:
     """The workspace's files."""
 
-    def __init__(self, connection: Connection, paths: StoragePaths, site: str) -> None:
+    def __init__(self, connection: UnicoreConnection, paths: StoragePaths, site: str) -> None:
         self._connection = connection
         self._paths = paths
         self._site = site
@@ -150,7 +150,7 @@ class Files:
             directory = bool(found["isDirectory"])
             size = 0 if directory else int(found["size"])
             return Entry(name, size, directory, parse_server_time(found["lastAccessed"]))
-        except STRANGE as error:
+        except MALFORMED as error:
             raise self._connection.nonsense(name) from error
 
     async def make_directory(self, path: str, *, private: bool = False) -> None:

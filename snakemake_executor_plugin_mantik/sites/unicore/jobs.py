@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_noth
 from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, ask_all
 from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 from snakemake_executor_plugin_mantik.sites.unicore import states
-from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     format_server_time,
     parse_server_time,
@@ -43,13 +43,15 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class Jobs:
+class UnicoreJobs:
     """The user's jobs at a server."""
 
-    def __init__(self, connection: Connection, site: str, submissions_per_second: float) -> None:
+    def __init__(
+        self, connection: UnicoreConnection, site: str, submissions_per_second: float
+    ) -> None:
         self._connection = connection
         self._site = site
-        self._turns = RateLimiter(1 / submissions_per_second, connection.places)
+        self._turns = RateLimiter(1 / submissions_per_second, connection.max_concurrency)
 
     async def submit(
         self, description: dict[str, Any], begin: Callable[[], None] = do_nothing
@@ -201,7 +203,7 @@ class Jobs:
         self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]
     ) -> dict[str, _T | SiteError]:
         """What `act` gives for each job, or its error."""
-        return await ask_all(ids, act, self._connection.places)
+        return await ask_all(ids, act, self._connection.max_concurrency)
 
     def _check_tag(self, tag: str) -> None:
         """`_` and `%` would be wildcards, a blank or a comma would make two tags."""

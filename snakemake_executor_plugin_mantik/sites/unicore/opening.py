@@ -10,9 +10,12 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.sites.answers import STRANGE
+from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
-from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection, not_authorized
+from snakemake_executor_plugin_mantik.sites.unicore.connection import (
+    UnicoreConnection,
+    not_authorized,
+)
 from snakemake_executor_plugin_mantik.sites.unicore.paths import find_storage
 
 _OURS: Final = "mantik"
@@ -32,7 +35,7 @@ _IN_ORDER: Final = ("OK", "N/A", "UNKNOWN")
 
 
 @dataclass(frozen=True)
-class Base:
+class UnicoreBase:
     """What the server says at its base URL.
 
     Attributes:
@@ -45,14 +48,14 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Queues:
+class UnicoreQueues:
     """The queues' limits, and the names of the resources that each knows."""
 
     limits: Mapping[str, QueueLimits] = field(default_factory=dict)
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-async def read_base(connection: Connection, site: str) -> Base:
+async def read_base(connection: UnicoreConnection, site: str) -> UnicoreBase:
     """Ask the base URL who we are.
 
     Raises:
@@ -67,21 +70,21 @@ async def read_base(connection: Connection, site: str) -> Base:
         role = client["role"]["selected"]
         user = client.get("xlogin", {}).get("UID", "")
         version = server["version"]
-    except (*STRANGE, AttributeError) as error:
+    except (*MALFORMED, AttributeError) as error:
         raise connection.nonsense("the base URL") from error
     if role == "anonymous":
         raise not_authorized(site, "the site does not know the user, who is anonymous there")
-    return Base(f"UNICORE/X {version}", str(user))
+    return UnicoreBase(f"UNICORE/X {version}", str(user))
 
 
 def _role(answer: Mapping[str, Any]) -> str:
     try:
         return str(answer["client"]["role"]["selected"])
-    except STRANGE:
+    except MALFORMED:
         return ""
 
 
-async def read_queues(connection: Connection) -> Queues:
+async def read_queues(connection: UnicoreConnection) -> UnicoreQueues:
     """The limits of all queues; empty where a server does not tell them."""
     urls = _urls(await connection.get("factories", "/factories"), "factories")
     limits: dict[str, QueueLimits] = {}
@@ -95,7 +98,7 @@ async def read_queues(connection: Connection) -> Queues:
             if isinstance(ranges, dict):
                 limits[queue] = queue_limits(ranges)
                 known[queue] = frozenset(ranges)
-    return Queues(limits, known)
+    return UnicoreQueues(limits, known)
 
 
 def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
@@ -119,14 +122,14 @@ def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
     )
 
 
-async def read_space(connection: Connection, storage: str) -> int | None:
+async def read_space(connection: UnicoreConnection, storage: str) -> int | None:
     """Bytes that the user may write to a storage, where the server knows them."""
     answer = await _storage(connection, storage, "usableSpace,freeSpace")
     found = (answer.get(key) for key in ("usableSpace", "freeSpace"))
     return next((n for n in found if isinstance(n, int) and n > 0), None)
 
 
-async def read_budgets(connection: Connection) -> dict[str, str]:
+async def read_budgets(connection: UnicoreConnection) -> dict[str, str]:
     """The projects that the user may compute for, with what is left; empty where not told.
 
     The server asks the site's own script for them (`tsi_get_compute_budget`), so it takes a while.
@@ -149,7 +152,7 @@ def _budget(left: Mapping[str, Any]) -> str:
     return "" if remaining == _UNKNOWN_BUDGET else f"{remaining} {left.get('units', '')}".strip()
 
 
-async def read_condition(connection: Connection) -> list[str]:
+async def read_condition(connection: UnicoreConnection) -> list[str]:
     """What the server says is not in order: submission switched off, login nodes out of reach."""
     server = (await connection.get("base", "")).get("server")
     told = server if isinstance(server, dict) else {}
@@ -165,7 +168,12 @@ async def read_condition(connection: Connection) -> list[str]:
 
 
 async def locate_workspace(
-    connection: Connection, site: str, *, name: str, workspace: str | None, storage: str | None
+    connection: UnicoreConnection,
+    site: str,
+    *,
+    name: str,
+    workspace: str | None,
+    storage: str | None,
 ) -> tuple[str, str, str]:
     """The workspace's storage, its path in it, and its absolute path.
 
@@ -198,7 +206,7 @@ async def locate_workspace(
     return preferred, _within(relative, site), posixpath.join(mounts[preferred], relative)
 
 
-async def _named_storage(connection: Connection, site: str, name: str) -> tuple[str, str]:
+async def _named_storage(connection: UnicoreConnection, site: str, name: str) -> tuple[str, str]:
     """A storage by its name: one request if the name is its id, as it is for shared ones."""
     try:
         answer = await _storage(connection, name)
@@ -211,7 +219,7 @@ async def _named_storage(connection: Connection, site: str, name: str) -> tuple[
     return name, _mount(connection, answer)
 
 
-async def _mounts(connection: Connection) -> dict[str, str]:
+async def _mounts(connection: UnicoreConnection) -> dict[str, str]:
     """The mount points of the storages that can be used."""
     answer = await connection.get("storages", "/storages", {"num": _MOST_STORAGES})
     names = [_last(url) for url in _urls(answer, "storages")]
@@ -224,13 +232,13 @@ async def _mounts(connection: Connection) -> dict[str, str]:
 
 
 async def _storage(
-    connection: Connection, name: str, fields: str = "mountPoint,resourceStatus"
+    connection: UnicoreConnection, name: str, fields: str = "mountPoint,resourceStatus"
 ) -> dict[str, Any]:
     path = f"/storages/{quote(name, safe='')}"
     return await connection.get("storages", path, {"fields": fields})
 
 
-def _mount(connection: Connection, answer: Mapping[str, Any]) -> str:
+def _mount(connection: UnicoreConnection, answer: Mapping[str, Any]) -> str:
     mount = answer.get("mountPoint")
     if not isinstance(mount, str) or not mount.startswith("/"):
         raise connection.nonsense("a storage")

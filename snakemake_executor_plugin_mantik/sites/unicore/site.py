@@ -17,15 +17,15 @@ from snakemake_executor_plugin_mantik.sites.base import (
     do_nothing,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.unicore.connection import Connection
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
     job_description,
     lost_resources,
 )
-from snakemake_executor_plugin_mantik.sites.unicore.files import LISTING_LIMIT, Files
-from snakemake_executor_plugin_mantik.sites.unicore.jobs import Jobs
+from snakemake_executor_plugin_mantik.sites.unicore.files import LISTING_LIMIT, UnicoreFiles
+from snakemake_executor_plugin_mantik.sites.unicore.jobs import UnicoreJobs
 from snakemake_executor_plugin_mantik.sites.unicore.opening import (
-    Queues,
+    UnicoreQueues,
     locate_workspace,
     read_base,
     read_budgets,
@@ -38,7 +38,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, i
 _log = logging.getLogger(__name__)
 
 
-class Settings(Protocol):
+class UnicoreSiteSettings(Protocol):
     """What a UNICORE site is told by the backend config (`config.settings.SiteSettings`)."""
 
     @property
@@ -81,7 +81,7 @@ class UnicoreSite:
         credentials: Credential,
         *,
         workspace_name: str,
-        settings: Settings,
+        settings: UnicoreSiteSettings,
         base: Path | None = None,
     ) -> None:
         """Prepare a site; nothing is sent before `open`.
@@ -102,7 +102,7 @@ class UnicoreSite:
         self.name = name
         self._settings = settings
         self._workspace_name = workspace_name
-        self._connection = Connection(
+        self._connection = UnicoreConnection(
             name,
             url,
             credentials,
@@ -111,9 +111,9 @@ class UnicoreSite:
             timeout_s=settings.timeout_s,
             concurrent_requests=settings.concurrent_requests,
         )
-        self._jobs = Jobs(self._connection, name, settings.submissions_per_second)
-        self._opened_files: Files | None = None
-        self._queues = Queues()
+        self._jobs = UnicoreJobs(self._connection, name, settings.submissions_per_second)
+        self._opened_files: UnicoreFiles | None = None
+        self._queues = UnicoreQueues()
         self._server = ""
         self._storage: str | None = None
 
@@ -123,7 +123,7 @@ class UnicoreSite:
         return self._connection.requests
 
     @property
-    def _files(self) -> Files:
+    def _files(self) -> UnicoreFiles:
         if self._opened_files is None:
             raise RuntimeError(f"site {self.name} was not opened")
         return self._opened_files
@@ -148,7 +148,7 @@ class UnicoreSite:
         )
         self._storage = storage
         paths = StoragePaths(self.name, storage, root)
-        self._opened_files = Files(self._connection, paths, self.name)
+        self._opened_files = UnicoreFiles(self._connection, paths, self.name)
         await self._opened_files.make_workspace(shared=self._settings.sharing == "group")
         return SiteFacts(workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT)
 

@@ -26,7 +26,7 @@ class Courier:
         self,
         workdir: Path,
         log: Path,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         tracked: Collection[str],
         wait_s: float = MADE_WAIT_S,
     ) -> None:
@@ -35,13 +35,13 @@ class Courier:
         Args:
             workdir: the workflow's directory.
             log: where what MLflow itself says goes to.
-            tell: writes a line to the user's log.
+            notify: writes a line to the user's log.
             tracked: the keys in the outbox that this process has to do with; grows.
             wait_s: seconds that a job waits for its run, at most; the worker's start included.
         """
         self._workdir = workdir
         self._log = log
-        self._tell = tell
+        self._notify = notify
         self._tracked = tracked
         self._wait_s = wait_s
         self._messenger: Messenger | None = None
@@ -104,7 +104,7 @@ class Courier:
     def _hear(self, answer: Mapping[str, Any]) -> None:
         """In the messenger's thread."""
         if "tell" in answer:
-            self._tell(str(answer["tell"]))
+            self._notify(str(answer["tell"]))
         if self._loop is None or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._heard, answer)
@@ -127,11 +127,11 @@ class Courier:
             # Earlier runs went somewhere else: no job of this one has to do with that.
             if not self._earlier_told:
                 self._earlier_told = True
-                self._tell(f"MLflow cannot be told of {len(tries)} earlier runs. {why}")
+                self._notify(f"MLflow cannot be told of {len(tries)} earlier runs. {why}")
             return
         self._away(why)
 
     def _away(self, why: str) -> None:
         if not self._silent:
-            self._tell(f"MLflow cannot be told now; jobs go on, and it is told later. {why}")
+            self._notify(f"MLflow cannot be told now; jobs go on, and it is told later. {why}")
         self.release()

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking.controller.courier import Courier
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox, RunRecord
-from snakemake_executor_plugin_mantik.tracking.run import Target
-from snakemake_executor_plugin_mantik.tracking.store import Identity
+from snakemake_executor_plugin_mantik.tracking.run import TrackingTarget
+from snakemake_executor_plugin_mantik.tracking.store import RunIdentity
 
 
 class Identities:
     """The runs' ids as jobs are given them. Belongs to the engine's thread."""
 
-    def __init__(self, target: Target, courier: Courier, paces: Mapping[str, float]) -> None:
+    def __init__(
+        self, target: TrackingTarget, courier: Courier, paces: Mapping[str, float]
+    ) -> None:
         """Nothing is asked yet.
 
         Args:
@@ -28,7 +30,7 @@ class Identities:
         self._paces = dict(paces)
         self._waiting: Counter[str] = Counter()
 
-    async def of(self, record: TryRecord, outbox: Outbox) -> Identity:
+    async def of(self, record: TryRecord, outbox: Outbox) -> RunIdentity:
         """The identity that a try has been given before, or is given now.
 
         A run that was made for the job before has an id: nothing is waited for, unless the job is
@@ -55,7 +57,7 @@ class Identities:
             own_id = own_id or uuid.uuid4().hex
             outbox.give_own_id(record.id, own_id, experiment_id, experiment)
             known = _known(outbox, record)
-        return Identity(*known.given, known.experiment)
+        return RunIdentity(*known.given, known.experiment)
 
     async def _made(self, record: TryRecord) -> None:
         """Wait for the run; those that wait already are submitted before, at the site's pace."""

@@ -14,10 +14,10 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.tracking import workflow as values
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import Target
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
+from snakemake_executor_plugin_mantik.tracking.run import TrackingTarget
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
-from snakemake_executor_plugin_mantik.tracking.workflow import Workflow
+from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 _UPDATE_S = 60.0
 """Seconds between two updates of a workflow's run, at least: counts, and pictures."""
@@ -48,8 +48,8 @@ class Invocation:
     def __init__(
         self,
         outbox: Outbox,
-        workflow: Workflow,
-        target: Target,
+        workflow: TrackedWorkflow,
+        target: TrackingTarget,
         workdir: Path,
         *,
         configs: Mapping[str, str],
@@ -137,7 +137,7 @@ class Invocation:
         if snakefile.is_file() and snakefile.stat().st_size <= SNAKEFILE_BYTES:
             texts["Snakefile"] = snakefile.read_text(encoding="utf-8", errors="replace")
         for name, text in texts.items():
-            path = directory / values.FILES / name
+            path = directory / values.ARTIFACT_FOLDER / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._mask(text), encoding="utf-8")
 
@@ -171,7 +171,7 @@ class Invocation:
         self._updated = time.monotonic()
         self._keep_pipeline()
         told = {"time": time.time(), "continued": self._continued, **facts}
-        self._outbox.add(self.key, Kind.UPDATE, told)
+        self._outbox.add(self.key, EventKind.UPDATE, told)
 
     def _keep_pipeline(self) -> None:
         if self.pipeline is not None and self.pipeline is not self._kept:
@@ -211,12 +211,12 @@ def settle_invocations(outbox: Outbox, open_tries: Collection[str], but: str = "
         for try_id in ledger.open_jobs(key):
             ledger.ended(try_id, "KILLED")
             told = {"status": "KILLED", "time": now, "words": _UNSENT, "exit_code": None, "log": ""}
-            outbox.add(try_id, Kind.END, told)
+            outbox.add(try_id, EventKind.END, told)
         _end(outbox, key, "KILLED", _DEAD, continued=True)
     return len(over)
 
 
 def _end(outbox: Outbox, key: str, status: str, words: str, *, continued: bool) -> None:
     told = {"status": status, "time": time.time(), "words": words, "continued": continued}
-    outbox.add(key, Kind.END, told)
+    outbox.add(key, EventKind.END, told)
     Ledger(outbox).end(key)

@@ -15,7 +15,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.engine.observer import Ended, How, JobExtras, Live, Observer
+from snakemake_executor_plugin_mantik.engine.observer import (
+    How,
+    JobEnd,
+    JobExtras,
+    LiveView,
+    Observer,
+)
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.script import strip_inline
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -30,10 +36,15 @@ from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
 )
 from snakemake_executor_plugin_mantik.tracking.figures import job_figures
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import Kind, Outbox, RunRecord
-from snakemake_executor_plugin_mantik.tracking.run import Target, TrackedRun, run_tags, user_name
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, RunRecord
+from snakemake_executor_plugin_mantik.tracking.run import (
+    TrackedRun,
+    TrackingTarget,
+    run_tags,
+    user_name,
+)
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
-from snakemake_executor_plugin_mantik.tracking.workflow import FILES, Workflow
+from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, TrackedWorkflow
 
 _END_WAIT_S = 30.0
 """Seconds that the end of a workflow waits, at most, until MLflow knows everything."""
@@ -57,12 +68,12 @@ class Tracker(Observer):
     def __init__(
         self,
         workdir: Path,
-        target: Target,
+        target: TrackingTarget,
         configs: Mapping[str, str],
         *,
         mask: Callable[[str], str],
-        tell: Callable[[str], None],
-        workflow: Workflow | None = None,
+        notify: Callable[[str], None],
+        workflow: TrackedWorkflow | None = None,
         direct: Mapping[str, str] | None = None,
         wait_s: float = MADE_WAIT_S,
         paces: Mapping[str, float] | None = None,
@@ -74,7 +85,7 @@ class Tracker(Observer):
             target: where the runs go.
             configs: the text of each site's backend config.
             mask: takes secrets out of a text.
-            tell: writes a line to the user's log.
+            notify: writes a line to the user's log.
             workflow: the one whose jobs are run; None if there are only earlier ones' to be ended.
             direct: what jobs are given that log to the server themselves (`tracking.direct`);
                 nothing: what they log is carried over.
@@ -87,7 +98,7 @@ class Tracker(Observer):
         self._target = target
         self._configs = configs
         self._mask = mask
-        self._tell = tell
+        self._notify = notify
         self._workflow = workflow
         self._off = False
         self._outbox: Outbox | None = None
@@ -95,7 +106,7 @@ class Tracker(Observer):
         self._recording = False
         self._tracked: set[str] = set()
         log = self._directory / "worker.log"
-        self._courier = Courier(workdir, log, tell, self._tracked, wait_s)
+        self._courier = Courier(workdir, log, notify, self._tracked, wait_s)
         self._identities = Identities(target, self._courier, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
         self._config_paths: dict[str, str] = {}
@@ -176,7 +187,7 @@ class Tracker(Observer):
             return
         if left and wait_s:
             how = "" if told else "; that goes on in the background"
-            self._tell(
+            self._notify(
                 f"MLflow does not know all of {left} runs yet{how}. To tell it what is left, at any"
                 f" time: smk-mantik track -d {shlex.quote(str(self._workdir))}"
             )
@@ -186,7 +197,7 @@ class Tracker(Observer):
         if self._outbox is None and not self._off:
             if importlib.util.find_spec("mlflow") is None:
                 self._off = True
-                self._tell(_MISSING)
+                self._notify(_MISSING)
                 return False
             self._directory.mkdir(parents=True, exist_ok=True)
             self._outbox = Outbox(self._directory / OUTBOX)
@@ -209,7 +220,7 @@ class Tracker(Observer):
     def _broken(self, error: Exception) -> None:
         self._off = True
         self._courier.release()
-        self._tell(f"Runs are not tracked from now on: {error} ({self._directory}).")
+        self._notify(f"Runs are not tracked from now on: {error} ({self._directory}).")
 
     # What the engine tells
 
@@ -249,7 +260,7 @@ class Tracker(Observer):
                 now=known.created,
             ),
             store.worker_variables(workspace, record.id, identity),
-            live=Live(store.copy_directory(record.id), store.GROWING),
+            live=LiveView(store.copy_directory(record.id), store.GROWING),
         )
 
     async def _add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> None:
@@ -315,31 +326,36 @@ class Tracker(Observer):
         # What it carries is data of the job, and may be large.
         text = self._mask(strip_inline(script, spec))
         try:
-            path = self._workdir / store.try_directory(spec.paths.try_id) / FILES / "script.sh"
+            path = (
+                self._workdir
+                / store.try_directory(spec.paths.try_id)
+                / ARTIFACT_FOLDER
+                / "script.sh"
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")
         except OSError as error:
-            self._tell(f"The script of {spec.name} is not kept for MLflow ({error}).")
+            self._notify(f"The script of {spec.name} is not kept for MLflow ({error}).")
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         """The run's tags tell where the job is."""
         self._record(lambda ledger: ledger.queued(record.id))
-        self._note(record, Kind.SUBMITTED, {"job": site_job, "queue": queue})
+        self._note(record, EventKind.SUBMITTED, {"job": site_job, "queue": queue})
 
     def waiting(self, record: TryRecord, why: str) -> None:
         """A tag tells why the job cannot start."""
-        self._note(record, Kind.WAITING, {"why": why})
+        self._note(record, EventKind.WAITING, {"why": why})
 
     def started(self, record: TryRecord) -> None:
         """The run is running."""
         self._record(lambda ledger: ledger.started(record.id))
-        self._note(record, Kind.STARTED, {})
+        self._note(record, EventKind.STARTED, {})
 
     def logged(self, record: TryRecord) -> None:
         """What the job has logged so far goes to MLflow."""
-        self._note(record, Kind.LIVE, {})
+        self._note(record, EventKind.LIVE, {})
 
-    def ended(self, record: TryRecord, end: Ended) -> None:
+    def ended(self, record: TryRecord, end: JobEnd) -> None:
         """The run is over; what the job logged goes to MLflow."""
         data = {
             "status": _STATUS[end.how],
@@ -355,7 +371,7 @@ class Tracker(Observer):
             data["metrics"] = job_figures(end, ledger.job(record.id))
 
         self._record(write)
-        self._note(record, Kind.END, data)
+        self._note(record, EventKind.END, data)
 
     def _record(self, write: Callable[[Ledger], None]) -> None:
         """Note among the workflow's jobs what became of one."""
@@ -371,16 +387,20 @@ class Tracker(Observer):
         if self._invocation is not None:
             self._invocation.changed(self._courier.wake, self._broken)
 
-    def _note(self, record: TryRecord, kind: Kind, data: Mapping[str, Any]) -> None:
+    def _note(self, record: TryRecord, kind: EventKind, data: Mapping[str, Any]) -> None:
         # Of tries of earlier runs only the end is told here, when they are given up.
         if self._off or self._outbox is None:
             return
-        if kind is not Kind.END and record.id not in self._tracked:
+        if kind is not EventKind.END and record.id not in self._tracked:
             return
         try:
             if self._box.add(record.id, kind, data):
                 self._courier.wake()
-            elif kind is Kind.END and self._box.settled(record.id) and self._is_tracked(record.id):
+            elif (
+                kind is EventKind.END
+                and self._box.settled(record.id)
+                and self._is_tracked(record.id)
+            ):
                 # Told by an earlier controller already; fetched again.
                 shutil.rmtree(self._workdir / store.try_directory(record.id), ignore_errors=True)
         except (OSError, sqlite3.Error) as error:

@@ -14,9 +14,9 @@ from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     text_line,
 )
 from snakemake_executor_plugin_mantik.tracking.pictures.timeline import render_timeline
-from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Picture, State
+from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState, Picture
 
-__all__ = ["Node", "Picture", "State", "render_files", "render_pipeline", "render_timeline"]
+__all__ = ["Node", "NodeState", "Picture", "render_files", "render_pipeline", "render_timeline"]
 
 
 def render_files(picture: Picture) -> Mapping[str, str]:

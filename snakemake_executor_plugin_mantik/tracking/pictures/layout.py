@@ -24,7 +24,7 @@ class Bend:
     layer: int
 
 
-Place = str | Bend
+Position = str | Bend
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Layout:
         routes: for each edge what it leads through: its source, bends, its target.
     """
 
-    layers: Sequence[Sequence[Place]]
-    routes: Mapping[tuple[str, str], Sequence[Place]]
+    layers: Sequence[Sequence[Position]]
+    routes: Mapping[tuple[str, str], Sequence[Position]]
 
 
 def layer_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layout:
@@ -52,8 +52,8 @@ def layer_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layou
     wanted = {(a, b): None for a, b in edges if a in known and b in known and a != b}
     depth, there = _depths(nodes, list(wanted))
     kept = _reduced(nodes, there, depth)
-    routes: dict[tuple[str, str], list[Place]] = {}
-    layers: list[list[Place]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    routes: dict[tuple[str, str], list[Position]] = {}
+    layers: list[list[Position]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for node in nodes:
         layers[depth[node]].append(node)
     for source, target in kept:
@@ -107,9 +107,12 @@ def _reduced(
 
 
 def _ordered(
-    layers: list[list[Place]], routes: Iterable[Sequence[Place]]
-) -> Sequence[Sequence[Place]]:
-    above, below = defaultdict[Place, list[Place]](list), defaultdict[Place, list[Place]](list)
+    layers: list[list[Position]], routes: Iterable[Sequence[Position]]
+) -> Sequence[Sequence[Position]]:
+    above, below = (
+        defaultdict[Position, list[Position]](list),
+        defaultdict[Position, list[Position]](list),
+    )
     for route in routes:
         for upper, lower in pairwise(route):
             above[lower].append(upper)
@@ -126,22 +129,26 @@ def _ordered(
     return best
 
 
-def _positions(layers: Sequence[Sequence[Place]]) -> dict[Hashable, float]:
+def _positions(layers: Sequence[Sequence[Position]]) -> dict[Hashable, float]:
     """Where each stands in its layer, counted from the layer's middle."""
     return {place: at - (len(layer) - 1) / 2 for layer in layers for at, place in enumerate(layer)}
 
 
 def _sort(
-    layer: list[Place], neighbours: Mapping[Place, Sequence[Place]], at: Mapping[Hashable, float]
+    layer: list[Position],
+    neighbours: Mapping[Position, Sequence[Position]],
+    at: Mapping[Hashable, float],
 ) -> None:
-    def barycentre(place: Place) -> float:
+    def barycentre(place: Position) -> float:
         near = neighbours.get(place, ())
         return sum(at[n] for n in near) / len(near) if near else at[place]
 
     layer.sort(key=barycentre)
 
 
-def _crossings(layers: Sequence[Sequence[Place]], below: Mapping[Place, Sequence[Place]]) -> int:
+def _crossings(
+    layers: Sequence[Sequence[Position]], below: Mapping[Position, Sequence[Position]]
+) -> int:
     """How many edges cross between neighbouring layers."""
     at = {place: index for layer in layers for index, place in enumerate(layer)}
     found = 0

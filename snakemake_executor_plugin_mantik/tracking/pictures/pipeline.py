@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.tracking.pictures.layout import (
     Bend,
     Layout,
-    Place,
+    Position,
     layer_graph,
 )
 from snakemake_executor_plugin_mantik.tracking.pictures.text import (
@@ -24,9 +24,9 @@ from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     render_template,
     shorten_text,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Picture, State
+from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState, Picture
 
-MOST_JOBS: Final = 60
+MAX_JOB_BOXES: Final = 60
 """Jobs above which the boxes are rules."""
 _LETTERS: Final = 32
 """Columns of text in a box, at most."""
@@ -41,7 +41,7 @@ _MARGIN: Final = 12.0
 _SEEN: Final = 5.0
 _PASSES: Final = 12
 
-_Size = Callable[[Place], float]
+_Size = Callable[[Position], float]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Box:
 
     id: str
     lines: Sequence[str]
-    states: Sequence[tuple[State, int]]
+    states: Sequence[tuple[NodeState, int]]
     title: str
     x: float = 0
     y: float = 0
@@ -64,13 +64,13 @@ class Box:
     height: float = 0
 
     @property
-    def state(self) -> State:
+    def state(self) -> NodeState:
         """The state that its colour tells: the one that asks for most attention."""
         there = {state for state, _ in self.states}
         return next(state for state in _ATTENTION if state in there)
 
     @property
-    def parts(self) -> Sequence[tuple[State, float, float]]:
+    def parts(self) -> Sequence[tuple[NodeState, float, float]]:
         """Its states as stretches of a bar: x and width of each; few of many can be seen, too."""
         total = sum(number for _, number in self.states)
         widths = [max(_SEEN, self.width * number / total) for _, number in self.states]
@@ -83,13 +83,14 @@ class Box:
 
 
 _ATTENTION: Final = (
-    State.FAILED, State.KILLED, State.RUNNING, State.QUEUED, State.WAITING, State.FINISHED,
+    NodeState.FAILED, NodeState.KILLED, NodeState.RUNNING, NodeState.QUEUED,
+    NodeState.WAITING, NodeState.FINISHED,
 )  # fmt: skip
 
 
 def render_pipeline(picture: Picture) -> str:
     """The pipeline as SVG."""
-    if len(picture.nodes) <= MOST_JOBS and (picture.edges or not picture.rule_edges):
+    if len(picture.nodes) <= MAX_JOB_BOXES and (picture.edges or not picture.rule_edges):
         boxes = [_job(node, picture.now) for node in picture.nodes]
         edges: Sequence[tuple[str, str]] = picture.edges
     else:
@@ -146,7 +147,9 @@ def _between_rules(picture: Picture) -> Sequence[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-def _box(box_id: str, lines: Sequence[str], states: Sequence[tuple[State, int]], shown: str) -> Box:
+def _box(
+    box_id: str, lines: Sequence[str], states: Sequence[tuple[NodeState, int]], shown: str
+) -> Box:
     fitting = [text for text in (shorten_text(each, _LETTERS) for each in lines) if text]
     width = max(_SMALLEST, max(column_count(text) for text in fitting) * _LETTER + 24)
     return Box(box_id, fitting, states, shown, width=width, height=len(fitting) * _LINE + 16)
@@ -154,17 +157,17 @@ def _box(box_id: str, lines: Sequence[str], states: Sequence[tuple[State, int]],
 
 # Where everything is
 
-_Ports = Mapping[Place, tuple[float, float, float]]
+_Ports = Mapping[Position, tuple[float, float, float]]
 """For each place where edges come in, where they leave, and at which height."""
 
 
 def _placed(boxes: Mapping[str, Box], layout: Layout) -> tuple[list[Box], _Ports]:
-    def size(place: Place) -> float:
+    def size(place: Position) -> float:
         return _BEND if isinstance(place, Bend) else boxes[place].height
 
     heights = _heights(layout, size)
     placed: list[Box] = []
-    ports: dict[Place, tuple[float, float, float]] = {}
+    ports: dict[Position, tuple[float, float, float]] = {}
     x = _MARGIN
     for layer in layout.layers:
         there = [boxes[place] for place in layer if not isinstance(place, Bend)]
@@ -178,14 +181,14 @@ def _placed(boxes: Mapping[str, Box], layout: Layout) -> tuple[list[Box], _Ports
     return placed, ports
 
 
-def _heights(layout: Layout, size: _Size) -> dict[Place, float]:
+def _heights(layout: Layout, size: _Size) -> dict[Position, float]:
     """The middle of each place: near those that it is connected with, and no two overlap."""
-    near = defaultdict[Place, list[Place]](list)
+    near = defaultdict[Position, list[Position]](list)
     for route in layout.routes.values():
         for one, other in pairwise(route):
             near[one].append(other)
             near[other].append(one)
-    at: dict[Place, float] = {}
+    at: dict[Position, float] = {}
     for layer in layout.layers:
         at |= _apart(layer, dict.fromkeys(layer, 0.0), size)
     for step in range(_PASSES):
@@ -199,8 +202,8 @@ def _heights(layout: Layout, size: _Size) -> dict[Place, float]:
 
 
 def _apart(
-    layer: Sequence[Place], wished: Mapping[Place, float], size: _Size
-) -> dict[Place, float]:
+    layer: Sequence[Position], wished: Mapping[Position, float], size: _Size
+) -> dict[Position, float]:
     """Heights in the layer's order without overlaps, as near to the wished ones as can be.
 
     Least squares by pooling neighbours that would overlap.
@@ -210,7 +213,7 @@ def _apart(
         if before is not None:
             total += (size(before) + size(place)) / 2 + _BETWEEN_BOXES
         offset[place] = total
-    pools: list[tuple[float, list[Place]]] = []
+    pools: list[tuple[float, list[Position]]] = []
     for place in layer:
         pool = (wished[place] - offset[place], [place])
         while pools and pools[-1][0] >= pool[0]:
@@ -221,7 +224,7 @@ def _apart(
     return {place: mean + offset[place] for mean, members in pools for place in members}
 
 
-def _path(route: Sequence[Place], ports: _Ports) -> str:
+def _path(route: Sequence[Position], ports: _Ports) -> str:
     """An edge as a path: curves between the columns, straight where it passes one."""
     _, x, y = ports[route[0]]
     drawn = [f"M{x:.1f} {y:.1f}"]

@@ -11,15 +11,15 @@ import jinja2
 
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, State
+from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState
 
-GLYPHS: Final[Mapping[State, str]] = {
-    State.FINISHED: "✓",
-    State.RUNNING: "▶",
-    State.QUEUED: "…",
-    State.WAITING: "○",
-    State.FAILED: "✗",
-    State.KILLED: "■",
+GLYPHS: Final[Mapping[NodeState, str]] = {
+    NodeState.FINISHED: "✓",
+    NodeState.RUNNING: "▶",
+    NodeState.QUEUED: "…",
+    NodeState.WAITING: "○",
+    NodeState.FAILED: "✗",
+    NodeState.KILLED: "■",
 }
 """A sign for each state besides its colour, in the order in which states are counted."""
 
@@ -52,7 +52,7 @@ def format_timestamp(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def count_states(states: Iterable[State]) -> Sequence[tuple[State, int]]:
+def count_states(states: Iterable[NodeState]) -> Sequence[tuple[NodeState, int]]:
     """How many there are of each state, without those that there are none of."""
     number = Counter(states)
     return [(state, number[state]) for state in GLYPHS if number[state]]

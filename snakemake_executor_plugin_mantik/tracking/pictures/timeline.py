@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     text_line,
     waited_s,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, Picture, State
+from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState, Picture
 
 MOST_BARS: Final = 300
 """Jobs above which only some have a bar: what failed and what took longest."""
@@ -106,14 +106,14 @@ def _end(node: Node, now: float) -> float:
     """Up to where a job is drawn; one that is over without a time of its end: as far as known."""
     if node.ended is not None:
         return node.ended
-    if node.state in {State.QUEUED, State.RUNNING}:
+    if node.state in {NodeState.QUEUED, NodeState.RUNNING}:
         return now
     return next(t for t in (node.started, node.queued, now) if t is not None)
 
 
 def _outstanding(tries: Sequence[Node], now: float) -> Sequence[Node]:
     def rank(node: Node) -> tuple[bool, float]:
-        return node.state not in {State.FAILED, State.KILLED}, -(ran_s(node, now) or 0)
+        return node.state not in {NodeState.FAILED, NodeState.KILLED}, -(ran_s(node, now) or 0)
 
     return sorted(tries, key=rank)[:SOME_BARS]
 
@@ -155,11 +155,11 @@ class _Drawing:
         end = _end(node, self.now)
         left = end if node.started is None else node.started
         seconds = ran_s(node, self.now)
-        told = [] if node.state is State.FINISHED else [node.state.value]
+        told = [] if node.state is NodeState.FINISHED else [node.state.value]
         if seconds is not None:
             told.append(humanize_duration(seconds))
         elif (in_queue := waited_s(node, self.now)) is not None:
-            word = "" if node.state is State.QUEUED else "waited "
+            word = "" if node.state is NodeState.QUEUED else "waited "
             told.append(f"{word}{humanize_duration(in_queue)}")
         self.drawn_bars.append(
             Bar(
@@ -199,10 +199,10 @@ class _Drawing:
             average_use(spans, self.axis, _BINS),
             average_use(queued, self.axis, _BINS),
         )
-        bad = [n for n in nodes if n.state in {State.FAILED, State.KILLED}]
+        bad = [n for n in nodes if n.state in {NodeState.FAILED, NodeState.KILLED}]
         told = [f"{max(running):.0f} ran", f"{max(waiting):.0f} waited"]
         most = f"at most {' and '.join(told)} at once"
-        failed = f"{GLYPHS[State.FAILED]} {len(bad)}" if bad else ""
+        failed = f"{GLYPHS[NodeState.FAILED]} {len(bad)}" if bad else ""
         marks = dict.fromkeys(f"{self.axis.at(_end(n, self.now)):.0f}" for n in bad)
         name = f"{shorten_text(rule, _LETTERS - 8)} ×{len(nodes)}"
         shown = "\n".join(t for t in (f"{text_line(rule)}: {len(nodes)} jobs", most) if t)

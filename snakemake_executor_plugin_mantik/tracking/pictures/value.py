@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class State(StrEnum):
+class NodeState(StrEnum):
     """How far a job is, in the words that pictures use."""
 
     WAITING = "waiting"
@@ -34,7 +34,7 @@ class Node:
     id: str
     name: str
     rule: str
-    state: State
+    state: NodeState
     wildcards: Mapping[str, str] = field(default_factory=dict)
     site: str = ""
     queued: float | None = None

@@ -22,7 +22,7 @@ from yaml.tokens import (
 
 _LONGEST: Final = 4 << 20
 """Bytes of a description; the largest are those of data sets, with their schema and profile."""
-DEEPEST: Final = 50
+MAX_YAML_DEPTH: Final = 50
 """Lists and mappings in each other."""
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -58,6 +58,6 @@ def _is_tame(path: Path, aliases: bool) -> bool:
     with path.open("rb") as file:
         for token in yaml.scan(file, _LOADER):
             depth += isinstance(token, _BEGIN) - isinstance(token, _END)
-            if depth > DEEPEST or (isinstance(token, AliasToken) and not aliases):
+            if depth > MAX_YAML_DEPTH or (isinstance(token, AliasToken) and not aliases):
                 return False
     return True

@@ -13,16 +13,16 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
     LONGEST_LINE,
-    Logged,
+    LoggedMetric,
     metric_files,
     parse_metrics,
 )
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Told
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Published
 from snakemake_executor_plugin_mantik.tracking.worker.repair import repair_store
 from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
-from snakemake_executor_plugin_mantik.tracking.worker.source import Source, read_source
+from snakemake_executor_plugin_mantik.tracking.worker.source import RecordedStore, read_source
 
-TREE, LATER = "tree", "later"
+COPY_TREE, COPY_LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live`."""
 _METRICS_BYTES = 4 << 20
 """Bytes of metrics that are told at once; each value takes far more in memory."""
@@ -38,15 +38,15 @@ class LiveReplay:
         client: MlflowClient,
         copy: Path,
         destination: Destination,
-        told: Told,
-        tell: Callable[[str], None],
+        told: Published,
+        notify: Callable[[str], None],
     ) -> None:
         """Prepare; the arguments are those of `Replay`, `copy` is the copy's directory here."""
         self._copy = copy
-        self._store = copy / TREE
+        self._store = copy / COPY_TREE
         self._to = destination
         self._told = told
-        self._replay = Replay(client, self._store, destination, told, live=True, tell=tell)
+        self._replay = Replay(client, self._store, destination, told, live=True, notify=notify)
 
     def run(self) -> None:
         """Carry over what is new.
@@ -87,7 +87,7 @@ class LiveReplay:
         self._replay.end(source)
         self._told.descriptions = now
 
-    def _view(self, view: Path, files: list[Path]) -> Source:
+    def _view(self, view: Path, files: list[Path]) -> RecordedStore:
         """What MLflow reads in the descriptions: they are looked at where nobody changes them."""
         shutil.rmtree(view, ignore_errors=True)
         for path in files:
@@ -106,14 +106,14 @@ class LiveReplay:
 
     def _later(self) -> list[str]:
         try:
-            text = (self._copy / LATER).read_text(encoding="utf-8", errors="surrogateescape")
+            text = (self._copy / COPY_LATER).read_text(encoding="utf-8", errors="surrogateescape")
         except FileNotFoundError:
             return []
         return text.split("\0")
 
     def _metrics(self) -> bool:
         """Tell the lines that have been added, of many a part at a time; whether there were any."""
-        logged: dict[str, list[Logged]] = {}
+        logged: dict[str, list[LoggedMetric]] = {}
         read: dict[str, bytes] = {}
         left = _METRICS_BYTES
         for file in metric_files(self._store):

@@ -15,7 +15,7 @@ LONGEST_LINE: Final = 4096
 
 
 @dataclass(frozen=True)
-class Logged:
+class LoggedMetric:
     """One value of a metric, as the job logged it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Logged:
     digest: str | None = None
 
 
-class Value(Protocol):
+class MetricValue(Protocol):
     """A value of a metric, as MLflow or a job has it."""
 
     @property
@@ -59,7 +59,7 @@ class Value(Protocol):
         ...
 
 
-def metric_identity(metric: Value) -> tuple[object, ...]:
+def metric_identity(metric: MetricValue) -> tuple[object, ...]:
     """What makes a logged value the one that it is; NaN is equal to itself here."""
     value: object = "nan" if math.isnan(metric.value) else metric.value
     return metric.key, metric.timestamp, metric.step, value
@@ -79,7 +79,7 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def parse_metrics(path: str, lines: Iterable[bytes]) -> Iterator[Logged | None]:
+def parse_metrics(path: str, lines: Iterable[bytes]) -> Iterator[LoggedMetric | None]:
     """The values in some lines of a file of metrics; None for a line that makes no sense.
 
     Args:
@@ -92,7 +92,7 @@ def parse_metrics(path: str, lines: Iterable[bytes]) -> Iterator[Logged | None]:
     return (_logged(line, key, parts[1], model) for line in lines)
 
 
-def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> Logged | None:
+def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> LoggedMetric | None:
     """What a line says: time, value, step, (a model's: run), (name and digest of a data set)."""
     # Without its end it is cut off, wherever.
     words = line.decode(errors="replace").split() if line.endswith(b"\n") else []
@@ -107,4 +107,4 @@ def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> Logged 
     if len(name) == 1 or max(abs(timestamp), abs(step)) >= 1 << 63:
         return None
     dataset, digest = (" ".join(name[:-1]), name[-1]) if name else (None, None)
-    return Logged(run, model_id, key, value, timestamp, step, dataset, digest)
+    return LoggedMetric(run, model_id, key, value, timestamp, step, dataset, digest)

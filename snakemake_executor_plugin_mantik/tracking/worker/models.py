@@ -8,8 +8,8 @@ from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
-from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads, none_below
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
+from snakemake_executor_plugin_mantik.tracking.worker.uploads import ArtifactUploads, none_below
 
 _SOURCE_MODEL = "mantik.source_model"
 """The tag that tells from what in a job's store a model was made."""
@@ -23,7 +23,7 @@ class Models:
         client: MlflowClient,
         store: Path,
         destination: Destination,
-        told: Told,
+        told: Published,
         *,
         live: bool,
     ) -> None:
@@ -34,7 +34,7 @@ class Models:
         self._told = told
         self._again = told.doubt
         self._live = live
-        self._uploads = Uploads(store, told, live=live)
+        self._uploads = ArtifactUploads(store, told, live=live)
         self._models = told.models
 
     def carry(self, model: LoggedModel, later: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.tracking.pictures import Picture
 from snakemake_executor_plugin_mantik.tracking.picturing import make_picture
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
-from snakemake_executor_plugin_mantik.tracking.workflow import FILES
+from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER
 
 DETACHED: Final = "mantik.detached"
 """The tag that tells since when nobody looks after the workflow's jobs, which go on."""
@@ -25,9 +25,9 @@ DETACHED: Final = "mantik.detached"
 
 def begin_workflow_run(client: MlflowClient, run: RunRecord, workdir: Path) -> None:
     """The Snakefile and the backend configs become artifacts."""
-    files = workdir / try_directory(run.try_id) / FILES
+    files = workdir / try_directory(run.try_id) / ARTIFACT_FOLDER
     if files.is_dir():
-        client.log_artifacts(run.run_id, str(files), FILES)
+        client.log_artifacts(run.run_id, str(files), ARTIFACT_FOLDER)
 
 
 def update_workflow_run(
@@ -73,7 +73,7 @@ def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
     with tempfile.TemporaryDirectory() as directory:
         for name, text in drawn.items():
             Path(directory, name).write_text(text, encoding="utf-8")
-        client.log_artifacts(run.run_id, directory, FILES)
+        client.log_artifacts(run.run_id, directory, ARTIFACT_FOLDER)
 
 
 def end_workflow_run(client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:

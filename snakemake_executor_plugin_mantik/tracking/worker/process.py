@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.tracking.run import without_users
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 
 OUTBOX = "outbox.sqlite"
-LOCK = "lock"
+WORKER_LOCK = "lock"
 _IDLE_S = 5.0
 """Seconds after which the outbox is looked at without being woken up."""
 _FIRST_WAIT_S = 1.0
@@ -57,7 +57,7 @@ _BEFORE: Mapping[Lane, Lane] = {Lane.STATES: Lane.MAKING, Lane.ENDING: Lane.STAT
 """The lane from which a lane gets its last tries."""
 
 
-class Place(NamedTuple):
+class RunTarget(NamedTuple):
     """Where a run goes: what fails there fails for the others that go there, too, mostly."""
 
     uri: str
@@ -65,11 +65,11 @@ class Place(NamedTuple):
     experiment: str
 
 
-def _place(run: RunRecord | None) -> Place:
+def _place(run: RunRecord | None) -> RunTarget:
     """What was asked for, not what MLflow made of it: a deleted experiment has an id as well."""
     if run is None:
-        return Place("", "", "")
-    return Place(run.uri, str(run.data["experiment_id"]), str(run.data["experiment"]))
+        return RunTarget("", "", "")
+    return RunTarget(run.uri, str(run.data["experiment_id"]), str(run.data["experiment"]))
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class _Round:
     """
 
     lane: Lane
-    places: Mapping[str, Place]
-    failing: set[str | Place]
-    failures: Counter[Place] = field(default_factory=Counter)
+    places: Mapping[str, RunTarget]
+    failing: set[str | RunTarget]
+    failures: Counter[RunTarget] = field(default_factory=Counter)
 
 
 class Worker:
@@ -125,7 +125,7 @@ class Worker:
         """Tell what there is in a lane; a thread's whole work."""
         outbox = self._teller().outbox
         wait = _FIRST_WAIT_S
-        failing: set[str | Place] = set()
+        failing: set[str | RunTarget] = set()
         before = _BEFORE.get(lane)
         while True:
             last = self._ending.is_set() and (before is None or self._over[before].is_set())
@@ -165,7 +165,7 @@ class Worker:
         return self._here.teller
 
     def _round(
-        self, outbox: Outbox, lane: Lane, oldest_first: Sequence[str], failing: set[str | Place]
+        self, outbox: Outbox, lane: Lane, oldest_first: Sequence[str], failing: set[str | RunTarget]
     ) -> bool:
         """Tell what there is once; whether all of it could be told.
 
@@ -192,7 +192,7 @@ class Worker:
 
     def _make(self, found: _Round) -> bool:
         """Make runs, several at a time where the first one could be made."""
-        answering: set[Place] = set()
+        answering: set[RunTarget] = set()
         all_made = True
         begun = []
         for try_id, place in found.places.items():
@@ -235,7 +235,7 @@ class Worker:
         if not busy.acquire(blocking=lane is Lane.ENDING):
             return False
         try:
-            teller.tell(try_id, lane)
+            teller.notify(try_id, lane)
         finally:
             busy.release()
         return True
@@ -262,7 +262,7 @@ def main() -> int:
 
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    with (directory / LOCK).open("w") as lock:
+    with (directory / WORKER_LOCK).open("w") as lock:
         # Another worker ends soon: its controller has ended.
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(f"{os.getpid()}\n")

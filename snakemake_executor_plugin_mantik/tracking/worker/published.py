@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from snakemake_executor_plugin_mantik.tracking.worker.source import Source
+from snakemake_executor_plugin_mantik.tracking.worker.source import RecordedStore
 
 _PIECE: Final = 1 << 20
 
@@ -60,14 +60,14 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Sent:
+class UploadedFile:
     """A file that has been uploaded."""
 
     size: int
     sha256: bytes
 
     @classmethod
-    def of(cls, path: Path) -> "Sent":
+    def of(cls, path: Path) -> "UploadedFile":
         """A file as it is now."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
@@ -75,7 +75,7 @@ class Sent:
 
 
 @dataclass
-class Told:
+class Published:
     """What MLflow has been told of one store.
 
     Attributes:
@@ -96,10 +96,10 @@ class Told:
     models: dict[str, str] = field(default_factory=dict)
     experiments: dict[str, str] = field(default_factory=dict)
     lines: dict[str, Lines] = field(default_factory=dict)
-    files: dict[str, Sent] = field(default_factory=dict)
+    files: dict[str, UploadedFile] = field(default_factory=dict)
     stamps: dict[str, int] = field(default_factory=dict)
     params: set[tuple[str, str]] = field(default_factory=set)
     tags: dict[tuple[str, str], str] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
-    source: Source = field(default_factory=Source)
+    source: RecordedStore = field(default_factory=RecordedStore)
     descriptions: tuple[object, ...] = ()

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import (
     LATE,
     Event,
-    Kind,
+    EventKind,
     Lane,
     Outbox,
     RunRecord,
@@ -38,10 +38,14 @@ from snakemake_executor_plugin_mantik.tracking.store import (
 from snakemake_executor_plugin_mantik.tracking.worker import overview
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make
 from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LiveReplay
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
 from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.replay import BATCH, Replay
-from snakemake_executor_plugin_mantik.tracking.workflow import FILES, PARENT, WORKFLOW
+from snakemake_executor_plugin_mantik.tracking.workflow import (
+    ARTIFACT_FOLDER,
+    PARENT_RUN_TAG,
+    WORKFLOW,
+)
 
 _MOST_SAID = 20
 """Lines that the user reads of a run: what a job wrote may be wrong a million times."""
@@ -58,8 +62,8 @@ class Publisher:
         outbox: Outbox,
         workdir: Path,
         answer: Callable[[Mapping[str, Any]], None],
-        tell: Callable[[str], None],
-        told: dict[str, Told],
+        notify: Callable[[str], None],
+        told: dict[str, Published],
         *,
         making: Mapping[str, Lock] | None = None,
         experiments: dict[tuple[str, str, str], tuple[str, str]] | None = None,
@@ -70,7 +74,7 @@ class Publisher:
             outbox: an object of this thread.
             workdir: the workflow's directory.
             answer: called with answers to the controller.
-            tell: called with lines for the user.
+            notify: called with lines for the user.
             told: what MLflow has been told of what jobs log, by try; shared with other tellers, of
                 which one at a time tells of a try.
             making: one for each try whose run is made; shared like `told`.
@@ -82,7 +86,7 @@ class Publisher:
         self._ledger = Ledger(outbox)
         self._workdir = workdir
         self._answer = answer
-        self._tell = tell
+        self._notify = notify
         self._clients: dict[str, MlflowClient] = {}
         self._said: Counter[str] = Counter()
         self._experiments = {} if experiments is None else experiments
@@ -101,10 +105,10 @@ class Publisher:
         run = self._outbox.run(try_id)
         if run is None or run.run_id:
             return
-        events = [e for e in self._outbox.events(try_id) if e.kind is Kind.CREATE]
+        events = [e for e in self._outbox.events(try_id) if e.kind is EventKind.CREATE]
         if not events:
             return
-        links = {PARENT: self._made(run, "parent"), RETRY_OF: self._made(run, "retry_of")}
+        links = {PARENT_RUN_TAG: self._made(run, "parent"), RETRY_OF: self._made(run, "retry_of")}
         # Before it is done: a kill after that leaves the mark.
         self._outbox.begin(events[0])
         uri = run.uri or without_user(mlflow.get_tracking_uri())
@@ -165,7 +169,7 @@ class Publisher:
         experiment = client.get_experiment(there.info.experiment_id)
         return there.info.run_id, experiment.experiment_id, experiment.name
 
-    def tell(self, try_id: str, lane: Lane) -> None:
+    def notify(self, try_id: str, lane: Lane) -> None:
         """Tell what is to be told of a try in a lane, once its run is made.
 
         Raises:
@@ -175,21 +179,21 @@ class Publisher:
         if lane is Lane.MAKING:
             return
         events = self._outbox.events(try_id)
-        making = any(event.kind is Kind.CREATE for event in events)
+        making = any(event.kind is EventKind.CREATE for event in events)
         run = self._outbox.run(try_id)
         assert run is not None
         for event in events:
             if making and event.kind in LATE:
                 return
-            if lane is not Lane.ENDING and (event.kind is Kind.LIVE) != (lane is Lane.LIVE):
+            if lane is not Lane.ENDING and (event.kind is EventKind.LIVE) != (lane is Lane.LIVE):
                 continue
-            if event.kind in (Kind.LIVE, Kind.END) and try_id not in self._told:
+            if event.kind in (EventKind.LIVE, EventKind.END) and try_id not in self._told:
                 # Another process may have told it.
-                self._told[try_id] = Told(doubt=self._outbox.begun(try_id, Kind.LIVE))
+                self._told[try_id] = Published(doubt=self._outbox.begun(try_id, EventKind.LIVE))
             self._outbox.begin(event)
             self._go_on(run, event)
             self._outbox.done(event)
-            if event.kind is Kind.END:
+            if event.kind is EventKind.END:
                 self._told.pop(try_id, None)
                 shutil.rmtree(self._workdir / try_directory(try_id), ignore_errors=True)
 
@@ -247,22 +251,22 @@ class Publisher:
         """Tell an event of a run that is made. What MLflow refuses is told and given up."""
         client = self._client(run.uri)
         try:
-            if event.kind is Kind.CREATE:
+            if event.kind is EventKind.CREATE:
                 self._complete(client, run)
-            elif event.kind is Kind.SUBMITTED:
+            elif event.kind is EventKind.SUBMITTED:
                 tags = {"mantik.job_id": event.data["job"], "mantik.queue": event.data["queue"]}
                 _set_tags(client, run.run_id, tags)
-            elif event.kind is Kind.WAITING:
+            elif event.kind is EventKind.WAITING:
                 _set_tag(client, run.run_id, WAITING_REASON, event.data["why"])
-            elif event.kind is Kind.STARTED:
+            elif event.kind is EventKind.STARTED:
                 client.update_run(run.run_id, status="RUNNING")
-            elif event.kind is Kind.LIVE:
+            elif event.kind is EventKind.LIVE:
                 self._live(client, run)
             elif _is_workflow(run):
                 overview.update_workflow_run(client, self._ledger, run, event.data)
-                if event.kind is Kind.END:
+                if event.kind is EventKind.END:
                     overview.end_workflow_run(client, run, event.data)
-            elif event.kind is Kind.END:
+            elif event.kind is EventKind.END:
                 self._end(client, run, event)
         except MlflowException as error:
             if not is_refusal(error):
@@ -294,10 +298,10 @@ class Publisher:
             raise
         self._ended(client, run, event.data)
 
-    def _accepted(self, run: RunRecord, tell: Callable[[], None]) -> None:
+    def _accepted(self, run: RunRecord, notify: Callable[[], None]) -> None:
         """Tell something whose refusal keeps nothing else from being told."""
         try:
-            tell()
+            notify()
         except MlflowException as error:
             if not is_refusal(error):
                 raise
@@ -310,7 +314,11 @@ class Publisher:
             told = self._told[run.try_id]
             told.doubt = told.doubt or event.attempts > 0
             replay = Replay(
-                client, store, self._destination(run), told, tell=lambda text: self._say(run, text)
+                client,
+                store,
+                self._destination(run),
+                told,
+                notify=lambda text: self._say(run, text),
             )
             replay.whole(event.data["status"])
 
@@ -329,7 +337,7 @@ class Publisher:
 
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
         """Script, log and backend config become artifacts."""
-        directory = self._workdir / try_directory(run.try_id) / FILES
+        directory = self._workdir / try_directory(run.try_id) / ARTIFACT_FOLDER
         directory.mkdir(parents=True, exist_ok=True)
         for name, path in (("backend-config.yaml", run.data["config"]), ("log.txt", data["log"])):
             origin, place = self._workdir / path, directory / name
@@ -340,16 +348,16 @@ class Publisher:
                 except OSError:
                     shutil.copyfile(origin, place)
         if any(directory.iterdir()):
-            client.log_artifacts(run.run_id, str(directory), FILES)
+            client.log_artifacts(run.run_id, str(directory), ARTIFACT_FOLDER)
 
     def _say(self, run: RunRecord, text: str) -> None:
         self._said[run.try_id] += 1
         if self._said[run.try_id] > _MOST_SAID:
             return
         told = " ".join(without_users(text).split())[:400]
-        self._tell(f"{run.data['name']}: MLflow run {run.run_id}: {told}")
+        self._notify(f"{run.data['name']}: MLflow run {run.run_id}: {told}")
         if self._said[run.try_id] == _MOST_SAID:
-            self._tell(f"{run.data['name']}: and so on.")
+            self._notify(f"{run.data['name']}: and so on.")
 
 
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
 from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
-    Logged,
+    LoggedMetric,
     metric_files,
     parse_metrics,
     read_lines,
@@ -40,9 +40,9 @@ def prepare_store(
     store: Path,
     run_id: str,
     experiment_id: str,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     told: Mapping[str, Lines] | None = None,
-) -> Iterator[Logged]:
+) -> Iterator[LoggedMetric]:
     """Make a store readable; all metrics of all its runs that are still to be told.
 
     Those of models come first.
@@ -51,20 +51,20 @@ def prepare_store(
         store: the store's directory here.
         run_id: the job's own run, whose description is made anew if it is damaged.
         experiment_id: its experiment in the store.
-        tell: called with what is dropped because it cannot be read.
+        notify: called with what is dropped because it cannot be read.
         told: beginnings of files of metrics that MLflow has been told, by their paths in the store.
 
     Raises:
         OSError: the files cannot be read or written.
     """
-    repair_store(store, run_id, experiment_id, tell)
+    repair_store(store, run_id, experiment_id, notify)
     moved = store / METRICS
     if not moved.is_file():
         if moved.is_dir():  # of an experiment with that name
             shutil.rmtree(moved)
         new = store / f".{METRICS}"
         with new.open("w", encoding="utf-8") as lines:
-            for value in _all_metrics(store, tell, told or {}):
+            for value in _all_metrics(store, notify, told or {}):
                 lines.write(json.dumps(vars(value)) + "\n")
         new.rename(moved)
     for told_of in metric_files(store):
@@ -72,28 +72,30 @@ def prepare_store(
     return _moved(moved)
 
 
-def _moved(moved: Path) -> Iterator[Logged]:
+def _moved(moved: Path) -> Iterator[LoggedMetric]:
     with moved.open(encoding="utf-8") as found:
         for line in found:
-            yield Logged(**json.loads(line))
+            yield LoggedMetric(**json.loads(line))
 
 
-def repair_store(store: Path, run_id: str, experiment_id: str, tell: Callable[[str], None]) -> None:
+def repair_store(
+    store: Path, run_id: str, experiment_id: str, notify: Callable[[str], None]
+) -> None:
     """See to it that the descriptions of experiments and runs can be read; see `prepare_store`."""
     for directory in store.glob("*"):
         own = directory.name == experiment_id
-        _description(directory, _experiment(experiment_id) if own else "", tell)
+        _description(directory, _experiment(experiment_id) if own else "", notify)
     for pattern in _DESCRIBED:
         for meta in store.glob(f"{pattern}/meta.yaml"):
             own = meta.parent.relative_to(store).parts == (experiment_id, run_id)
-            _description(meta.parent, _run(run_id, experiment_id) if own else "", tell)
+            _description(meta.parent, _run(run_id, experiment_id) if own else "", notify)
     left = MOST_VALUES
     for directory in [path for pattern in _VALUES for path in store.glob(pattern)]:
         for file in [path for path in directory.rglob("*") if not path.is_dir()]:
             name = file.relative_to(directory).as_posix()
             why = _unreadable(name, file) or ("there are too many" if left <= 0 else "")
             if why:
-                tell(f"{directory.name[:-1]} {name[:250]} is left out: {why}")
+                notify(f"{directory.name[:-1]} {name[:250]} is left out: {why}")
                 file.unlink()
             else:
                 left -= file.stat().st_size + 1000
@@ -137,11 +139,11 @@ def _unreadable(name: str, file: Path) -> str:
     return ""
 
 
-def _description(directory: Path, instead: str, tell: Callable[[str], None]) -> None:
+def _description(directory: Path, instead: str, notify: Callable[[str], None]) -> None:
     path = directory / "meta.yaml"
     if not os.path.lexists(path) or read_mapping(path) is not None:
         return
-    tell(f"the description of {directory.name} is damaged")
+    notify(f"the description of {directory.name} is damaged")
     if directory.parent.name in ("inputs", "outputs", "datasets"):
         shutil.rmtree(directory)  # it holds nothing else, and MLflow stumbles over its lack
     elif path.is_dir():
@@ -168,8 +170,8 @@ def _run(run_id: str, experiment_id: str) -> str:
 
 
 def _all_metrics(
-    store: Path, tell: Callable[[str], None], told: Mapping[str, Lines]
-) -> Iterator[Logged]:
+    store: Path, notify: Callable[[str], None], told: Mapping[str, Lines]
+) -> Iterator[LoggedMetric]:
     for path in metric_files(store):
         name = path.relative_to(store).as_posix()
         dropped = 0
@@ -183,4 +185,4 @@ def _all_metrics(
                     dropped += 1
         if dropped:
             key = name.partition("/metrics/")[2]
-            tell(f"{dropped} damaged values of the metric {key} are dropped")
+            notify(f"{dropped} damaged values of the metric {key} are dropped")

@@ -24,13 +24,17 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.run import without_users
-from snakemake_executor_plugin_mantik.tracking.worker.metrics import Logged, metric_identity
+from snakemake_executor_plugin_mantik.tracking.worker.metrics import LoggedMetric, metric_identity
 from snakemake_executor_plugin_mantik.tracking.worker.models import Models
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Told
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
 from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.repair import exclude_in_turn, prepare_store
-from snakemake_executor_plugin_mantik.tracking.worker.source import PARENT, Source, read_source
-from snakemake_executor_plugin_mantik.tracking.worker.uploads import Uploads
+from snakemake_executor_plugin_mantik.tracking.worker.source import (
+    PARENT_TAG,
+    RecordedStore,
+    read_source,
+)
+from snakemake_executor_plugin_mantik.tracking.worker.uploads import ArtifactUploads
 
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""
@@ -56,10 +60,10 @@ class Replay:
         client: MlflowClient,
         store: Path,
         destination: Destination,
-        told: Told,
+        told: Published,
         *,
         live: bool = False,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         """Prepare.
 
@@ -69,15 +73,15 @@ class Replay:
             destination: where it goes.
             told: what has been carried over already; kept up to date.
             live: whether the job is still writing to it.
-            tell: called with what is left out, and why.
+            notify: called with what is left out, and why.
         """
         self._client = client
         self._store = store
         self._to = destination
         self._told = told
         self._again = told.doubt
-        self._tell = tell
-        self._uploads = Uploads(store, told, live=live)
+        self._notify = notify
+        self._uploads = ArtifactUploads(store, told, live=live)
         self._carrier = Models(client, store, destination, told, live=live)
         self._known: dict[str, Run] = {}
         self._order: dict[str, int] = {}
@@ -97,16 +101,16 @@ class Replay:
             Exception: the server does not answer, or not well; to be repeated later.
         """
         metrics = prepare_store(
-            self._store, self._to.source_id, self._to.source_experiment_id, self._tell,
+            self._store, self._to.source_id, self._to.source_experiment_id, self._notify,
             self._told.lines,
         )  # fmt: skip
         source = self._read()
         if self._to.source_id not in {run.info.run_id for run in source.runs}:
-            self._tell("the job has removed or damaged its run in its own store")
+            self._notify("the job has removed or damaged its run in its own store")
         self.describe(source)
         # Not all at once: there may be any number.
         while some := list(islice(metrics, _METRICS_AT_ONCE)):
-            of_runs: dict[str, list[Logged]] = {}
+            of_runs: dict[str, list[LoggedMetric]] = {}
             for value in some:
                 of_runs.setdefault(value.run_id, []).append(value)
             for run_id, values in of_runs.items():
@@ -115,7 +119,7 @@ class Replay:
             self.upload(run)
         self.end(source, status)
 
-    def _read(self) -> Source:
+    def _read(self) -> RecordedStore:
         """What the store holds that can be read, whatever the job wrote."""
         leaving_out = exclude_in_turn(
             self._store, self._to.source_id, self._to.source_experiment_id
@@ -125,11 +129,11 @@ class Replay:
                 return read_source(self._store)
             except Exception as error:  # noqa: BLE001 - the file store raises anything
                 if (left_out := next(leaving_out, None)) is None:
-                    self._tell(f"what the job logged cannot be read: {_line(error)}")
-                    return Source()
-                self._tell(f"{left_out} cannot be read and are left out: {_line(error)}")
+                    self._notify(f"what the job logged cannot be read: {_line(error)}")
+                    return RecordedStore()
+                self._notify(f"{left_out} cannot be read and are left out: {_line(error)}")
 
-    def describe(self, source: Source, later: Collection[str] = ()) -> None:
+    def describe(self, source: RecordedStore, later: Collection[str] = ()) -> None:
         """Make the runs and models that there are not, and tell what is said of them.
 
         Args:
@@ -161,7 +165,7 @@ class Replay:
                 ),
             )
 
-    def end(self, source: Source, status: str = "") -> None:
+    def end(self, source: RecordedStore, status: str = "") -> None:
         """End the runs, but the job's own, that are over; with a status also those that are not."""
         for run in source.runs:
             run_id = self._runs.get(run.info.run_id)
@@ -179,12 +183,12 @@ class Replay:
         except MlflowException as error:
             if not is_refusal(error):
                 raise
-            self._tell(f"{what} is left out: {_line(error)}")
+            self._notify(f"{what} is left out: {_line(error)}")
             return None
 
     # Runs
 
-    def _make_run(self, source: Source, run: Run) -> None:
+    def _make_run(self, source: RecordedStore, run: Run) -> None:
         """A run that the job made besides its own."""
         info, name = run.info, f"{self._to.try_id}/{run.info.run_id}"
         experiment = self._piece(
@@ -215,7 +219,7 @@ class Replay:
         found = self._client.search_runs([experiment], f"tags.`{_SOURCE_RUN}` = '{source}'")
         return found[0].info.run_id if found else None
 
-    def _experiment(self, source: Source, source_id: str) -> str:
+    def _experiment(self, source: RecordedStore, source_id: str) -> str:
         if source_id not in self._experiments:
             name = source.experiments[source_id].name
             known = self._client.get_experiment_by_name(name)
@@ -239,7 +243,7 @@ class Replay:
             if there is None:
                 new.append(Param(name, value))
             elif there != value:
-                self._tell(f"the parameter {name} stays {there!r}; the job logged {value!r}")
+                self._notify(f"the parameter {name} stays {there!r}; the job logged {value!r}")
         self._batches("parameters", new, lambda some: {"params": some}, run_id)
         told |= {(run_id, name) for name in params}
 
@@ -260,7 +264,7 @@ class Replay:
         """Whether a tag of the job's own run says what we know better."""
         return (
             name.startswith(_FROM)
-            or name in (_USER, PARENT)
+            or name in (_USER, PARENT_TAG)
             or (name, value) == (_NAME, self._to.name)
         )
 
@@ -271,12 +275,12 @@ class Replay:
         """
         value: str = run.data.tags[tag]
         order = self._order
-        if tag != PARENT:
+        if tag != PARENT_TAG:
             return value
         above = order.get(value, len(order)) < order[run.info.run_id]
         return self._runs.get(value, self._to.run_id) if above else self._to.run_id
 
-    def log(self, logged: Sequence[Logged], source_run: str) -> None:
+    def log(self, logged: Sequence[LoggedMetric], source_run: str) -> None:
         """Tell values of metrics of a run, each for the model that it was logged for.
 
         Args:
@@ -320,7 +324,7 @@ class Replay:
         known = self._client.get_logged_model(self._models[model]).metrics or []
         return {metric_identity(metric) for metric in known}
 
-    def _moved(self, logged: Logged, model: str | None, run_id: str) -> Metric:
+    def _moved(self, logged: LoggedMetric, model: str | None, run_id: str) -> Metric:
         model_id = self._models.get(model) if model is not None else None
         if model_id is None:
             return Metric(logged.key, logged.value, logged.timestamp, logged.step)

@@ -8,12 +8,12 @@ from typing import Any
 from mlflow.entities import Experiment, LoggedModel, Run, ViewType
 from mlflow.tracking import MlflowClient
 
-PARENT = "mlflow.parentRunId"
+PARENT_TAG = "mlflow.parentRunId"
 PAGE = 1000
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordedStore:
     """What a store holds, but for metrics and artifacts.
 
     Attributes:
@@ -26,7 +26,7 @@ class Source:
     models: tuple[LoggedModel, ...] = ()
 
 
-def read_source(store: Path) -> Source:
+def read_source(store: Path) -> RecordedStore:
     """What a store holds that MLflow can read.
 
     Raises:
@@ -53,7 +53,7 @@ def read_source(store: Path) -> Source:
         )
     known = [m for m in models if m.experiment_id in ids]
     inside = [m for m in known if _is_in(store / m.experiment_id / "models", m.model_id)]
-    return Source(experiments, tuple(_parents_first(runs)), tuple(inside))
+    return RecordedStore(experiments, tuple(_parents_first(runs)), tuple(inside))
 
 
 def _is_in(directory: Path, name: object) -> bool:
@@ -68,7 +68,7 @@ def _parents_first(runs: Sequence[Run]) -> list[Run]:
     ordered: dict[str, Run] = {}
 
     def add(run: Run, above: frozenset[str] = frozenset()) -> None:
-        parent = by_id.get(run.data.tags.get(PARENT, ""))
+        parent = by_id.get(run.data.tags.get(PARENT_TAG, ""))
         if parent is not None and parent.info.run_id not in above:
             add(parent, above | {run.info.run_id})
         ordered.setdefault(run.info.run_id, run)

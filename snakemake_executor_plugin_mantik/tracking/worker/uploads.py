@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.tracking.worker.published import Sent, Told
+from snakemake_executor_plugin_mantik.tracking.worker.published import Published, UploadedFile
 
 
-class Uploads:
+class ArtifactUploads:
     """Uploads directories of one store."""
 
-    def __init__(self, store: Path, told: Told, *, live: bool) -> None:
+    def __init__(self, store: Path, told: Published, *, live: bool) -> None:
         """Prepare.
 
         Args:
@@ -50,7 +50,9 @@ class Uploads:
         try:
             sent = {path: _link(path, beside / path.relative_to(directory)) for path in new}
             stamps = {path: link.stat().st_mtime_ns for path, link in sent.items()}
-            seen = {path: Sent.of(link) for path, link in sent.items()} if self._live else {}
+            seen = (
+                {path: UploadedFile.of(link) for path, link in sent.items()} if self._live else {}
+            )
             change(beside)
             upload(beside)
         finally:
@@ -65,9 +67,9 @@ class Uploads:
         now = path.stat()
         if now.st_size != sent.size:
             return False
-        return self._told.stamps.get(name) == now.st_mtime_ns or Sent.of(path) == sent
+        return self._told.stamps.get(name) == now.st_mtime_ns or UploadedFile.of(path) == sent
 
-    def _remember(self, seen: dict[Path, Sent], stamps: dict[Path, int]) -> None:
+    def _remember(self, seen: dict[Path, UploadedFile], stamps: dict[Path, int]) -> None:
         for path, sent in seen.items():
             name = path.relative_to(self._store).as_posix()
             self._told.files[name], self._told.stamps[name] = sent, stamps[path]

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from snakemake_executor_plugin_mantik.sites.answers import STRANGE
+from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
 from tests.real.centre import SERVERS, USER, Centre
 from tests.real.centre.issuer import Issuer
 from tests.real.centre.objects import object_store
@@ -164,7 +164,7 @@ class OwnFirecrest(Firecrest):
         self._daemon.kill()
 
     def _is_healthy(self) -> bool:
-        with suppress(httpx.TransportError, *STRANGE), self.client(5) as client:
+        with suppress(httpx.TransportError, *MALFORMED), self.client(5) as client:
             (system,) = client.get("/status/systems").json()["systems"]
             return all(service["healthy"] for service in system["servicesHealth"])
         return False

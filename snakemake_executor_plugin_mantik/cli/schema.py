@@ -15,11 +15,11 @@ def schema() -> None:
     """Print the JSON Schema of the Compute Backend Config, for editors that check while typing."""
     described = {"$schema": _DIALECT, **BackendConfig.model_json_schema()}
     described["title"] = "Compute Backend Config"
-    asked = described["$defs"]["Resources"]["properties"]
+    asked = described["$defs"]["ResourcesConfig"]["properties"]
     asked["Memory"] = {**asked["MemoryPerNode"], "title": "Memory", "deprecated": True}
     # What stands between keys pydantic cannot tell.
-    described["$defs"]["Environment"]["not"] = {"required": ["Apptainer", "Python"]}
-    described["$defs"]["Resources"]["not"] = {"required": ["Memory", "MemoryPerNode"]}
+    described["$defs"]["EnvironmentConfig"]["not"] = {"required": ["Apptainer", "Python"]}
+    described["$defs"]["ResourcesConfig"]["not"] = {"required": ["Memory", "MemoryPerNode"]}
     on_login = {"anyOf": [{"required": [hook]} for hook in LOGIN_HOOKS]}
     described["if"] = {"required": ["Firecrest"]}
     described["then"] = {"properties": {"Environment": {"not": on_login}}}

@@ -34,7 +34,12 @@ class ConfigSection(BaseModel):
     alone would tell only when each key for itself is right.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=False,
+        model_title_generator=lambda model: model.__name__.removesuffix("Config"),
+    )
 
     FOREIGN: ClassVar[Mapping[str, str]] = {}
     """Keys that people expect here, with what to say about them."""

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.sandbox import wait_for
 
-PROGRAM = "from snakemake_executor_plugin_mantik.cli.sandbox import app; app()"
+PROGRAM = "from snakemake_executor_plugin_mantik.cli.sandbox import sandbox_app; sandbox_app()"
 CLIENT = """
 import os, sys, time, httpx
 url = next(line.split()[1] for line in open(os.environ["MANTIK_SANDBOX_DIR"] + "/hpc1.yaml")

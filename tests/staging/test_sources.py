@@ -53,7 +53,8 @@ def test_logs_stay_here(tmp_path: Path) -> None:
         from pathlib import Path
         from snakemake_executor_plugin_mantik.config.exclude import Exclude
         from snakemake_executor_plugin_mantik.staging.sources import select_sources
-        found = select_sources(Path("."), Exclude(()), (), file_limit=1000, total_limit=9000)
+        limits = {"file_limit": 1000, "total_limit": 9000}
+        found = select_sources(Path("."), Exclude(()), products=(), **limits)
         Path("found").write_text(" ".join(found.paths))
     """
     with (tmp_path / "out.txt").open("w") as out, (tmp_path / "err.txt").open("w") as err:

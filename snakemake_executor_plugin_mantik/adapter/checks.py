@@ -32,7 +32,7 @@ from snakemake_executor_plugin_mantik.rules.options import (
 )
 from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
-from snakemake_executor_plugin_mantik.rules.refusal import refuse_jobs
+from snakemake_executor_plugin_mantik.rules.preflight import refuse_jobs
 from snakemake_executor_plugin_mantik.rules.request import make_request as request_of
 from snakemake_executor_plugin_mantik.rules.units import list_members, list_units, member_title
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment

@@ -252,7 +252,7 @@ class Executor(RemoteExecutor):
         """
         from snakemake_interface_logger_plugins.common import LogEvent
 
-        from snakemake_executor_plugin_mantik.rules.identity import job_identity
+        from snakemake_executor_plugin_mantik.rules.units import job_identity
 
         failed = self._uncommitted[group.jobid].failed
         members = [member for member in group if job_identity(member) in failed] or list(group)

@@ -5,8 +5,7 @@ from typing import Any
 
 import snakemake
 
-from snakemake_executor_plugin_mantik.rules.identity import job_identity
-from snakemake_executor_plugin_mantik.rules.request import job_display_name
+from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
 from snakemake_executor_plugin_mantik.tracking.picturing import MAX_LISTED_JOBS
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 

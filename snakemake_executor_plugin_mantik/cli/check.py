@@ -1,17 +1,19 @@
-"""`smk-mantik check`: what is wrong with backend configs, told before anything is sent."""
+"""`smk-mantik check`: report mistakes in backend configs before anything is submitted."""
 
 import json
-from collections.abc import Sequence
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from snakemake_executor_plugin_mantik.cli.connect import Finding, check_connections
-from snakemake_executor_plugin_mantik.cli.hooks import unreadable_hooks
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.model import BackendConfig, EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
     check_site_name,
@@ -105,7 +107,7 @@ def examine(spec: str, project: Path) -> CheckReport:
     report.warnings = list(report.loaded.warnings)
     if complaint and plain:  # the file is all right; a run has to be given another name for it
         report.warnings.append(f"{file}: {complaint}")
-    commands = unreadable_hooks(report.loaded.config.environment)
+    commands = _unreadable_hooks(report.loaded.config.environment)
     report.warnings += [f"{file}: {warning}" for warning in commands]
     return report
 
@@ -141,3 +143,35 @@ def _is_file(path: str) -> bool:
         return Path(path).is_file()
     except (OSError, ValueError):
         return False
+
+
+_READ_S: Final = 10.0
+"""How long bash may take to read one command, seconds."""
+
+_HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "after_on_login")
+
+
+def _unreadable_hooks(environment: EnvironmentConfig) -> Iterator[str]:
+    """A warning for each command that is no bash, beginning with its key; none without bash here.
+
+    Nothing is run: `bash -n` only reads. Each command is read for itself, as it will be run.
+    """
+    bash = shutil.which("bash")
+    for hook in _HOOKS if bash else ():
+        for number, command in enumerate(getattr(environment, hook), 1):
+            if complaint := _complaint(str(bash), command):
+                key = f"Environment.{EnvironmentConfig.model_fields[hook].alias}"
+                yield f"{key}: command {number} is nothing that bash can read: {complaint}"
+
+
+def _complaint(bash: str, command: str) -> str:
+    try:
+        done = subprocess.run(
+            [bash, "-n"], input=command.encode(), capture_output=True, timeout=_READ_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    told = done.stderr.decode(errors="replace").strip().splitlines()
+    if done.returncode == 0:
+        return ""
+    return re.sub(r"^.*?line \d+: ", "", told[0]) if told else "syntax error"

@@ -1,4 +1,4 @@
-"""What a site says when it is asked: credentials, server, queues, workspace, clock. No job is sent.
+"""Check what a site answers: credentials, server, queues, workspace, clock. Submits no job.
 
 Everything goes through the Site protocol, as in a run, so it holds for every API.
 """
@@ -22,7 +22,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.environment import image_upload
-from snakemake_executor_plugin_mantik.config.images import read_architecture
 from snakemake_executor_plugin_mantik.config.known_sites import find_known_site
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
@@ -305,7 +304,7 @@ def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
     image = image_upload(loaded.config, project)
     if image is None:
         return
-    built_for, site = read_architecture(image[0]), find_known_site(loaded.config)
+    built_for, site = _read_architecture(image[0]), find_known_site(loaded.config)
     if built_for is None:
         text = f"{image[0]} does not say which processors it is for: is it a SIF file?"
         yield Finding("image", "warning", text)
@@ -318,3 +317,31 @@ def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
     else:
         text = f"{image[0]} is for {built_for} processors, {site.title} has {site.architecture}"
         yield Finding("image", "wrong", f"{text} ({site.source}); build it for those")
+
+
+_MAGIC: Final = b"SIF_MAGIC\0"
+_LAUNCH_BYTES: Final = 32
+_ARCHITECTURE: Final = slice(45, 47)
+_NAMES: Final = {
+    b"01": "386",
+    b"02": "amd64",
+    b"03": "arm",
+    b"04": "arm64",
+    b"05": "ppc64",
+    b"06": "ppc64le",
+    b"11": "s390x",
+    b"12": "riscv64",
+}
+"""Codes of the global header of the Singularity Image Format (sylabs/sif, pkg/sif/arch.go)."""
+
+
+def _read_architecture(image: Path) -> str | None:
+    """The processor architecture that an image was built for, as Go names it; None: not known."""
+    try:
+        with image.open("rb") as file:
+            header = file.read(_ARCHITECTURE.stop)
+    except (OSError, ValueError):
+        return None
+    if header[_LAUNCH_BYTES:][: len(_MAGIC)] != _MAGIC:
+        return None
+    return _NAMES.get(header[_ARCHITECTURE])

@@ -13,12 +13,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
     SiteRejected,
 )
+from snakemake_executor_plugin_mantik.engine.attempt import TryEnd
 from snakemake_executor_plugin_mantik.engine.site_retry import (
     FIRST_WAIT_S,
     LONGEST_MISSING_WAIT_S,
     SiteRetry,
 )
-from snakemake_executor_plugin_mantik.engine.watched import TryEnd
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
     MarkerInvalid,

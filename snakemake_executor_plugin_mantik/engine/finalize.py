@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
 )
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
@@ -21,7 +21,6 @@ from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, f
 from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
-from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason

@@ -1,7 +1,8 @@
 """Places: workspace directories with an identity of their own, and what belongs to them.
 
-A place has the manifest, what is on its way, the tries' buckets and the tidying. A site is a way to
-run jobs at a place: sites that see the same directory share the place and its files.
+A place has the manifest, uploads under way, the directories of tries, and the cleanup. A site is a
+way to run jobs at a place: sites that see the same directory share the place and its files. Before
+its first job a place gets the workflow's sources, the files that no rule names.
 """
 
 import asyncio
@@ -19,7 +20,6 @@ from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.leases import ASK_PREFIX, Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
 from snakemake_executor_plugin_mantik.engine.site_retry import INSIST_S, SiteRetry
-from snakemake_executor_plugin_mantik.engine.source_upload import send_sources
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.write_conflicts import WriteConflicts
 from snakemake_executor_plugin_mantik.jobs.paths import (
@@ -29,9 +29,11 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     WORK,
     bundle_done_path,
     bundle_path,
+    display_path,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, SiteFacts
+from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
 
 _SHORTEST_WAIT_S = 60
@@ -312,3 +314,41 @@ def make_retry(
         site.name, notify, asyncio.get_running_loop().time,
         missing_s=missing_s, insist_s=insist_s, proof=lambda: site.make_directory(TRIES),
     )  # fmt: skip
+
+
+UNSTEADY = 3
+"""How often a source may change while it is being sent before it is left out."""
+
+
+async def send_sources(
+    paths: Iterable[str], local: LocalFiles, stager: Stager, notify: Callable[[str], None]
+) -> dict[str, str]:
+    """Send the sources; what changes all the time is somebody's log, and stays here.
+
+    Args:
+        paths: relative to the working directory.
+        local: looks at them.
+        stager: of the site.
+        notify: writes a line to the user's log.
+
+    Returns:
+        The checksums of what was sent, by path.
+
+    Raises:
+        MantikError: they cannot be sent.
+    """
+    left = dict.fromkeys(paths, UNSTEADY)
+    while True:
+        files = await local.look_at([(path, None) for path in left], source=True)
+        try:
+            await stager.send_sources(files)
+        except FileChanged as error:
+            left[error.path] -= 1
+            if not left[error.path]:
+                del left[error.path]
+                notify(
+                    f"Sources: not uploading {display_path(error.path)}, which changes all the"
+                    " time; add it to Exclude in the backend config to silence this line."
+                )
+        else:
+            return {file.path: file.sha256 for file in files}

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.engine.adopt import (
     stale_message,
     why_unwanted,
 )
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
@@ -36,7 +36,6 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome,
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile

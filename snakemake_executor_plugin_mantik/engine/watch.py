@@ -1,8 +1,8 @@
-"""Watching the tries at one site: one listing per cycle, whatever their number.
+"""Watch the tries at one site with one listing per cycle, however many tries there are.
 
-The marker is the truth about a try's end; the scheduler is asked only about tries that are overdue:
+The marker decides how a try ended. The scheduler is asked only about tries that are overdue:
 without a claim for a while, or without a heartbeat. What is unknown, missing or unreachable never
-ends a try.
+ends a try. Jobs that last get a longer lifetime at the site, where its default may be a day.
 """
 
 import asyncio
@@ -15,15 +15,14 @@ from dataclasses import replace
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.lifetime import EXTEND_AFTER_S, Extender
-from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPoller
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watched import (
+from snakemake_executor_plugin_mantik.engine.attempt import (
     FIRST_CHECK_S,
     TryEnd,
     TryEndKind,
     Watched,
 )
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPoller
+from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -85,7 +84,7 @@ class Watcher:
         self._poller = SchedulerPoller(
             site, settings, retry, self, on_found=on_found, on_waiting=on_waiting, clock=clock
         )
-        self._extender = Extender(site, retry, self._poller, clock)
+        self._extender = _Extender(site, retry, self._poller, clock)
         self.cycles = 0
 
     def watch(
@@ -113,7 +112,7 @@ class Watcher:
             wait = min(wait, INTERRUPTED_WAIT_S)
         watched = Watched(
             record, future, list(ids), sent, wait, denied_since=now, seen=now,
-            next_check=now + FIRST_CHECK_S, next_extension=now + EXTEND_AFTER_S, live=live,
+            next_check=now + FIRST_CHECK_S, next_extension=now + _EXTEND_AFTER_S, live=live,
             waits=record.waits,
         )  # fmt: skip
         self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
@@ -259,3 +258,53 @@ class Watcher:
         self._changed = self._clock()
         if not watched.future.done():
             watched.future.set_result(replace(end, ids=tuple(watched.ids)))
+
+
+_EXTEND_AFTER_S = 60.0
+_EXTEND_BY_S = 30 * 86400.0
+_EXTEND_AGAIN_S = 7 * 86400.0
+"""Jobs that last get a longer life at the site: its default may be a day, then it cancels them.
+
+Those whose ids are not known yet are looked for each time."""
+_EXTEND_AT_ONCE = 500
+"""Tries that one cycle extends at most: the next look at all of them waits for it."""
+_EXTEND_REFUSED_S = 3600.0
+"""Seconds after which a site that refused that, or did not tell all ids, is asked again."""
+
+
+class _Extender:
+    """Sees to it that the site does not end jobs because its own time for them is over."""
+
+    def __init__(
+        self, site: Site, retry: SiteRetry, poller: SchedulerPoller, clock: Callable[[], float]
+    ) -> None:
+        """Make an extender; `poller` finds the ids that are not known yet."""
+        self._site = site
+        self._retry = retry
+        self._poller = poller
+        self._clock = clock
+
+    async def extend(self, tries: Iterable[Watched]) -> None:
+        """Extend the life of those of `tries` for which it is time."""
+        now = self._clock()
+        due = [w for w in tries if now >= w.next_extension][:_EXTEND_AT_ONCE]
+        if not due:
+            return
+        for watched in due:
+            watched.next_extension = now + _EXTEND_AFTER_S
+        unsure = [w for w in due if len(w.ids) < w.sent]
+        sure = [w for w in due if len(w.ids) >= w.sent]
+        known = [w for w in [*sure, *await self._poller.identify(unsure)] if w.ids]
+        if not known:
+            return
+        wait = _EXTEND_AGAIN_S
+        try:
+            await self._site.extend([i for w in known for i in w.ids], _EXTEND_BY_S)
+        except TRANSIENT:
+            return
+        except SiteError as error:
+            wait = _EXTEND_REFUSED_S
+            self._retry.note(f"Jobs may end when the site's own time for them is over. {error}")
+        for watched in known:
+            all_known = len(watched.ids) >= watched.sent
+            watched.next_extension = now + (wait if all_known else _EXTEND_REFUSED_S)

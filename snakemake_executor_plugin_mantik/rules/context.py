@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+from snakemake.logging import logger
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
+from snakemake_executor_plugin_mantik.jobs.paths import file_path
+from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules.options import WorkflowOptions
 
 
@@ -64,3 +68,24 @@ class Payload:
             self.own_environment,
             self.full,
         )
+
+
+def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
+    """The words that start the payload's shell, and a file for a command that is no word."""
+    content = f"{payload.command}\n".encode("utf-8", "surrogateescape")
+    if len(content) <= COMMAND_BYTES:
+        return [payload.shell, "-c", payload.command], ()
+    upload = Upload(file_path(content, "command"), content=content)
+    return [payload.shell, upload.path], (upload,)
+
+
+@cache
+def report_withheld(directory: str, withheld: str) -> None:
+    """Warn that files of a directory stay here; the same again is not repeated.
+
+    Args:
+        directory: where they lie.
+        withheld: which, why, and what to do (`Sources.withheld`); nothing is reported if empty.
+    """
+    if withheld:
+        logger.warning(f"Files of {directory}: {withheld}.")

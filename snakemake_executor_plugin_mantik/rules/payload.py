@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     use_node_tmpdir,
     wrap_shell,
 )
-from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files, storage
+from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files, storage
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_places
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import wrap_deployment
@@ -86,6 +86,6 @@ def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) ->
         return Payload(wrap_shell(job, text), shell, uploads)
     text = shell_command(job, places, tmpdir, iteration)
     text, uploads = source_files.upload_source_files(job, text, lambda: places.workspace)
-    text, beside = snakefile_siblings.upload_siblings(job, text, places, config)
+    text, beside = path_rewriting.upload_siblings(job, text, places, config)
     text, shell = use_node_tmpdir(text, shell)
     return Payload(text, shell, (*uploads, *beside))

@@ -10,16 +10,15 @@ from snakemake_executor_plugin_mantik.adapter.benchmark_files import benchmark_p
 from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
-from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.identity import job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_places
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
 from snakemake_executor_plugin_mantik.rules.payload import make_payload
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
 
 THREAD_VARIABLES = (
@@ -78,11 +77,6 @@ def make_request(
         full=any(run.full for run in payloads),
         incomplete=context.options.keep_incomplete,
     )
-
-
-def job_display_name(job: Job) -> str:
-    """Rule and wildcards, readable, as the journal finds the job."""
-    return job_name(job.rule.name, job.wildcards_dict)
 
 
 def message_name(job: Job, name: str, context: RuleContext) -> str:

@@ -9,8 +9,8 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.mlproject.call import read_call
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.request import job_display_name
 from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
+from snakemake_executor_plugin_mantik.rules.units import job_display_name
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
 from snakemake_executor_plugin_mantik.tracking.workflow import flatten_config
 

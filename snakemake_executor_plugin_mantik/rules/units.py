@@ -1,12 +1,13 @@
-"""Jobs and groups of jobs alike: what there is to run, what it consists of, what it is called."""
+"""Jobs and groups of jobs alike: list them, their members and their names."""
 
+import hashlib
+import json
+import os
 import uuid
 from typing import Any
 
 from snakemake_executor_plugin_mantik.journal import job_name
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.identity import job_identity
-from snakemake_executor_plugin_mantik.rules.request import job_display_name
 
 
 def list_units(dag: Any) -> list[Job]:
@@ -61,3 +62,20 @@ def _named(group: Job) -> bool:
     except ValueError:
         return True
     return False
+
+
+def job_identity(job: Job) -> str:
+    """A name for what the job is: its rule, wildcards and outputs."""
+    wildcards = sorted((key, str(value)) for key, value in job.wildcards_dict.items())
+    parts = [job.rule.name, wildcards, [plain_path(path) for path in job.output]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def plain_path(path: Any) -> str:
+    """A path as archives and listings have it: without `./` and `//`."""
+    return os.path.normpath(str(path))
+
+
+def job_display_name(job: Job) -> str:
+    """Rule and wildcards, readable, as the journal finds the job."""
+    return job_name(job.rule.name, job.wildcards_dict)

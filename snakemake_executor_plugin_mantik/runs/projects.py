@@ -1,9 +1,14 @@
-"""Projects as runs take them: a folder's snapshot, or one version of a git repository."""
+"""Take a project for a run: a snapshot of a folder, or one version of a git repository.
 
+Copies share blocks with the original where the file system can do that.
+"""
+
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +20,9 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 from snakemake_executor_plugin_mantik.runs import git
-from snakemake_executor_plugin_mantik.runs.copying import copy_any, copy_file, copy_sources
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING
+from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, Matching
+from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 
 _INPUTS: Final = "mantik-inputs"
@@ -71,10 +76,10 @@ def take_project(
     target = directory.project(origin.resolve().name)
     with _telling(origin):
         include = Include(config.site.include)
-        copy_sources(origin, target, Exclude(config.exclude), _leave(origin), include=include)
+        _copy_sources(origin, target, Exclude(config.exclude), _leave(origin), include=include)
         for path in _named(origin, config):
             if not (target / path).exists():
-                copy_file(origin / path, target / path)
+                _copy_file(origin / path, target / path)
     return TakenProject(str(origin), target, origin, tags=_versioned(origin))
 
 
@@ -86,7 +91,7 @@ def retake_project(old: Path, directory: RunDirectory) -> Path:
     """
     target = directory.project(old.name)
     with _telling(old):
-        copy_sources(old, target, Exclude(()), {RESULTS}, include=EVERYTHING)
+        _copy_sources(old, target, Exclude(()), {RESULTS}, include=EVERYTHING)
     return target
 
 
@@ -141,7 +146,7 @@ def _value(taken: TakenProject, name: str, value: str) -> str:
         inside = real.relative_to(origin)
         path = path if any(part.startswith(".") for part in inside.parts) else str(inside)
     with _telling(here):
-        copy_any(real, taken.folder / path)
+        _copy_any(real, taken.folder / path)
     return path
 
 
@@ -276,3 +281,67 @@ def _telling(where: Path) -> Iterator[None]:
             where=str(where),
             do="See whether it can be read, and whether there is room for a copy",
         ) from None
+
+
+_FICLONE: Final = 0x40049409
+"""Linux's ioctl that makes a file share another one's blocks (Btrfs, XFS, bcachefs)."""
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file, or what a link leads to, with its times and mode; its directory is made.
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not _clone(source, target):
+        shutil.copyfile(source, target)
+    shutil.copystat(source, target)
+
+
+def _clone(source: Path, target: Path) -> bool:
+    if sys.platform != "linux":
+        return False
+    with source.open("rb") as there, target.open("wb") as here:
+        try:
+            fcntl.ioctl(here, _FICLONE, there.fileno())
+        except OSError:  # another file system, or one that cannot do it
+            return False
+    return True
+
+
+def _copy_sources(
+    source: Path, target: Path, exclude: Exclude, leave: Container[str] = (), *, include: Matching
+) -> None:
+    """Copy what of a project's folder a job may be sent, whatever its size.
+
+    Args:
+        source: the folder.
+        target: a directory.
+        exclude: the backend config's.
+        leave: further paths in the folder that are left out.
+        include: matches what is copied although it seems to hold a secret.
+
+    Raises:
+        OSError: something cannot be copied.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for path, _ in list_candidates(source, exclude, leave, include):
+        _copy_file(source / path, target / path)
+
+
+def _copy_any(source: Path, target: Path) -> None:
+    """Copy a file or a directory, whatever is in it, hidden things included.
+
+    Raises:
+        OSError: something cannot be copied.
+    """
+    if not source.is_dir():
+        _copy_file(source, target)
+        return
+    for at, _, files in os.walk(source):
+        below = target / Path(at).relative_to(source)
+        below.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            if os.path.isfile(os.path.join(at, name)):
+                _copy_file(Path(at, name), below / name)

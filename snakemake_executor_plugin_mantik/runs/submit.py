@@ -1,15 +1,18 @@
-"""Submits runs: everything is checked, the run is made in MLflow, its controller is started."""
+"""Submit runs: check everything, make the run in MLflow, start its controller."""
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 
 from snakemake_executor_plugin_mantik.common.errors import (
     ConfigError,
@@ -46,7 +49,6 @@ from snakemake_executor_plugin_mantik.runs.projects import (
     take_project,
 )
 from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
-from snakemake_executor_plugin_mantik.runs.signals import delay_signals
 from snakemake_executor_plugin_mantik.runs.store import (
     KEY,
     SITE,
@@ -373,3 +375,31 @@ class _ToldError(UserError):
 
     def __str__(self) -> str:
         return self.what
+
+
+@contextmanager
+def delay_signals() -> Iterator[None]:
+    """Do something to its end at Ctrl-C, which comes after it; the second one comes at once.
+
+    What is interrupted in the middle of a transaction leaves it open: a SQLite file stays locked
+    while the error is on its way, and nothing can be put right in it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            before(number, frame)
+        pressed = True
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import shutil
 import signal
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.sandbox import processes, shims, slurmstepd
+from snakemake_executor_plugin_mantik.sandbox import processes, shims
 from snakemake_executor_plugin_mantik.sandbox.batch import (
     BatchScheduler,
     BatchState,
@@ -189,8 +190,8 @@ class LocalScheduler(BatchScheduler):
         if job.state is BatchState.PENDING:
             self._set(job, job.verdict)
         elif job.pid is not None:
-            text = slurmstepd.cancelled(number, time_limit=verdict is BatchState.TIMEOUT)
-            slurmstepd.append_error(job.stderr, text)
+            text = _cancelled(number, time_limit=verdict is BatchState.TIMEOUT)
+            _append_error(job.stderr, text)
             loop, timing = asyncio.get_running_loop(), self._settings.timing
             if timing.signal_gap:
                 told = (job.pid, signal.SIGTERM, timing.signal_gap)
@@ -310,8 +311,43 @@ class LocalScheduler(BatchScheduler):
         job.over_memory = True
         job.verdict = job.verdict or BatchState(self._settings.memory_state)
         if job.verdict is BatchState.OUT_OF_MEMORY:
-            slurmstepd.append_error(job.stderr, slurmstepd.oom_killed(job.id))
+            _append_error(job.stderr, _oom_killed(job.id))
         else:
             limit = (job.request.memory_mib or 0) * 2**20
-            slurmstepd.append_error(job.stderr, *slurmstepd.over_memory(job.id, used, limit))
+            _append_error(job.stderr, *_over_memory(job.id, used, limit))
         processes.signal_job(job.pid, signal.SIGKILL)
+
+
+def _append_error(file: Path, *lines: str) -> None:
+    """Append lines of slurmstepd to a job's standard error, if it can be written."""
+    node = os.uname().nodename
+    try:
+        with file.open("a") as opened:
+            opened.writelines(f"slurmstepd-{node}: error: {line}\n" for line in lines)
+    except OSError:
+        pass
+
+
+def _cancelled(number: int, *, time_limit: bool = False) -> str:
+    """The line for a job that is cancelled, or whose time is over."""
+    node, now = os.uname().nodename, time.strftime("%Y-%m-%dT%H:%M:%S")
+    due = " DUE TO TIME LIMIT" if time_limit else ""
+    return f"*** JOB {number} ON {node} CANCELLED AT {now}{due} ***"
+
+
+def _over_memory(number: int, used: int, limit: int) -> tuple[str, ...]:
+    """The lines for a job that OverMemoryKill ends; `used` and `limit` are bytes."""
+    step = f"StepId={number}.batch"
+    return (
+        f"{step} exceeded memory limit ({used} > {limit}), being killed",
+        "Exceeded job memory limit",
+        _cancelled(number),
+    )
+
+
+def _oom_killed(number: int) -> str:
+    """The line for a job whose processes the kernel killed for its cgroup's limit."""
+    return (
+        f"Detected 1 oom-kill event(s) in StepId={number}.batch. Some of your processes may have "
+        "been killed by the cgroup out-of-memory handler."
+    )

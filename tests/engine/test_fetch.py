@@ -20,9 +20,9 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     TransferError,
 )
+from snakemake_executor_plugin_mantik.engine.attempt import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState

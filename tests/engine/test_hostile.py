@@ -9,12 +9,11 @@ from typing import Any, cast
 import pytest
 
 from snakemake_executor_plugin_mantik.engine import salvage
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile

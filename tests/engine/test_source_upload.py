@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.engine.place import UNSTEADY, send_sources
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.source_upload import UNSTEADY, send_sources
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles

@@ -15,10 +15,10 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.attempt import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, LOST_S, SPACING_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
-from snakemake_executor_plugin_mantik.engine.watched import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
-from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
-from snakemake_executor_plugin_mantik.mlproject.quoting import quoted_placeholders
+from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, quoted_placeholders
 from snakemake_executor_plugin_mantik.mlproject.reading import read_project
 
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from snakemake_executor_plugin_mantik.runs.signals import delay_signals
+from snakemake_executor_plugin_mantik.runs.submit import delay_signals
 
 
 def press() -> None:

@@ -18,10 +18,14 @@ from snakemake_executor_plugin_mantik.tracking.pictures import (
     render_pipeline,
     render_timeline,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.axis import Axis, average_use
 from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, layer_graph
 from snakemake_executor_plugin_mantik.tracking.pictures.pipeline import MAX_JOB_BOXES
-from snakemake_executor_plugin_mantik.tracking.pictures.timeline import MOST_BARS, SOME_BARS
+from snakemake_executor_plugin_mantik.tracking.pictures.timeline import (
+    MOST_BARS,
+    SOME_BARS,
+    Axis,
+    average_use,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 T = 1_795_000_000.0

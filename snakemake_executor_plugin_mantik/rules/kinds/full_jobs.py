@@ -29,7 +29,6 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.identity import job_identity
 from snakemake_executor_plugin_mantik.rules.onsite import full_job
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
@@ -39,6 +38,7 @@ from snakemake_executor_plugin_mantik.rules.paths.workflow_code import (
     find_workflow_code,
     resolve_source,
 )
+from snakemake_executor_plugin_mantik.rules.units import job_identity
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import (
     deployment_files,
     nested_options,

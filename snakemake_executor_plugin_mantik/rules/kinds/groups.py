@@ -29,7 +29,6 @@ from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.identity import job_identity
 from snakemake_executor_plugin_mantik.rules.kinds.group_resources import (
     ADDED,
     GroupRequest,
@@ -41,7 +40,6 @@ from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.request import (
     ResolvedJob,
     find_runs,
-    job_display_name,
     job_parameters,
     job_variables,
     list_outputs,
@@ -49,7 +47,13 @@ from snakemake_executor_plugin_mantik.rules.request import (
 )
 from snakemake_executor_plugin_mantik.rules.request import make_request as request_of_one
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
-from snakemake_executor_plugin_mantik.rules.units import list_members, member_title, unit_name
+from snakemake_executor_plugin_mantik.rules.units import (
+    job_display_name,
+    job_identity,
+    list_members,
+    member_title,
+    unit_name,
+)
 
 _REPORTS = ".snakemake/mantik/groups"
 """Where it is told which members of a group failed, here and at the site, while it is read."""

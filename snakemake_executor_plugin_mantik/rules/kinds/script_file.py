@@ -12,8 +12,8 @@ from snakemake.sourcecache import LocalSourceFile
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import report_withheld
 from snakemake_executor_plugin_mantik.rules.kinds.imports import imported_siblings
-from snakemake_executor_plugin_mantik.rules.paths.withheld import report_withheld
 from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
 from snakemake_executor_plugin_mantik.staging.sources import MIB
 

@@ -32,7 +32,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.languages import (
 from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdir, encode_object
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, find_script_file
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
-from snakemake_executor_plugin_mantik.rules.paths import snakefile_siblings, source_files
+from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
 
@@ -130,7 +130,7 @@ def _told(
 
     def there(text: str) -> str:
         text, cached = source_files.upload_source_files(job, text, lambda: places.workspace)
-        text, named = snakefile_siblings.upload_siblings(job, text, places, config)
+        text, named = path_rewriting.upload_siblings(job, text, places, config)
         uploads.extend((*cached, *named))
         return text
 

@@ -1,9 +1,14 @@
-"""A job's own things as they are called at its site: lists of paths, parameters, and any text.
+"""Rewrite a job's paths to those at its site: lists of paths, parameters, and any text.
 
 Lists are mapped path by path. Parameters that a function makes of paths are made again of the
-mapped ones, if what comes out differs in the paths only. In all other text, the command itself
-above all, a path is found again where it stands as a whole path: one of the job's, what is below
-it or beside it, or what is below the working directory.
+mapped ones, if the results differ in the paths only. In all other text, the command above all, a
+path is found where it stands as a whole path: one of the job's, what is below it or beside it, or
+what is below the working directory.
+
+With `snakemake --directory results` a workflow's scripts lie outside the working directory, and
+commands call them as `{workflow.basedir}/scripts/train.py`. Such a file is uploaded with what it
+may need: the files of its directory and the packages that it imports. Of a directory, all small
+files are uploaded.
 """
 
 import os
@@ -12,28 +17,36 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import RuleException
+from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.request import Upload
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, local_path
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import report_withheld
+from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, is_kept_in_storage
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
+from snakemake_executor_plugin_mantik.staging import sources
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
 """Directories of which a site has its own: a text that names another file in one means that."""
 
 # What stands before and behind a whole path. `-I/data` is an option with its value, `${A}/data` and
 # `a/data` are other paths.
-BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
-BEHIND = r"(?![\w.~@%+\-])"
+_BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
+_BEHIND = r"(?![\w.~@%+\-])"
 _WHOLE = r"(?![\w.~@%+\-/])"
-_ONE_BELOW = rf"{BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
+_ONE_BELOW = rf"{_BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
 
 _LETTER = r"[^\s'\";|&<>()`]"
 """What an unquoted path may hold."""
@@ -124,7 +137,7 @@ def _params(
     with suppress(WorkflowError, RuleException):
         again = with_mapped()
     # Whatever stands before them: an entry point of an MLproject goes up from its own folder first.
-    back = _Pattern(((new, old, BEHIND) for new, old in _stems(moved)), before="")
+    back = _Pattern(((new, old, _BEHIND) for new, old in _stems(moved)), before="")
 
     def of_paths(made: Any, value: Any) -> bool:
         # Values of any kind can be compared so, arrays among them.
@@ -163,7 +176,7 @@ def _each(value: Any, change: Callable[[str], str]) -> Any:
 class _Pattern:
     """Texts to be replaced, the longest first."""
 
-    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = BEFORE) -> None:
+    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = _BEFORE) -> None:
         """Make it of what is replaced, by what, and the pattern that must follow."""
         self._replacements: dict[str, str] = {}
         alternatives: dict[str, str] = {}
@@ -229,7 +242,7 @@ class _Finder:
         """
         if f"{self._places.workdir}/" not in text or "/.." not in text:
             return text
-        within = rf"{BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
+        within = rf"{_BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
         way = rf"{within}/\.\.(?!{_NAME}){_LETTER}*"
 
         def plain(match: re.Match[str]) -> str:
@@ -247,9 +260,9 @@ class _Finder:
     def _replacements(self) -> Iterable[tuple[str, str, str]]:
         places = self._places
         # It may lie below the working directory: a sandbox's does.
-        yield places.workspace, places.workspace, BEHIND
+        yield places.workspace, places.workspace, _BEHIND
         if places.workdir != "/":
-            yield places.workdir, places.workspace, BEHIND
+            yield places.workdir, places.workspace, _BEHIND
         folders: dict[tuple[str, str], str] = {}
         for old, new in self._moved.items():
             folder, name = os.path.split(old)
@@ -257,8 +270,8 @@ class _Finder:
             if beside not in folders:
                 folders[beside] = self._reach(folder) if os.path.basename(new) == name else ""
             # What the whole directory is replaced for needs no search of its own.
-            if folders[beside] != BEHIND:
-                yield old, new, BEHIND if old in self._trees else _WHOLE
+            if folders[beside] != _BEHIND:
+                yield old, new, _BEHIND if old in self._trees else _WHOLE
         yield from ((*beside, behind) for beside, behind in folders.items() if behind)
 
     def _reach(self, folder: str) -> str:
@@ -270,4 +283,65 @@ class _Finder:
         home = os.path.expanduser("~")
         if any(f"{path}/".startswith(f"{broad}/") for path in (home, self._places.workdir)):
             return _ONE_BELOW
-        return BEHIND
+        return _BEHIND
+
+
+_BELOW = r"(?:/[^\s'\"`$;|&<>()*?\[{]*)?"
+"""What may follow the directory of a Snakefile, up to the end of the word or a pattern in it."""
+
+
+def upload_siblings(
+    job: Job, text: str, places: JobPaths, config: BackendConfig
+) -> tuple[str, tuple[Upload, ...]]:
+    """A command as the site knows it, and the files beside Snakefiles that it names.
+
+    Args:
+        job: the Snakemake job whose command it is.
+        text: the command, with the paths of the job itself mapped.
+        places: where paths are at its site.
+        config: the site's, for limits and what is left out.
+
+    Raises:
+        UserError: the files are too large together.
+    """
+    uploads: dict[str, Upload] = {}
+
+    def taken(match: re.Match[str]) -> str:
+        path = os.path.normpath(match[0])
+        place = places.place(path)
+        if not os.path.exists(path) or place is None or not place.startswith(f"{OURS}/"):
+            return match[0]
+        for file in _with_surroundings(Path(path), places, config):
+            at = places.place(file)
+            if at is not None:
+                uploads[at] = Upload(at, local=local_path(at, Path(places.workdir)))
+        return places.at_site(path) + match[0][len(match[0].rstrip("/")) :]
+
+    for root in _outside_folders(job, places):
+        if root in text:
+            text = re.sub(f"{_BEFORE}{re.escape(root)}{_BEHIND}{_BELOW}", taken, text)
+    return text, tuple(uploads.values())
+
+
+def _outside_folders(job: Job, places: JobPaths) -> list[str]:
+    """The directories of Snakefiles that are not in the working directory, the deepest first."""
+    included = [s for s in job.rule.workflow.included if isinstance(s, LocalSourceFile)]
+    folders = {os.path.dirname(os.path.abspath(source.path)) for source in included}
+    own = f"{places.workdir.rstrip('/')}/"
+    return sorted((f for f in folders if not f"{f}/".startswith(own)), key=len, reverse=True)
+
+
+def _with_surroundings(path: Path, places: JobPaths, config: BackendConfig) -> list[Path]:
+    limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
+    if path.is_dir():
+        chosen = sources.select_sources(
+            path, Exclude(config.exclude), products={os.path.relpath(places.workdir, path)},
+            file_limit=limits[0], total_limit=limits[1],
+            include=Include(config.site.include),
+        )  # fmt: skip
+        report_withheld(str(path), chosen.withheld)
+        return [path / name for name in chosen.paths]
+    python = path.suffix == ".py"
+    text = path.read_text(errors="replace") if python else ""
+    script = ScriptFile(path.name, text, "python" if python else None, path.parent, None, None)
+    return [path, *(beside for _, beside in script.beside(*limits, Include(config.site.include)))]

@@ -40,7 +40,7 @@ def upload_source_files(
         UserError: it names something else in Snakemake's cache.
     """
     uploads: dict[str, Upload] = {}
-    for root in _roots(job):
+    for root in _cache_roots(job):
         if root not in text:
             continue
         # Of source_path("../x") there is a `..` in the path.
@@ -69,12 +69,12 @@ def upload_source_files(
 
 def stable_paths(job: Job, text: str) -> str:
     """A text that is the same in the next run, whose cache has another name."""
-    for root in _roots(job):
+    for root in _cache_roots(job):
         text = text.replace(root, "")
     return text
 
 
-def _roots(job: Job) -> tuple[str, str]:
+def _cache_roots(job: Job) -> tuple[str, str]:
     """The caches: of this run, which may lie in the other one, and of all runs."""
     cache = job.rule.workflow.sourcecache
     return f"{cache.runtime_cache_path}/", f"{cache.cache_path}/"

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import FILES_DIRECTORY, file_path
-from snakemake_executor_plugin_mantik.rules.paths.withheld import report_withheld
+from snakemake_executor_plugin_mantik.rules.context import report_withheld
 from snakemake_executor_plugin_mantik.staging import sources
 
 ELSEWHERE = f"{FILES_DIRECTORY}/elsewhere"

@@ -34,9 +34,8 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
+from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext, start_words
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
-from snakemake_executor_plugin_mantik.rules.wrapping.start import start_words
 
 _OPTION = "--mantik-software-deployment"
 

@@ -1,4 +1,7 @@
-"""The experiment that runs go to. Needs mlflow."""
+"""The experiment that runs go to, and the errors of MLflow that are definite refusals.
+
+Needs mlflow.
+"""
 
 from typing import Final
 
@@ -34,3 +37,25 @@ def find_or_make(client: MlflowClient, name: str, experiment_id: str) -> Experim
             if found is None:
                 raise error from None
     return found
+
+
+_REFUSALS: Final = frozenset(
+    (
+        "ALREADY_EXISTS",
+        "BAD_REQUEST",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "NOT_FOUND",
+        "NOT_IMPLEMENTED",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_CONFLICT",
+        "RESOURCE_DOES_NOT_EXIST",
+    )
+)
+"""Codes of errors that repeating does not help. Not among them: permissions and tokens, which the
+user may mend; ENDPOINT_NOT_FOUND, which a proxy says of a server that is away."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether MLflow has understood what it was asked, and does not do it."""
+    return isinstance(error, MlflowException) and error.error_code in _REFUSALS

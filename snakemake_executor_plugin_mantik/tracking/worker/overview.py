@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord
 from snakemake_executor_plugin_mantik.tracking.pictures import Picture
 from snakemake_executor_plugin_mantik.tracking.picturing import make_picture
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
-from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
+from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER
 
 DETACHED: Final = "mantik.detached"

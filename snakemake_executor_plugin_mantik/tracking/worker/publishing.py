@@ -36,10 +36,9 @@ from snakemake_executor_plugin_mantik.tracking.store import (
     try_directory,
 )
 from snakemake_executor_plugin_mantik.tracking.worker import overview
-from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make
+from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make, is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LiveReplay
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
-from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.replay import BATCH, Replay
 from snakemake_executor_plugin_mantik.tracking.workflow import (
     ARTIFACT_FOLDER,

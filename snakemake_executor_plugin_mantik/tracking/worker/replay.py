@@ -24,10 +24,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.run import without_users
+from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.metrics import LoggedMetric, metric_identity
 from snakemake_executor_plugin_mantik.tracking.worker.models import Models
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
-from snakemake_executor_plugin_mantik.tracking.worker.refusals import is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.repair import exclude_in_turn, prepare_store
 from snakemake_executor_plugin_mantik.tracking.worker.source import (
     PARENT_TAG,

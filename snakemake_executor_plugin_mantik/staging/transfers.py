@@ -185,7 +185,7 @@ class OutputStaging:
                 parts = entry.path[end + 1 :].split("/")
                 if len(parts) > MAX_PATH_DEPTH:
                     raise OutputsLost(
-                        f"the job made directories more than {MAX_PATH_DEPTH} levels deep",
+                        f"the job made directories nested more than {MAX_PATH_DEPTH} levels deep",
                         where=entry.path[:end],
                         do="Have it make an archive of them",
                     )

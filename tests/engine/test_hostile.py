@@ -75,7 +75,7 @@ def test_what_lies_too_deep_costs_the_log_and_not_the_job(trial: Trial, tmp_path
     left, said = concluded(trial, tmp_path / "here", f"mkdir -p log/{DEEP}; echo 2 > log/{DEEP}/x")
 
     assert left == ["out"]
-    assert f"more than {MAX_PATH_DEPTH} directories" in said[0]
+    assert f"nested more than {MAX_PATH_DEPTH} levels" in said[0]
 
 
 def test_a_pack_that_goes_too_deep() -> None:

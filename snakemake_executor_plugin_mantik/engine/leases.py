@@ -147,7 +147,9 @@ class Leases:
                 await self._remove(last.path)
             return max(last, new, key=lambda lease: lease.wait_s), ""
         about = await self._told(last)
-        await self._ask(last, about)
+        replaced = last.instance == journal.predecessor
+        if not replaced:
+            await self._ask(last, about)
         new = replace(new, term=last.term + 1)
         if mine:
             content = "".join(f"{try_id}\n" for try_id in mine).encode()
@@ -156,6 +158,8 @@ class Leases:
         for lease in ours:
             await self._remove(lease.path)
         await self._remove(f"{PLACE}/{ASK_PREFIX}{journal.instance}")
+        if replaced:
+            return new, ""
         return new, (
             f"Another controller of this workflow ({about}) has led {self._where} and does not"
             f" answer: this one leads it from now on. Jobs that the other one sent and that are"

@@ -24,12 +24,16 @@ class BackupContents:
 
     Attributes:
         workflow: the workflow's name; empty if that is lost.
+        instance: the name of the journal's file (`Database.instance`).
+        seat: where that file was, as a digest.
         sites: the columns of the table `sites`, by site.
         tries: the columns of `tries` that are settled before a try is submitted, and `members`, of
             the tries that are not known to be over, by id.
     """
 
     workflow: str = ""
+    instance: str = ""
+    seat: str = ""
     sites: dict[str, dict[str, Any]] = field(default_factory=dict)
     tries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -83,9 +87,9 @@ def site_fact(columns: Fact) -> Fact:
     return {"site": dict(columns)}
 
 
-def workflow_fact(name: str) -> Fact:
-    """The fact which workflow it is."""
-    return {"workflow": name}
+def workflow_fact(name: str, instance: str, seat: str) -> Fact:
+    """The fact which workflow it is, and which of its journals."""
+    return {"workflow": name, "instance": instance, "seat": seat}
 
 
 def read_backup(directory: Path) -> BackupContents:
@@ -96,6 +100,7 @@ def read_backup(directory: Path) -> BackupContents:
         try:
             if "workflow" in fact:
                 known.workflow = str(fact["workflow"])
+                known.instance, known.seat = fact.get("instance", ""), fact.get("seat", "")
             elif "site" in fact:
                 known.sites[str(fact["site"]["site"])] = dict(fact["site"])
             elif "over" in fact:

@@ -219,10 +219,14 @@ class Database(Tables):
 
     Attributes:
         instance: a random name of this file; a copy of it gets another one.
+        seat: a digest of where the file lies: its machine, path and inode.
+        predecessor: the instance of the damaged journal that this one replaces; empty if it
+            replaces none, or if that one lay elsewhere and may be in use there.
         remark: what the user has to be told of it; empty if nothing.
     """
 
     remark = ""
+    predecessor = ""
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
@@ -237,6 +241,7 @@ class Database(Tables):
         make_private(directory, shared=shared)
         self.path = directory / JOURNAL_FILE
         self._locks = _locked(directory)
+        self.seat = _seat(directory)
         try:
             try:
                 self._open(self.path)
@@ -272,6 +277,7 @@ class Database(Tables):
         new = self.path.with_name(f"{JOURNAL_FILE}.new")
         new.unlink(missing_ok=True)
         self._open(new)
+        self.predecessor = known.instance if known.seat == self.seat else ""
         with self.write() as db:
             _fill(db, known)
         self.db.close()
@@ -289,15 +295,12 @@ class Database(Tables):
 
         A copy lies on another machine, at another path or in another inode.
         """
-        inode = os.stat(self.path.with_name(JOURNAL_LOCK)).st_ino
-        seat = f"{_machine()} {inode} {self.path.parent.resolve()}".encode(errors="replace")
-        digest = hashlib.sha256(seat).hexdigest()
         row = self.db.execute("SELECT instance, seat FROM workflow").fetchone()
-        if row["instance"] and row["seat"] == digest:
+        if row["instance"] and row["seat"] == self.seat:
             return str(row["instance"])
         instance = uuid.uuid4().hex[:16]
         with self.write() as db:
-            db.execute("UPDATE workflow SET instance = ?, seat = ?", (instance, digest))
+            db.execute("UPDATE workflow SET instance = ?, seat = ?", (instance, self.seat))
             # The one that it is a copy of may go on to fill its buckets.
             db.execute("UPDATE places SET bucket = NULL")
         return instance
@@ -307,6 +310,13 @@ class Database(Tables):
         if hasattr(self, "db"):
             self.db.close()
         self._locks.close()
+
+
+def _seat(directory: Path) -> str:
+    """A digest of where the journal in `directory` lies."""
+    inode = os.stat(directory / JOURNAL_LOCK).st_ino
+    where = f"{_machine()} {inode} {directory.resolve()}".encode(errors="replace")
+    return hashlib.sha256(where).hexdigest()
 
 
 def _machine() -> str:

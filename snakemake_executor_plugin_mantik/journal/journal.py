@@ -59,7 +59,7 @@ class Journal:
     # The spare
 
     def _facts(self) -> Iterator[backup.Fact]:
-        yield backup.workflow_fact(self.workflow)
+        yield backup.workflow_fact(self.workflow, self.instance, self._database.seat)
         for site in self.sites():
             yield self._site_fact(site)
         yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
@@ -111,6 +111,11 @@ class Journal:
     def instance(self) -> str:
         """A random name of this very journal: a copy of it, wherever that lies, has another one."""
         return self._database.instance
+
+    @property
+    def predecessor(self) -> str:
+        """The instance of the damaged journal that this one replaces; empty if it replaces none."""
+        return self._database.predecessor
 
     def set_site(
         self, site: str, url: str, workspace: str, place: str, config: str = ""

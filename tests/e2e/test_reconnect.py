@@ -150,10 +150,7 @@ def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:
 
 
 def test_journal_that_is_damaged(project: Project) -> None:
-    """What runs is taken up, in the same workspace; what has ended is fetched.
-
-    The new journal is another controller, which waits a minute for the old one's answer.
-    """
+    """What runs is taken up at once, in the same workspace; what has ended is fetched."""
     run = running(project)
     until(lambda: run.output.count(": submitted to ") == 3, "the quick one")
     run.kill()
@@ -172,6 +169,7 @@ def test_journal_that_is_damaged(project: Project) -> None:
     assert lines(project, "ran.txt") == ["a", "b"]
     assert project.read("out/a.txt") == "a\n"
     assert project.workspace == workspace
+    assert "it is asked whether it still does" not in said
     assert {record.outcome for record in project.tries} == {"succeeded"}
 
 

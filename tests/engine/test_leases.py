@@ -165,6 +165,45 @@ def test_next_run_asks_once(play: Play) -> None:
     play(scene, World())
 
 
+def spoil(workdir: Path) -> None:
+    """Damage a project's journal."""
+    for path in (workdir / ".state").glob("journal.sqlite*"):  # what was written last lies beside
+        path.write_bytes(b"no journal" * 1000)
+
+
+def test_a_journal_made_anew_leads_the_next_term_without_asking(play: Play) -> None:
+    """It does not know which numbers of contents the damaged one has given."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        first = seat("flow")
+        place = await first.lead()
+        assert place.term == 1
+        first.die()
+        spoil(first.workdir)
+        again = seat("flow")
+        begun = asyncio.get_running_loop().time()
+        found = await again.lead()
+        assert (found.id, found.term) == (place.id, 2)
+        assert asyncio.get_running_loop().time() - begun < 1, "nobody was waited for"
+        assert again.said == []
+
+    play(scene, World())
+
+
+def test_a_copy_whose_journal_is_made_anew_asks_the_one_it_is_a_copy_of(
+    play: Play, tmp_path: Path
+) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        first = seat("flow")
+        await first.lead()
+        copied(tmp_path / "flow", "copy")
+        spoil(tmp_path / "copy")
+        with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
+            await seat("copy").lead()
+
+    play(scene, World())
+
+
 def test_two_servers_at_one_directory_are_one_place(play: Play) -> None:
     """What one has sent, or its job has made, the other one reads without a transfer."""
 

@@ -1,7 +1,6 @@
 """A controller of a simulated site that a test can start, kill and start again."""
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -99,16 +98,6 @@ class Controller:
         if outcome.try_id:
             await self.work.commit(outcome, asked)
         return outcome
-
-    def kill_at(self, call: int) -> None:
-        """Kill it at a call of the site; each counts twice, before and after it acts."""
-        calls = itertools.count(1)
-
-        def called() -> None:
-            if next(calls) == call:
-                self.kill()
-
-        self.site.called = called
 
     def kill(self) -> None:
         """Die as by kill -9; to be called from within what `run` runs."""

@@ -514,3 +514,6 @@ class Play:
                 assert run.begun <= told, f"misreported: it was over, and then it ran: {run}"
         left = [path for path in self.workdir.rglob("*.mantik-part") if path.exists()]
         assert not left, f"something half is left: {left}"
+        if not self.schedule.kinds & {"copies", "two workflows"}:
+            ways = [*(self.workdir / ".state/transfers").glob("*/*")]
+            assert not ways, f"something is left on its way: {ways}"

@@ -21,6 +21,8 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason, parse_reasons
 from snakemake_executor_plugin_mantik.journal import TryRecord, job_name, read_history
 
+__all__ = ["failures", "grows", "last_failure"]
+
 _run_by_mantik = False
 
 

@@ -13,7 +13,9 @@ goes on at its site, and `start` takes it up again.
 
 from collections.abc import Mapping
 
-__all__ = ["rerun"]
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+
+__all__ = ["MantikError", "UserError", "rerun"]
 
 
 def rerun(

@@ -11,12 +11,20 @@ def humanize_size(number: float) -> str:
 
 
 def humanize_duration(seconds: float) -> str:
-    """Seconds as people read them: `4 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Seconds as people read them: `4.0 s`, `3 min 20 s`, `2 h 5 min`, `24 h`, `3 days`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two(whole, 60, "min", 1, "s")
+    if whole < 48 * 3600:
+        return _two(whole, 3600, "h", 60, "min")
+    return _two(whole, 86400, "days", 3600, "h")
+
+
+def _two(whole: int, large: int, large_unit: str, small: int, small_unit: str) -> str:
+    count, rest = divmod(whole, large)
+    rest //= small
+    return f"{count} {large_unit} {rest} {small_unit}" if rest else f"{count} {large_unit}"

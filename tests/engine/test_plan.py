@@ -58,7 +58,7 @@ FACTS = SiteFacts("/w", "UNICORE/X 11.0.0", queues={"batch": LIMITS, "free": Que
         ({"constraint": "slow"}, "constraint 'slow' requested; queue batch allows fast"),
         (
             {"runtime_s": 259_200},
-            "runtime: 72 h 0 min requested; queue batch allows at most 24 h 0 min",
+            "runtime: 3 days requested; queue batch allows at most 24 h",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_real_server_is_asked(unicorex: UnicoreX, tmp_path: Path) -> None:
     assert about("clock", found).verdict == "ok"
     assert about("workspace", found).verdict == "ok"
     assert not [finding for finding in found if "connection to the system" in finding.text]
-    assert "runtime up to 100 h" in about("queue", found).text
+    assert "runtime up to 4 days 4 h" in about("queue", found).text
 
 
 def test_a_real_server_refuses_a_wrong_password(unicorex: UnicoreX, tmp_path: Path) -> None:

@@ -1,17 +1,17 @@
-"""Schedules: a run that is submitted again whenever its time has come.
+"""Schedules submit a run again at its due times.
 
     smk-mantik schedule run ─▶ loop: claims due times ─▶ fire, a process for each: runs.rerun
                                         └────────── store ──────────┘
 
-Each due time is fired once, or it is told why not:
+Each due time is fired once, or the store records why not:
 
-- It is claimed in the store before anything is done about it, and can be claimed once: so two
+- A scheduler claims it in the store before any other step. It can be claimed once only, so two
   schedulers fire it once.
-- With the claim goes a key that the new run is submitted under. What was killed in the middle of it
-  is submitted again under the same key, and `runs.rerun` makes one run of a key. Only the process
-  that holds the schedule's lock submits, so what is begun and not locked was interrupted.
-- One that fails is repeated until the next is due. Then it is given up, except where it was
-  interrupted and may have come to something: that is brought to an end first.
+- The claim includes a key that the new run is submitted under. A submission that was killed is
+  repeated under the same key, and `runs.rerun` makes one run per key. Only the process that holds
+  the schedule's lock submits, so a firing that has begun and is not locked was interrupted.
+- A failed submission is repeated until the next due time, then given up. An interrupted one may
+  have made a run, so it is completed first.
 
-No clock but the one that is handed in is looked at.
+The code reads the time only from the clock that it is given.
 """

@@ -1,11 +1,11 @@
-"""When a crontab line is due, by a time zone's clocks.
+"""Compute the due times of a crontab line in a time zone.
 
-Five fields as crontab(5) has them. They are expanded here, to name each mistake; cronsim finds the
-dates, by the clock on the wall.
+A line has the five fields of crontab(5). They are expanded here, to report each mistake; cronsim
+then finds the dates in wall clock time.
 
-Daylight saving: cronsim's own rule follows Debian's cron, where a line with * runs in both hours of
-an hour that comes twice. Here a wall clock time is due once a day: one that is skipped counts as
-the one as long after the change (02:30 is 03:30), one that comes twice as its first.
+Daylight saving: cronsim follows Debian's cron, where a line with * runs in both passes of a
+repeated hour. Here a wall clock time is due once a day. A skipped time moves by the length of the
+change (02:30 becomes 03:30), and a repeated time is due the first time only.
 """
 
 import re
@@ -40,7 +40,7 @@ _NICKNAMES: Final[Mapping[str, str]] = {
 _ITEM: Final = re.compile(r"(?:(\*)|(\w+)(?:-(\w+))?)(?:/(\d+))?", re.ASCII)
 
 _SHIFT: Final = timedelta(hours=3)
-"""By how much clocks are changed at most."""
+"""The largest change of a clock."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class _Field:
     names: tuple[str, ...] = ()
 
     def values(self, text: str) -> list[int]:
-        """All the values that a field of a crontab line means.
+        """Return all values of the field.
 
         Raises:
-            ValueError: it is none; its text says why.
+            ValueError: the field is not valid; the message says why.
         """
         return sorted({n for item in text.split(",") for n in self._item(item.strip())})
 
     def _item(self, item: str) -> range:
         match = _ITEM.fullmatch(item)
         if match is None:
-            raise ValueError(f"{item!r} is nothing that a crontab may have there")
+            raise ValueError(f"{item!r} is not a valid crontab value")
         star, one, other, step = match.groups()
         if step is not None and not int(step):
             raise ValueError(f"in {item!r} the step is 0")
-        most = self.last - (self.names == _DAYS)  # 7 is Sunday once more
+        most = self.last - (self.names == _DAYS)  # 7 is Sunday again
         first = self.first if star else self._number(one)
         last = self._number(other) if other else max(first, most) if star or step else first
         if self.names == _DAYS and other and last == 0:
@@ -93,26 +93,21 @@ _FIELDS: Final = (
 
 
 class Cron:
-    """A crontab line in a time zone.
-
-    Attributes:
-        text: the line.
-        zone: whose clocks are meant.
-    """
+    """A crontab line in a time zone."""
 
     def __init__(self, text: str, zone: ZoneInfo) -> None:
-        """Read the line.
+        """Parse the line.
 
         Raises:
-            UserError: it is none; which field is wrong, and why.
+            UserError: the line is not valid; the message names each wrong field and the reason.
         """
         self.text, self.zone = text, zone
         self._line = _numbers(text)
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        """The moments later than this one at which the line is due, in order, in the zone's time.
+        """Yield the due times later than `moment`, in order, in the line's time zone.
 
-        Ends if there is none within fifty years.
+        The iterator ends if the line is not due within fifty years.
         """
         last, found = moment.astimezone(UTC), list[datetime]()
         for wall in self._walls(moment.astimezone(self.zone) - _SHIFT):
@@ -125,15 +120,15 @@ class Cron:
                     yield first.astimezone(self.zone)
 
     def latest(self, after: datetime, upto: datetime) -> datetime | None:
-        """The last moment later than `after` and not later than `upto`; None: there is none."""
-        # In UTC: moments of one zone are compared by the clock on the wall.
+        """Return the last due time later than `after` and not later than `upto`, or None."""
+        # Compare in UTC: Python compares datetimes of one zone by wall clock time.
         after, upto = after.astimezone(UTC), upto.astimezone(UTC)
         end = upto.astimezone(self.zone) + timedelta(minutes=1)
         dues = (self._moment(wall) for wall in self._walls(end, back=True))
         found = next((due for due in dues if due <= upto), None)
         if found is None:
             return None
-        # Around a change of the clocks a later moment may have an earlier wall clock time.
+        # Around a clock change a later moment may have an earlier wall clock time.
         start = max(after, found - timedelta(seconds=1))
         return max(takewhile(lambda due: due <= upto, self.after(start)), default=None)
 
@@ -141,19 +136,21 @@ class Cron:
         return wall.replace(tzinfo=self.zone).astimezone(UTC)
 
     def _walls(self, start: datetime, *, back: bool = False) -> Iterator[datetime]:
-        """Wall clock times later than `start`, in order; `back`: earlier, the latest first."""
+        """Yield wall clock times later than `start`; with `back`, earlier ones, latest first."""
         cronsim = _cronsim()
         try:
             yield from cronsim.CronSim(self._line, start.replace(tzinfo=None), reverse=back)
         except cronsim.CronSimError:
-            return  # No month has such a day.
+            return  # no month has such a day
 
 
 def _numbers(text: str) -> str:
-    """The line in numbers alone; a * remains, since it decides whether one of two days does.
+    """Return the line in numbers only.
+
+    A * stays, since it decides whether one of the two day fields is enough.
 
     Raises:
-        UserError: it is no crontab line.
+        UserError: the line is not a valid crontab line.
     """
     where = f"the crontab line {text!r}"
     words = _NICKNAMES.get(text.strip().lower(), text).split()

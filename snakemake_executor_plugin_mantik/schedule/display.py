@@ -1,4 +1,4 @@
-"""Schedules and their due times as users and programs read them."""
+"""Describe schedules and their due times to users, and as JSON to programs."""
 
 from datetime import datetime
 from typing import Any
@@ -14,12 +14,12 @@ from snakemake_executor_plugin_mantik.schedule.submit import format_moment, is_u
 
 
 def describe_time(schedule: Schedule, firing: Firing) -> str:
-    """When it was due, in the schedule's time zone."""
+    """Return when the firing was due, in the schedule's time zone."""
     return format_moment(datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz)))
 
 
 def describe_outcome(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
-    """What became of a due time so far."""
+    """Describe the outcome of a firing so far."""
     if firing.state is FiringState.FIRING:
         return _pending(store, schedule, firing)
     return {
@@ -30,7 +30,7 @@ def describe_outcome(store: ScheduleStore, schedule: Schedule, firing: Firing) -
 
 
 def _run_state(run_id: str) -> str:
-    """How far a run is, as its directory tells without asking MLflow."""
+    """Return the state of a run from its directory alone, without a request to MLflow."""
     try:
         run = read_local_run(RunDirectory(runs_home() / run_id))
     except MantikError:
@@ -45,14 +45,14 @@ def _pending(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
         return "is being submitted"
     again = format_moment(datetime.fromtimestamp(firing.retry, ZoneInfo(schedule.tz)))
     if firing.begun:
-        return f"its submission was interrupted, and goes on after {again}"
+        return f"its submission was interrupted, and continues after {again}"
     if not firing.attempts:
         return "about to be submitted"
     return f"not submitted yet, again after {again}: {firing.told}"
 
 
 def schedule_as_json(store: ScheduleStore, schedule: Schedule, now: datetime) -> dict[str, Any]:
-    """A schedule, and what became of its last due time."""
+    """Return a schedule as JSON, with the outcome of its last due time."""
     due = next(schedule.due(now), None)
     last = store.history(schedule.id, 1)
     return {
@@ -69,7 +69,7 @@ def schedule_as_json(store: ScheduleStore, schedule: Schedule, now: datetime) ->
 
 
 def firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
-    """What became of a due time."""
+    """Return a firing and its outcome as JSON."""
     zone = ZoneInfo(schedule.tz)
     waits = firing.state is FiringState.FIRING
     return {

@@ -1,4 +1,4 @@
-"""The scheduler: claims what is due and has it submitted, again and again."""
+"""The scheduler: claims due times and starts their submissions, in a loop."""
 
 import fcntl
 import os
@@ -26,23 +26,23 @@ from snakemake_executor_plugin_mantik.schedule.submit import (
 )
 
 LATE_S: Final = 120.0
-"""Seconds after which a due time that nobody has looked at counts as missed."""
+"""Seconds after which an unclaimed due time counts as missed."""
 LOOK_S: Final = 15.0
-"""Seconds between two looks at most: a failed submission may be due again, a clock be set."""
+"""Largest pause between two checks in seconds: a retry may be due, or the clock was set."""
 
 _PRESENT: Final = "schedulers.lock"
 
 
 @contextmanager
 def mark_present(directory: Path) -> Iterator[None]:
-    """Let others see that a scheduler is there; several may be."""
+    """Hold a shared lock that shows that a scheduler is running; several may hold it."""
     with open_private(directory / _PRESENT, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
 
 def is_present(directory: Path) -> bool:
-    """Whether a scheduler is there."""
+    """Return whether a scheduler is running."""
     with suppress(FileNotFoundError), (directory / _PRESENT).open("rb") as file:
         return not take_lock(file)
     return False
@@ -51,21 +51,21 @@ def is_present(directory: Path) -> bool:
 def claim_due(
     store: ScheduleStore, submit: Callable[[Firing], None], clock: Callable[[], float]
 ) -> float:
-    """Claim due times, and have what is claimed submitted.
+    """Claim due times, and submit the claimed ones.
 
     Args:
-        store: of the schedules; others may work with it at the same time.
-        submit: begins to submit a due time, or does it; may be called while one is under way.
-        clock: returns the time, seconds since the epoch.
+        store: the schedules; other processes may use it at the same time.
+        submit: submits a due time, or starts its submission; may be called during a submission.
+        clock: returns the time in seconds since the epoch.
 
     Returns:
-        Seconds until the next look: at the next full minute, when due times are, or before.
+        Seconds until the next check: at the next full minute, when schedules are due, or earlier.
     """
     now = clock()
     for schedule in store.all():
         _claim(store, schedule, now)
     for firing in store.open():
-        # A time that lies too far ahead was set by a clock that was wrong.
+        # A retry too far ahead was set while the clock was wrong.
         waits = 0 < firing.retry - now <= RETRY_MOST_S
         if not waits and not is_under_way(store.path.parent, firing.schedule):
             submit(firing)
@@ -74,7 +74,7 @@ def claim_due(
 
 def _claim(store: ScheduleStore, schedule: Schedule, now: float) -> None:
     if now < schedule.since:
-        # Due times that were claimed are not claimed again, whatever the clock says.
+        # Due times that were claimed are not claimed again, whatever the clock shows.
         store.rewind(schedule, now)
         return
     latest = schedule.latest(datetime.fromtimestamp(now, UTC))
@@ -100,18 +100,17 @@ def _missed(first: datetime, last: datetime) -> str:
 
 
 class Processes:
-    """Submits due times, each in a process of its own that outlives this one.
+    """Submits each due time in a separate process that outlives this one.
 
-    MLflow, whose import takes hundreds of megabytes, and whatever a submission hangs in or dies of
-    are not in the scheduler's process so.
+    This keeps MLflow, whose import takes hundreds of megabytes, and a submission that hangs or
+    crashes out of the scheduler's process.
     """
 
     def __init__(self) -> None:
-        """Prepare."""
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def submit(self, firing: Firing) -> None:
-        """Begin to submit, unless a process of ours is at it."""
+        """Start a submission, unless one of our processes runs it already."""
         self.reap()
         if firing.id not in self._running:
             self._running[firing.id] = subprocess.Popen(
@@ -121,17 +120,15 @@ class Processes:
             )  # fmt: skip
 
     def reap(self) -> None:
-        """Forget processes that have ended."""
         self._running = {n: p for n, p in self._running.items() if p.poll() is None}
 
     def wait(self) -> None:
-        """Wait until all have ended."""
         for process in self._running.values():
             process.wait()
 
 
 def _there() -> str:
-    """Where a process can be started: a scheduler may outlive the directory that it is in."""
+    """Return a directory to start a process in: a scheduler may outlive its own."""
     try:
         return os.getcwd()
     except FileNotFoundError:

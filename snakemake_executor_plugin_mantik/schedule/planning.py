@@ -1,4 +1,4 @@
-"""What a user asks a schedule to be, checked: every mistake is told before it costs a due time."""
+"""Check a requested schedule, to report every mistake before it costs a due time."""
 
 import difflib
 from collections.abc import Callable
@@ -15,20 +15,20 @@ from snakemake_executor_plugin_mantik.schedule.schedules import MissedPolicy, Sc
 from snakemake_executor_plugin_mantik.schedule.submit import format_moment
 
 FOR_EVER: Final = "never"
-"""What takes the end of a schedule away."""
+"""The value of `--until` that removes the end of a schedule."""
 
 
 @dataclass(frozen=True)
 class ScheduleRequest:
-    """What a user asks for; None: as it was, or as it is by itself.
+    """The values that a user requests for a schedule; None keeps the old value or the default.
 
     Attributes:
-        run: the run, by whatever names it.
+        run: names the run in any form that `find` accepts.
         cron: a crontab line.
         tz: a time zone.
         until: a day, as in 2027-03-31, or `FOR_EVER`.
         account: the compute budget account.
-        missed: what becomes of missed due times.
+        missed: the policy for missed due times.
     """
 
     run: str | None = None
@@ -42,16 +42,16 @@ class ScheduleRequest:
 def make_schedule(
     name: str, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]
 ) -> Schedule:
-    """A new schedule.
+    """Return a new schedule.
 
     Args:
-        name: the schedule's.
-        wish: with run and cron.
-        now: due times after this one count.
-        find: finds the id of a run; raises `UserError` if there is none.
+        name: the schedule's name.
+        wish: must contain `run` and `cron`.
+        now: the schedule is due after this time only.
+        find: returns the id of a run; raises `UserError` if the run does not exist.
 
     Raises:
-        UserError: with all that is wrong.
+        UserError: with all mistakes.
     """
     bare = Schedule(
         id=0, name=name, run="", cron="", tz=_local_zone(), until=None, account="",
@@ -61,7 +61,8 @@ def make_schedule(
     if not fullmatch(r"\w[\w.-]{0,59}", name):
         mistakes.append(
             UserError(
-                f"{name!r} can be no schedule's name", do="Use up to 60 letters, digits, . _ and -"
+                f"{name!r} is not a valid schedule name",
+                do="Use up to 60 letters, digits, . _ and -",
             )
         )
     return _changed(bare, wish, now, find, mistakes)
@@ -70,10 +71,10 @@ def make_schedule(
 def edit_schedule(
     schedule: Schedule, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]
 ) -> Schedule:
-    """A schedule with changes; due times up to now that nobody has looked at count no more.
+    """Return a changed schedule. It drops unclaimed due times up to now.
 
     Raises:
-        UserError: with all that is wrong.
+        UserError: with all mistakes.
     """
     return replace(_changed(schedule, wish, now, find, []), since=now.timestamp())
 
@@ -121,19 +122,19 @@ def _check_due(schedule: Schedule, now: datetime) -> None:
     first = next(replace(schedule, until=None).due(now), None)
     if first is None:
         raise UserError(
-            f"{schedule.cron!r} is never due", do="Name a day that there is in one of the months"
+            f"{schedule.cron!r} is never due", do="Use a day that exists in one of the months"
         )
     raise UserError(
         f"it would never be due: first on {format_moment(first)}, and until {schedule.until} only",
-        do="Give a later day with --until",
+        do="Set a later day with --until",
     )
 
 
 def _find_zone(name: str) -> ZoneInfo:
-    """A time zone of the IANA data base.
+    """Return a time zone of the IANA data base.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: there is no time zone of this name.
     """
     try:
         return ZoneInfo(name)
@@ -141,10 +142,10 @@ def _find_zone(name: str) -> ZoneInfo:
         known = sorted(available_timezones())
     if not known:
         raise UserError(
-            "this machine knows no time zones", do="Install them: pip install tzdata"
+            "this machine has no time zone data", do="Install it: pip install tzdata"
         ) from None
     wanted = name.lower().replace(" ", "_")
-    # People know their city, and rarely the continent that it is filed under.
+    # Users know their city, and rarely the continent that it is listed under.
     by_word = {zone.lower(): zone for zone in known}
     by_word |= {zone.lower().rpartition("/")[2]: zone for zone in known if "/" in zone}
     close = difflib.get_close_matches(wanted, by_word, n=3, cutoff=0.7)
@@ -157,7 +158,7 @@ def _find_zone(name: str) -> ZoneInfo:
 
 
 def _local_zone() -> str:
-    """The time zone that this machine is set to; UTC where that cannot be found out."""
+    """Return the machine's time zone, or UTC if it cannot be determined."""
     try:
         from tzlocal import get_localzone_name
 
@@ -175,22 +176,22 @@ def _day(text: str, today: date) -> date | None:
         day = date.fromisoformat(text)
     except ValueError:
         raise UserError(
-            f"--until: {text!r} is no day", do=f"Write it as 2027-03-31, or {FOR_EVER}"
+            f"--until: {text!r} is not a date", do=f"Use a date like 2027-03-31, or {FOR_EVER}"
         ) from None
     if day < today:
-        raise UserError(f"--until: {text} is over", do="Give a day that is still to come")
+        raise UserError(f"--until: {text} is in the past", do="Set today or a later day")
     return day
 
 
 def _account(name: str) -> str:
     if name and not is_single_word(name):
         raise UserError(
-            f"--account: no scheduler can be told {name!r}",
+            f"--account: {name!r} is not a valid account name",
             do="Use no blanks, quotes, backslashes, # or control characters",
         )
     return name
 
 
 def utc_now() -> datetime:
-    """The machine's time."""
+    """Return the machine's time."""
     return datetime.now(UTC)

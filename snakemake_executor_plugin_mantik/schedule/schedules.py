@@ -1,4 +1,4 @@
-"""A schedule, and what became of its due times. Values."""
+"""Values: a schedule, and the outcome of its due times."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from snakemake_executor_plugin_mantik.schedule.cron import Cron
 
 
 class MissedPolicy(StrEnum):
-    """What becomes of due times that passed while nothing ran."""
+    """How to treat due times that passed while no scheduler ran."""
 
     SKIP = "skip"
     ONCE = "once"
 
 
 class FiringState(StrEnum):
-    """How far a due time is."""
+    """The state of a claimed due time."""
 
     FIRING = "firing"
     FIRED = "fired"
@@ -28,18 +28,18 @@ class FiringState(StrEnum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run that is submitted again whenever its time has come.
+    """A run that is submitted again at each due time.
 
     Attributes:
-        id: never used again.
-        name: unique at a time.
+        id: never reused.
+        name: unique among the existing schedules.
         run: the MLflow id of the run that is submitted again.
         cron: a crontab line.
-        tz: the time zone that it is meant in.
-        until: the last day, there, on which it may be due; None: for ever.
+        tz: the time zone of `cron` and `until`.
+        until: the last day on which the schedule may be due; None: no end.
         account: the compute budget account; empty: the run's.
-        missed: what becomes of due times that passed while nothing ran.
-        since: due times after this one have not been looked at, seconds since the epoch.
+        missed: the policy for due times that passed while no scheduler ran.
+        since: due times after this time are not claimed yet; seconds since the epoch.
         revision: grows with each edit.
     """
 
@@ -55,12 +55,12 @@ class Schedule:
     revision: int
 
     def due(self, after: datetime) -> Iterator[datetime]:
-        """The moments later than `after` at which it is due, in its own time zone."""
+        """Yield the due times later than `after`, in the schedule's time zone."""
         found = self._cron.after(after)
         return takewhile(lambda due: self.until is None or due.date() <= self.until, found)
 
     def latest(self, now: datetime) -> datetime | None:
-        """The last moment up to now that has not been looked at; None: there is none."""
+        """Return the last unclaimed due time up to `now`, or None."""
         since = datetime.fromtimestamp(self.since, UTC)
         if self.until is not None:
             zone = ZoneInfo(self.tz)
@@ -79,15 +79,14 @@ class Firing:
 
     Attributes:
         schedule: the schedule's id.
-        due: when it was due, seconds since the epoch.
-        state: how far it is.
-        key: what the run can be found by, if a submission was interrupted.
-        attempts: how often it was begun to be submitted.
-        begun: whether nobody knows what came of an attempt: it is under way, or was interrupted.
-        retry: when it is submitted again, if it is not fired then; seconds since the epoch.
-        run: the run that was made; empty: none yet.
-        told: why it is as it is, in words.
-        changed: when it came to be so, seconds since the epoch.
+        due: the due time in seconds since the epoch.
+        key: identifies the run if a submission was interrupted.
+        attempts: how many submissions were started.
+        begun: whether the outcome of an attempt is unknown: it is under way, or was interrupted.
+        retry: when to submit again, if not fired by then; seconds since the epoch.
+        run: the id of the new run; empty: none yet.
+        told: the reason for the state, for users.
+        changed: time of the last change of state, in seconds since the epoch.
     """
 
     id: int

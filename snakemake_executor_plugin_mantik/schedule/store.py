@@ -1,7 +1,7 @@
-"""Where schedules are kept: one SQLite file per user, written by commands and schedulers at once.
+"""Store schedules in one SQLite file per user, which commands and schedulers write concurrently.
 
-A due time is a row of `firings` before anything is done about it, and there is one row for each:
-whoever has put it there has claimed it. A write has survived a power cut when the method returns.
+A due time is claimed by inserting its row into `firings`, before any other step; each due time has
+one row at most. When a method returns, its write survives a power cut.
 """
 
 import sqlite3
@@ -25,9 +25,9 @@ from snakemake_executor_plugin_mantik.schedule.schedules import (
 SCHEDULES_FILE: Final = "schedules.sqlite"
 _VERSION: Final = 1
 KEPT: Final = 500
-"""Due times that are over and still shown, of each schedule."""
+"""How many past due times of each schedule are kept, to be shown."""
 
-NEVER_BEGUN: Final = "the scheduler ended before it was submitted, until the next one was due"
+NEVER_BEGUN: Final = "no scheduler submitted it before the next due time"
 
 _LOCK_WAIT_S: Final = 30.0
 _SCHEMA: Final = """
@@ -52,22 +52,26 @@ VALUES (:schedule, :due, :state, :key, :now, :told, :now)
 ON CONFLICT (schedule, due) DO UPDATE SET state = :state, told = :told, changed = :now, retry = :now
 WHERE state = 'missed' AND :state = 'firing'
 """
-"""What was missed by a clock that was wrong comes after all."""
+"""A due time that a wrong clock marked as missed can still be fired."""
 
 
 class ScheduleStore:
     """The schedules of a user.
 
-    All methods raise `MantikError` if the file cannot be used, and `UserError` where they say so.
+    All methods raise `MantikError` if the file cannot be used.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open the file in `directory`; both are made, closed to others, if they are not there."""
+        """Open the file in `directory`. Create missing ones, accessible to the user only.
+
+        Raises:
+            UserError: a newer version wrote the file.
+        """
         self.path = directory / SCHEDULES_FILE
         try:
             make_private(directory)
             open_private(self.path, "ab").close()
-            # No write-ahead log: homes are on network file systems, where there is none.
+            # No write-ahead log: it does not work on network file systems, where homes often lie.
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=_LOCK_WAIT_S)
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from None
@@ -83,13 +87,13 @@ class ScheduleStore:
             self._db.execute("PRAGMA foreign_keys = ON")
         if self._version() < _VERSION:
             with self._write() as db:
-                if self._version() == 0:  # nobody else has made them meanwhile
+                if self._version() == 0:  # no other process created the tables meanwhile
                     for statement in _SCHEMA.split(";"):
                         db.execute(statement)
                     db.execute(f"PRAGMA user_version = {_VERSION}")
         if (version := self._version()) > _VERSION:
             raise UserError(
-                f"it is of version {version}, this command knows up to {_VERSION}",
+                f"the file has version {version}, this command reads up to {_VERSION}",
                 where=str(self.path),
                 do="Update snakemake-executor-plugin-mantik",
             )
@@ -98,13 +102,12 @@ class ScheduleStore:
         return int(self._rows("PRAGMA user_version")[0][0])
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     def _unusable(self, error: Exception) -> MantikError:
         return MantikError(
-            f"the schedules cannot be used ({error})", where=str(self.path),
-            do="See whether the disk is full and the file is yours",
+            f"cannot use the schedules ({error})", where=str(self.path),
+            do="Check that the disk is not full and that you own the file",
         )  # fmt: skip
 
     @contextmanager
@@ -133,21 +136,20 @@ class ScheduleStore:
     # Schedules
 
     def all(self) -> list[Schedule]:
-        """All schedules, by name."""
+        """Return all schedules, ordered by name."""
         return [_schedule(row) for row in self._rows("SELECT * FROM schedules ORDER BY name")]
 
     def get(self, name: str) -> Schedule | None:
-        """The schedule of this name; None: there is none."""
         found = self._rows("SELECT * FROM schedules WHERE name = ?", name)
         return _schedule(found[0]) if found else None
 
     def by_id(self, schedule_id: int) -> Schedule | None:
-        """The schedule of this id; None: it was removed."""
+        """Return the schedule with this id; None if it was removed."""
         found = self._rows("SELECT * FROM schedules WHERE id = ?", schedule_id)
         return _schedule(found[0]) if found else None
 
     def add(self, schedule: Schedule) -> bool:
-        """Add a schedule, whose id does not count; False: its name is taken."""
+        """Add a schedule under a new id. Return False if its name is taken."""
         values = _columns(schedule)
         del values["id"]
         names = ", ".join(values)
@@ -160,7 +162,7 @@ class ScheduleStore:
         return done.rowcount == 1
 
     def edit(self, schedule: Schedule) -> bool:
-        """Change all but name and id; False: it was changed or removed since it was read."""
+        """Change all but name and id. Return False if it was changed or removed since the read."""
         values = _columns(schedule) | {"revision": schedule.revision + 1}
         del values["id"], values["name"]
         setting = ", ".join(f"{name} = ?" for name in values)
@@ -172,12 +174,12 @@ class ScheduleStore:
         return done.rowcount == 1
 
     def remove(self, schedule_id: int) -> None:
-        """Forget a schedule and its due times."""
+        """Remove a schedule and its due times."""
         with self._write() as db:
             db.execute("DELETE FROM schedules WHERE id = ?", (schedule_id,))
 
     def rewind(self, schedule: Schedule, now: float) -> None:
-        """The clock was ahead when due times were last looked at: they are looked at from now."""
+        """Check due times from `now` on, because the clock was ahead at the last check."""
         with self._write() as db:
             db.execute(
                 "UPDATE schedules SET since = ? WHERE id = ? AND revision = ? AND since > ?",
@@ -193,15 +195,16 @@ class ScheduleStore:
         rows: Sequence[tuple[int, FiringState, str]],
         now: float,
     ) -> bool:
-        """Claim due times; False: somebody else has, or the schedule was edited.
+        """Claim due times. Return False if another process did, or the schedule was edited.
 
-        What of earlier ones failed so far is given up: the new one has come.
+        If one of them is to be fired, earlier firings that are not submitted are given up, except
+        those whose submission has begun.
 
         Args:
-            schedule: as it was read when they were found.
-            upto: due times up to this one need not be looked at again.
-            rows: for each: when it was due, how far it is, why.
-            now: the time.
+            schedule: as read when the due times were computed.
+            upto: due times up to this one are not checked again.
+            rows: due time, state and reason of each.
+            now: seconds since the epoch.
         """
         with self._write() as db:
             done = db.execute(
@@ -236,17 +239,17 @@ class ScheduleStore:
         return True
 
     def firing(self, firing_id: int) -> Firing | None:
-        """A claimed due time; None: there is none any more."""
+        """Return a claimed due time, or None if it was removed."""
         found = self._rows("SELECT * FROM firings WHERE id = ?", firing_id)
         return _firing(found[0]) if found else None
 
     def open(self) -> list[Firing]:
-        """The due times that are to be submitted, the oldest first."""
+        """Return the due times to submit, the oldest first."""
         rows = self._rows("SELECT * FROM firings WHERE state = ? ORDER BY due", FiringState.FIRING)
         return [_firing(row) for row in rows]
 
     def history(self, schedule_id: int, limit: int = KEPT) -> list[Firing]:
-        """What became of a schedule's due times, the latest first."""
+        """Return a schedule's claimed due times, the latest first."""
         rows = self._rows(
             "SELECT * FROM firings WHERE schedule = ? ORDER BY due DESC LIMIT ?",
             schedule_id, limit,
@@ -254,29 +257,29 @@ class ScheduleStore:
         return [_firing(row) for row in rows]
 
     def begin(self, firing: Firing, now: float, retry: float) -> None:
-        """It is about to be submitted: if we are killed now it may have been."""
+        """Record that a submission starts: if this process is killed, a run may exist."""
         self._change(
             "attempts = attempts + 1, begun = 1, retry = ?, changed = ?", firing, retry, now
         )
 
     def fired(self, firing: Firing, run: str, now: float) -> None:
-        """It has been submitted."""
+        """Record a submitted run."""
         self._change(
             "state = ?, begun = 0, run = ?, told = '', changed = ?",
             firing, FiringState.FIRED, run, now,
         )  # fmt: skip
 
     def put_off(self, firing: Firing, told: str, now: float, *, give_up: bool) -> None:
-        """It could not be submitted; it is given up, too, if a later one has been claimed.
+        """Record a failed submission, and give it up if a later due time has been claimed.
 
-        Where an attempt before was interrupted, nobody knows whether a run came of it: then it
-        stays so, and it is not given up for a later one.
+        If an earlier attempt was interrupted, a run may exist: `begun` stays set then, and the
+        firing is not given up for a later one.
 
         Args:
-            firing: as it was before this attempt.
-            told: why.
-            now: the time.
-            give_up: whether it is given up in any case.
+            firing: as before this attempt.
+            told: the reason.
+            now: seconds since the epoch.
+            give_up: gives it up in any case.
         """
         with self._write() as db:
             later = db.execute(
@@ -301,7 +304,7 @@ class ScheduleStore:
 
 
 def repeated_by(directory: Path, run_id: str) -> list[str]:
-    """The names of the schedules that repeat a run; no file is made for that.
+    """Return the names of the schedules that repeat a run, without creating the file.
 
     Raises:
         MantikError: the file cannot be used.

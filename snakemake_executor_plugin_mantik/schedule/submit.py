@@ -1,4 +1,4 @@
-"""Submits a due time that was claimed: once, however often it is begun."""
+"""Submit a claimed due time: one run, however often the submission is started."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,19 +15,19 @@ from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 
 _RETRY_FIRST_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0
-"""Seconds until what failed is submitted again: at first; doubled each time, and never more."""
+"""First and longest pause before a failed submission is repeated, in seconds; it doubles."""
 FIRING_S: Final = 3600
-"""Seconds that a submission may take; its process is killed then, and another one goes on."""
+"""Longest duration of a submission in seconds; then its process is killed and another continues."""
 _GIVE_UP_S: Final = 7 * 86400.0
-"""Seconds after which it is given up if no later one is due before."""
+"""Seconds after the due time when a failing submission is given up, if no later one came first."""
 
 INTERRUPTED: Final = (
-    "An attempt before was interrupted: smk-mantik runs list shows what came of it."
+    "An earlier attempt was interrupted: smk-mantik runs list shows whether it made a run."
 )
 
 SCHEDULE: Final = "mantik.schedule"
 DUE: Final = "mantik.schedule.due"
-"""Tags of the runs that were made: the schedule's name, and when it was due."""
+"""Tags of the new runs: the schedule's name, and the due time."""
 
 
 class Resubmit(Protocol):
@@ -36,23 +36,23 @@ class Resubmit(Protocol):
     def __call__(
         self, run_id: str, *, account: str, name: str, tags: Mapping[str, str], key: str
     ) -> str:
-        """The new run's id; the same one whenever the key is."""
+        """Return the new run's id; the same key always returns the same id."""
         ...
 
 
 def submit_firing(
     store: ScheduleStore, firing_id: int, again: Resubmit, clock: Callable[[], float]
 ) -> str:
-    """Submit a due time, unless another process is at it or it is over.
+    """Submit a due time, unless another process is submitting it or it has ended.
 
     Args:
-        store: of the schedules.
-        firing_id: what was claimed.
-        again: submits.
-        clock: tells the time, seconds since the epoch.
+        store: the schedules.
+        firing_id: id of the claimed due time.
+        again: submits the run.
+        clock: returns the time in seconds since the epoch.
 
     Returns:
-        A line for the user; empty: nothing was done.
+        A line for the user; empty if nothing was done.
     """
     firing = store.firing(firing_id)
     if firing is None:
@@ -96,29 +96,29 @@ def _submit(
 
 
 def retry_pause(attempts: int) -> float:
-    """Seconds until what was begun so often before is begun once more."""
+    """Return the pause in seconds before the next attempt, after this many earlier ones."""
     return min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0 ** min(attempts, 20))
 
 
 def format_moment(moment: datetime) -> str:
-    """A moment as users read it, with the zone."""
+    """Format a moment for users, with the time zone."""
     return f"{moment:%a %Y-%m-%d %H:%M %Z}"
 
 
 @contextmanager
 def lock_schedule(directory: Path, schedule_id: int) -> Iterator[bool]:
-    """Hold a schedule's lock if nobody else does; whether we do. It ends with the process."""
+    """Yield whether this process got a schedule's lock. The lock ends with the process."""
     with open_private(_lock_file(directory, schedule_id), "ab") as file:
         yield take_lock(file)
 
 
 def is_under_way(directory: Path, schedule_id: int) -> bool:
-    """Whether a process is submitting something of a schedule just now."""
+    """Return whether a process is submitting a due time of a schedule now."""
     return is_locked(_lock_file(directory, schedule_id))
 
 
 def forget_lock(directory: Path, schedule_id: int) -> None:
-    """Remove the lock file of a schedule that was removed; whoever holds it goes on."""
+    """Delete the lock file of a removed schedule; a process that holds the lock continues."""
     _lock_file(directory, schedule_id).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What has systemd start the scheduler when the user's machine starts."""
+"""Write a systemd unit that starts the scheduler when the user's machine starts."""
 
 import os
 import sys
@@ -10,14 +10,14 @@ import jinja2
 
 SERVICE: Final = "mantik-schedule.service"
 _SET: Final = ("XDG_DATA_HOME", "MANTIK_RUNS", "MLFLOW_TRACKING_URI")
-"""Variables that say where things are. Credentials are not written into a unit."""
+"""Variables that locate data and servers. Credentials are not written into a unit."""
 
 
 def systemd_unit(environ: Mapping[str, str]) -> str:
-    """A unit file for the user's systemd.
+    """Return a unit file for the user's systemd.
 
     Args:
-        environ: the environment that schedules were made in.
+        environ: the environment in which the schedules were created.
     """
     from snakemake_executor_plugin_mantik.tracking.run import tracking_target
 
@@ -35,6 +35,6 @@ def systemd_unit(environ: Mapping[str, str]) -> str:
 
 
 def systemd_quote(word: str) -> str:
-    """A word as systemd reads it back (systemd.syntax(7)); % begins a specifier there."""
+    """Quote a word for systemd (systemd.syntax(7)), where % begins a specifier."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

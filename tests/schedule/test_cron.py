@@ -112,7 +112,7 @@ def test_the_latest_is_the_later_moment_though_its_clock_time_is_earlier() -> No
         ("* * * * monday", "the day of the week: 'monday' is not"),
         ("* * * * fri-mon", "the day of the week: 'fri-mon' goes backwards"),
         ("*/0 * * * *", "the minute: in '*/0' the step is 0"),
-        ("* 5, * * *", "the hour: '' is nothing that a crontab may have there"),
+        ("* 5, * * *", "the hour: '' is not a valid crontab value"),
         ("* * L * *", "the day of the month: 'L' is not 1 to 31"),
         ("x 99 * * *", "the minute: 'x' is not 0 to 59; the hour: '99' is not 0 to 23"),
         ("0 0 6 * * 1", "it has 6 fields"),

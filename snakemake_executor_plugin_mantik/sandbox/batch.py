@@ -1,4 +1,4 @@
-"""What the sandbox's sites want of a batch scheduler, be it the local one or Slurm."""
+"""The interface of the sandbox's batch schedulers, the local one and Slurm."""
 
 import time
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import Partition
 
 
 class BatchState(Enum):
-    """The states of Slurm that a job can be in."""
+    """Slurm's states of a job."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"
@@ -31,7 +31,6 @@ class BatchState(Enum):
 
     @property
     def final(self) -> bool:
-        """Whether the job has ended."""
         return self not in _UNFINISHED
 
 
@@ -44,15 +43,14 @@ _UNFINISHED = (
 
 @dataclass
 class BatchJob:
-    """One job as its scheduler tells it.
+    """One job as its scheduler reports it.
 
     Attributes:
-        id: the scheduler's id, a number.
-        name: as it was given.
-        state, reason: as Slurm says them.
-        exit_code: of the batch script, None until it ended; 0 when a signal ended it.
-        signal: that ended the batch script, 0 for none.
-        starts: how often it was started.
+        id: the scheduler's id.
+        state, reason: in Slurm's words.
+        exit_code: exit code of the batch script, None until it ended; 0 if a signal ended it.
+        signal: the signal that ended the batch script, 0 for none.
+        starts: how often the job was started.
         submitted, started, ended: seconds since the epoch, None if not yet.
     """
 
@@ -69,24 +67,24 @@ class BatchJob:
 
     @property
     def exit_text(self) -> str:
-        """The exit code as scontrol writes it: `code:signal`."""
+        """Return the exit code as scontrol writes it: `code:signal`."""
         return f"{self.exit_code or 0}:{self.signal}"
 
 
 class CancelError(Exception):
-    """What scancel wrote to standard error when there was nothing to cancel."""
+    """There was nothing to cancel; the message is scancel's standard error."""
 
 
 def cancel_error(number: int | str) -> str:
-    """How scancel begins to tell that it could not cancel a job."""
+    """Return the beginning of scancel's message for a job that it could not cancel."""
     return f"scancel: Terminating job {number}\nscancel: error: Kill job error on job id {number}: "
 
 
 class BatchScheduler(ABC):
-    """A scheduler of one site. All methods are to be called in the loop that serves the site.
+    """A scheduler of one site. Call all methods in the loop that serves the site.
 
     Attributes:
-        jobs: the jobs that were submitted here, by id; they follow the scheduler.
+        jobs: the jobs that were submitted here, by id; they are kept up to date.
         partitions: the queues, the first is the default.
     """
 
@@ -95,11 +93,11 @@ class BatchScheduler(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to follow the jobs."""
+        """Start to follow the jobs."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End all jobs that were submitted here and wait until they are over."""
+        """End all jobs that were submitted here, and wait for their ends."""
 
     @abstractmethod
     async def submit(
@@ -109,13 +107,13 @@ class BatchScheduler(ABC):
         options: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> BatchJob:
-        """Queue a batch script that is to run in `directory`.
+        """Queue a batch script to run in `directory`.
 
-        `options` are those of sbatch's command line by their long names, `environment` variables
-        for the job.
+        `options` are sbatch's command line options by their long names, and `environment` holds
+        variables for the job.
 
         Raises:
-            SbatchError: where sbatch refuses it, in its words.
+            SbatchError: sbatch refuses the script; the message is sbatch's.
         """
 
     @abstractmethod
@@ -123,21 +121,21 @@ class BatchScheduler(ABC):
         """End a job: TERM to all its processes, KILL to those left after the kill wait.
 
         Raises:
-            CancelError: if there is no such job or it is over, in scancel's words.
+            CancelError: there is no such job, or it has ended; the message is scancel's.
         """
 
     @abstractmethod
     async def fail_node(self, number: int) -> None:
-        """Let the node of a running job die."""
+        """Make the node of a running job fail."""
 
     @abstractmethod
     async def details(self, number: int) -> dict[str, str] | None:
-        """What `scontrol show job` tells by key, None once the scheduler has forgotten the job."""
+        """Return the fields of `scontrol show job`, None once the scheduler forgot the job."""
 
     @abstractmethod
     async def script(self, number: int) -> str:
-        """The batch script of a job, empty if it is not there any more."""
+        """Return the batch script of a job, empty if it is gone."""
 
     @abstractmethod
     async def attach(self, number: int, command: str) -> tuple[int, str]:
-        """Run a command beside a running job, as `srun --overlap` does: exit code and stderr."""
+        """Run a command in a running job like `srun --overlap`; return exit code and stderr."""

@@ -1,4 +1,4 @@
-"""A job of the local scheduler: what it is, what it finds, and what `scontrol` tells of it."""
+"""A job of the local scheduler, its environment, and its fields in `scontrol show job`."""
 
 import os
 import time
@@ -17,15 +17,14 @@ class LocalJob(BatchJob):
     """A job of the local scheduler.
 
     Attributes:
-        request: what it asked for.
         copy: the copy of the batch script that is run.
         directory: working directory.
-        slots: slots of this machine that it is charged.
-        pid: of the batch script while it runs.
-        environment: variables that the submission brought.
-        mark: what its processes carry in their environment.
-        verdict: the state that it will end in, None as long as its exit code decides.
-        over_memory: whether it was ended for its memory.
+        slots: slots of this machine that the job is charged.
+        pid: process id of the batch script while it runs.
+        environment: variables from the submission.
+        mark: marks the job's processes in their environment.
+        verdict: the state that the job will end in, None if its exit code decides.
+        over_memory: whether the job was ended for its memory.
     """
 
     request: BatchRequest = field(kw_only=True)
@@ -40,17 +39,15 @@ class LocalJob(BatchJob):
 
     @property
     def output(self) -> Path:
-        """Where its output goes."""
         return self.directory / self._expand(self.request.output)
 
     @property
     def error(self) -> Path | None:
-        """Where its error output goes, None for the file of its output."""
+        """Return the requested file for stderr; None if it goes to `output`."""
         return self.directory / self._expand(self.request.error) if self.request.error else None
 
     @property
     def stderr(self) -> Path:
-        """The file that its error output ends up in."""
         return self.error or self.output
 
     def _expand(self, name: str) -> str:
@@ -60,10 +57,10 @@ class LocalJob(BatchJob):
 def local_job_environment(
     job: LocalJob, settings: Mapping[str, str], home: Path, user: str
 ) -> dict[str, str]:
-    """A job's environment: nothing of ours but the search path and the language.
+    """Return a job's environment; of this process it holds the search path and language only.
 
-    The sandbox often runs with the user's credentials in its environment; they must not be
-    seen by jobs, as they are not at a real site. `settings` are the variables of all jobs.
+    The sandbox often has the user's credentials in its environment. Jobs must not see them, as they
+    do not at a real site. `settings` are the variables of all jobs.
     """
     request = job.request
     node = os.uname().nodename
@@ -100,7 +97,7 @@ def local_job_environment(
 
 
 def scontrol(job: LocalJob) -> dict[str, str]:
-    """What `scontrol show job` tells of a job."""
+    """Return the fields of `scontrol show job`."""
     request = job.request
     output = str(job.output)
     return {

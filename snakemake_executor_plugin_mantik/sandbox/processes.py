@@ -1,8 +1,8 @@
-"""All processes of a job: which they are, how much memory they use, how to end them.
+"""Find all processes of a job, measure their memory, and end them.
 
-A job's processes are those of its session, their descendants, and those that carry the job's mark
-in their environment (a daemon that left the session). Linux tells all of that in /proc; elsewhere
-(macOS) `ps` tells groups and descendants, and marks are not seen.
+A job's processes are those of its session, their descendants, and those with the job's mark in
+their environment (a daemon that left the session). Linux shows all of that in /proc. Elsewhere
+(macOS), `ps` shows groups and descendants, but no marks.
 """
 
 import os
@@ -18,7 +18,7 @@ MARK = "MANTIK_SANDBOX_JOB"
 """The environment variable that marks a job's processes."""
 
 _LOOK_AGAIN = 0.01
-"""Seconds between killing what is left of a job and looking whether there is more."""
+"""Seconds between killing a job's remaining processes and the next check for more."""
 
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
@@ -27,7 +27,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Process:
-    """One process: its id, its parent, its group, its session and its resident memory in bytes."""
+    """One process; `memory` is its resident memory in bytes."""
 
     pid: int
     parent: int
@@ -37,7 +37,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """All processes of this machine that can be seen; zombies are left out."""
+    """Return all visible processes of this machine except zombies."""
     return _from_proc() if _HAS_PROC else _from_ps()
 
 
@@ -72,9 +72,9 @@ def _from_ps() -> list[Process]:
 
 
 def members(leader: int, among: Iterable[Process]) -> list[Process]:
-    """The processes of the session that `leader` leads or led, and their descendants.
+    """Return the processes of the session that `leader` leads or led, and their descendants.
 
-    Each comes before its children, whose ids may be lower once the kernel's have wrapped around.
+    Each precedes its children. Sorting by id would not do: the kernel's ids wrap around.
     """
     among = list(among)
     mine = {process.pid for process in among if leader in (process.session, process.group)}
@@ -86,7 +86,7 @@ def members(leader: int, among: Iterable[Process]) -> list[Process]:
     found: list[Process] = []
     left = {process.pid: process for process in among if process.pid in mine}
     while left:
-        # What was seen while ids changed hands may be its own ancestor.
+        # If ids were reused during the listing, a process may be its own ancestor.
         first = [p for p in left.values() if p.parent not in left] or list(left.values())
         found += first
         for process in first:
@@ -95,7 +95,7 @@ def members(leader: int, among: Iterable[Process]) -> list[Process]:
 
 
 def marked(mark: str, among: Iterable[Process]) -> list[Process]:
-    """The processes that carry `mark` in their environment."""
+    """Return the processes that have `mark` in their environment."""
     if not _HAS_PROC:
         return []
     wanted = f"{MARK}={mark}".encode()
@@ -108,7 +108,7 @@ def marked(mark: str, among: Iterable[Process]) -> list[Process]:
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each process that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -117,9 +117,9 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
 def signal_job(leader: int, number: signal.Signals, gap: float = 0.0) -> None:
     """Send a signal to all processes of the job's session, the batch script first.
 
-    None hears that a child has ended before it has the signal itself: its `set -e` would end it.
-    A real scheduler does not care: with a `gap`, seconds between one process and the next, the
-    children are told first and the batch script last.
+    A parent so gets the signal before it can notice the end of a child, where its `set -e` would
+    end it. A real scheduler does not take that care: with a `gap`, in seconds between two
+    processes, the children get the signal first and the batch script last.
     """
     if gap:
         for process in reversed(members(leader, processes())):
@@ -131,9 +131,9 @@ def signal_job(leader: int, number: signal.Signals, gap: float = 0.0) -> None:
 
 
 def kill_rest(leader: int, mark: str) -> None:
-    """End, by KILL, all that is left of a job whose batch script has ended.
+    """Kill all remaining processes of a job whose batch script has ended.
 
-    Looks again as long as it finds something: a process may have forked meanwhile.
+    Repeat while there are any, up to ten times: a process may have forked meanwhile.
     """
     for _ in range(10):
         seen = processes()

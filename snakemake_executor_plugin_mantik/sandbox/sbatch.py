@@ -1,6 +1,6 @@
-"""Batch scripts as sbatch reads them: `#SBATCH` lines in, a request or sbatch's refusal out.
+"""Read the `#SBATCH` lines of a batch script as sbatch does, or refuse it in sbatch's words.
 
-The words of the refusals are those of Slurm 22.05 to 24.05.
+The messages are those of Slurm 22.05 to 24.05.
 """
 
 import re
@@ -45,17 +45,17 @@ TOO_MANY = (
     f"{_REFUSED}Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
 )
-"""What sbatch says to a user who has as many jobs as allowed."""
+"""sbatch's message to a user who has as many jobs as allowed."""
 
 MAX_SCRIPT = 4 << 20
-"""Bytes that a batch script may have; Slurm's limit (measured)."""
+"""Largest size of a batch script in bytes; Slurm's limit (measured)."""
 
 
 class SbatchError(Exception):
-    """What sbatch wrote to standard error when it refused a script.
+    """sbatch refused a script; the message is its standard error.
 
     Attributes:
-        name: the job's name if no node can run it, which may leave a record; None otherwise.
+        name: the job's name if no node can run it, since Slurm may keep a record then; else None.
     """
 
     def __init__(self, message: str, name: str | None = None) -> None:
@@ -65,16 +65,15 @@ class SbatchError(Exception):
 
 @dataclass(frozen=True)
 class SlurmVariant:
-    """Where one Slurm differs from another.
+    """Properties in which Slurm installations differ.
 
     Attributes:
         part_limits: refuse a walltime above the partition's (`EnforcePartLimits`); otherwise the
             job is accepted and waits for ever.
-        accounts: the accounts that jobs may be charged to, None for any; the first one is the
-            default.
-        records_refused: a job that no node can run is refused and yet leaves a FAILED record with
-            an id of its own (seen).
-        job_memory: seconds that the scheduler remembers a job that has ended (`MinJobAge`).
+        accounts: the accounts that jobs may be charged to, the first is the default; None for any.
+        records_refused: a refused job that no node can run leaves a FAILED record with its own id
+            (seen).
+        job_memory: seconds that the scheduler remembers an ended job (`MinJobAge`).
     """
 
     part_limits: bool = True
@@ -85,20 +84,17 @@ class SlurmVariant:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What a batch script asks for.
+    """The resources and options that a batch script requests.
 
     Attributes:
-        partition: its name.
         time_s: walltime in seconds.
-        nodes, tasks_per_node, cpus_per_task: the shape of the job.
         tasks: tasks over all nodes.
         memory_mib: memory on each node in MiB, None for no limit.
         gpus: GPUs on each node.
-        name: job name.
         output, error: files, relative to the working directory; `error` None: as `output`.
-        chdir: working directory, None: where sbatch was called.
-        account, comment, constraint, qos, reservation: as written, empty if not.
-        blocked: the reason why it is never started, empty if it will be.
+        chdir: working directory, None: the directory that sbatch was called in.
+        account, comment, constraint, qos, reservation: as in the script, empty if absent.
+        blocked: the reason why the job never starts, empty if it does.
     """
 
     partition: str
@@ -122,7 +118,7 @@ class BatchRequest:
 
     @property
     def cpus(self) -> int:
-        """CPUs over all nodes."""
+        """Return the CPUs over all nodes."""
         return self.tasks * self.cpus_per_task
 
 
@@ -132,12 +128,12 @@ def parse_script(
     options: Mapping[str, str] | None = None,
     rules: SlurmVariant | None = None,
 ) -> BatchRequest:
-    """What `script` asks for, checked against `partitions` (the first is the default).
+    """Return the request of `script`, checked against `partitions` (the first is the default).
 
-    `options` are those of the command line by their long names; they win over the script's.
+    `options` are command line options by their long names; they override the script's.
 
     Raises:
-        SbatchError: where sbatch would refuse the script, in its words.
+        SbatchError: sbatch would refuse the script; the message is sbatch's.
     """
     if not script.startswith("#!"):
         raise SbatchError(
@@ -147,12 +143,12 @@ def parse_script(
         )
     if len(script.encode()) > MAX_SCRIPT:
         raise SbatchError(f"{_REFUSED}Pathname of a file, directory or other parameter too long")
-    asked = _request(_options(script) | dict(options or {}), partitions[0])
-    return _checked(asked, partitions, rules or SlurmVariant())
+    request = _request(_options(script) | dict(options or {}), partitions[0])
+    return _checked(request, partitions, rules or SlurmVariant())
 
 
 def _options(script: str) -> dict[str, str]:
-    """The options of the `#SBATCH` lines before the first command; later ones win."""
+    """Return the options of the `#SBATCH` lines before the first command; later ones override."""
     options: dict[str, str] = {}
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
@@ -242,9 +238,12 @@ def _unrecognized(word: str) -> SbatchError:
 
 
 def parse_sbatch_time(text: str) -> int:
-    """Seconds of a walltime: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
+    """Return the seconds of a walltime: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
 
-    Slurm rounds up to minutes; the sandbox keeps the seconds, so that a test need not wait.
+    Slurm rounds up to minutes; the sandbox keeps the seconds, so that tests need not wait.
+
+    Raises:
+        SbatchError: the text is not a walltime.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -259,7 +258,11 @@ def parse_sbatch_time(text: str) -> int:
 
 
 def parse_sbatch_memory(text: str, option: str) -> int | None:
-    """MiB of a memory size, None for 0, which Slurm takes as all of the node's."""
+    """Return the MiB of a memory size, or None for 0, which means all memory of a node to Slurm.
+
+    Raises:
+        SbatchError: the text is not a memory size.
+    """
     match = _MEMORY.fullmatch(text)
     if match is None:
         raise SbatchError(f"sbatch: error: Invalid --{option} specification")

@@ -33,8 +33,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 
 _FIRST_ID = 1000
 _NO_DIRECTORY_SIGNAL = 53
-"""What Slurm says of a job whose working directory or output file cannot be used."""
-
+"""The signal that Slurm reports for a job whose working directory or output file is unusable."""
 
 _REASONS = {
     BatchState.TIMEOUT: "TimeLimit",
@@ -45,12 +44,12 @@ _REASONS = {
 
 
 class LocalScheduler(BatchScheduler):
-    """A FIFO queue with first fit: a job starts when its slots are free, in the order of arrival.
+    """A FIFO queue with first fit: jobs start in the order of submission, once slots are free.
 
     `fail_node` kills all processes of the one job at once.
 
     Attributes:
-        max_submit_jobs: jobs that may wait and run before more are refused, None for no limit.
+        max_submit_jobs: waiting and running jobs above which more are refused, None for no limit.
     """
 
     jobs: dict[int, LocalJob]
@@ -64,7 +63,7 @@ class LocalScheduler(BatchScheduler):
         user: str,
         rules: SlurmVariant | None = None,
     ) -> None:
-        """Keep batch scripts in `directory`; jobs run with `home` and `user` in the environment."""
+        """Keep batch scripts in `directory`; jobs find `home` and `user` in their environment."""
         self.jobs = {}
         self.partitions = settings.partitions
         self.max_submit_jobs = settings.max_submit_jobs
@@ -84,7 +83,7 @@ class LocalScheduler(BatchScheduler):
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Nothing: the jobs run in tasks of the loop."""
+        """Do nothing: the jobs run in tasks of the loop."""
 
     async def submit(
         self,
@@ -93,7 +92,6 @@ class LocalScheduler(BatchScheduler):
         options: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LocalJob:
-        """Queue a batch script; see `Scheduler.submit`."""
         unfinished = sum(not job.state.final for job in self.jobs.values())
         if self.max_submit_jobs is not None and unfinished >= self.max_submit_jobs:
             raise SbatchError(TOO_MANY)
@@ -118,7 +116,7 @@ class LocalScheduler(BatchScheduler):
         return job
 
     def _record_refused(self, name: str, directory: Path) -> None:
-        """Keep the record of a job that no node can run, where Slurm keeps one."""
+        """Keep a record of a job that no node can run, if the simulated Slurm keeps one."""
         if not self._rules.records_refused:
             return
         number = next(self._ids)
@@ -135,7 +133,6 @@ class LocalScheduler(BatchScheduler):
         self.jobs[number] = job
 
     async def cancel(self, number: int) -> None:
-        """End a job; see `Scheduler.cancel`."""
         job = self.jobs.get(number)
         if job is None:
             raise CancelError(f"{cancel_error(number)}Invalid job id specified")
@@ -144,19 +141,16 @@ class LocalScheduler(BatchScheduler):
         self._end(number, BatchState.CANCELLED)
 
     async def fail_node(self, number: int) -> None:
-        """Let the node of a running job die: all its processes are killed at once."""
         job = self.jobs[number]
         if job.state is BatchState.RUNNING and job.pid is not None:
             job.verdict = BatchState.NODE_FAIL
             processes.signal_job(job.pid, signal.SIGKILL)
 
     async def script(self, number: int) -> str:
-        """The batch script of a job."""
         copy = self.jobs[number].copy
         return copy.read_text() if copy.is_file() else ""
 
     async def attach(self, number: int, command: str) -> tuple[int, str]:
-        """Run a command beside a running job; see `Scheduler.attach`."""
         job = self.jobs.get(number)
         if job is None or job.state is not BatchState.RUNNING:
             return 1, "srun: error: Unable to confirm allocation for job: Invalid job id"
@@ -176,7 +170,6 @@ class LocalScheduler(BatchScheduler):
         return process.returncode or 0, errors.decode(errors="replace")
 
     async def details(self, number: int) -> dict[str, str] | None:
-        """What `scontrol show job` would tell, as long as the scheduler remembers the job."""
         job = self.jobs[number]
         if job.ended is not None and job.ended < time.time() - self._rules.job_memory:
             return None
@@ -194,8 +187,8 @@ class LocalScheduler(BatchScheduler):
             _append_error(job.stderr, text)
             loop, timing = asyncio.get_running_loop(), self._settings.timing
             if timing.signal_gap:
-                told = (job.pid, signal.SIGTERM, timing.signal_gap)
-                loop.run_in_executor(None, processes.signal_job, *told)
+                arguments = (job.pid, signal.SIGTERM, timing.signal_gap)
+                loop.run_in_executor(None, processes.signal_job, *arguments)
             else:
                 processes.signal_job(job.pid, signal.SIGTERM)
             loop.call_later(timing.kill_wait, self._kill, job)
@@ -205,7 +198,7 @@ class LocalScheduler(BatchScheduler):
             processes.signal_job(job.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End all jobs at once, by KILL, and wait until none of their processes is left."""
+        """Kill all jobs at once, and wait until none of their processes is left."""
         for job in self.jobs.values():
             if job.state is BatchState.PENDING:
                 job.verdict = BatchState.CANCELLED
@@ -245,7 +238,7 @@ class LocalScheduler(BatchScheduler):
         try:
             await self._execute(job)
         except OSError as error:
-            # A working directory that is gone, a file that cannot be made.
+            # The working directory is gone, or a file cannot be created.
             job.exit_code, job.signal = 0, _NO_DIRECTORY_SIGNAL
             job.verdict = job.verdict or BatchState.FAILED
             job.reason = str(error)
@@ -277,12 +270,12 @@ class LocalScheduler(BatchScheduler):
                 if err:
                     err.close()
         job.pid = process.pid
-        if job.verdict is not None:  # cancelled while it was being started
+        if job.verdict is not None:  # cancelled during its start
             processes.signal_job(process.pid, signal.SIGKILL)
         watch = asyncio.create_task(self._enforce(job))
         code = await process.wait()
         watch.cancel()
-        # The job is over when its batch script is; what it left behind is ended.
+        # The job ends with its batch script; the remaining processes are killed.
         await asyncio.to_thread(processes.kill_rest, process.pid, job.mark)
         job.pid = None
         job.exit_code, job.signal = (0, -code) if code < 0 else (code, 0)
@@ -290,7 +283,7 @@ class LocalScheduler(BatchScheduler):
             job.verdict = BatchState.FAILED
 
     async def _enforce(self, job: LocalJob) -> None:
-        """End the job when its walltime is over or it uses more memory than it asked for."""
+        """End the job when its walltime is over or it uses more memory than it requested."""
         assert job.pid is not None
         deadline = time.monotonic() + job.request.time_s
         limit = job.request.memory_mib
@@ -319,7 +312,7 @@ class LocalScheduler(BatchScheduler):
 
 
 def _append_error(file: Path, *lines: str) -> None:
-    """Append lines of slurmstepd to a job's standard error, if it can be written."""
+    """Append lines of slurmstepd to a job's standard error, if the file can be written."""
     node = os.uname().nodename
     try:
         with file.open("a") as opened:
@@ -329,14 +322,13 @@ def _append_error(file: Path, *lines: str) -> None:
 
 
 def _cancelled(number: int, *, time_limit: bool = False) -> str:
-    """The line for a job that is cancelled, or whose time is over."""
     node, now = os.uname().nodename, time.strftime("%Y-%m-%dT%H:%M:%S")
     due = " DUE TO TIME LIMIT" if time_limit else ""
     return f"*** JOB {number} ON {node} CANCELLED AT {now}{due} ***"
 
 
 def _over_memory(number: int, used: int, limit: int) -> tuple[str, ...]:
-    """The lines for a job that OverMemoryKill ends; `used` and `limit` are bytes."""
+    """Return the lines for a job that OverMemoryKill ends; `used` and `limit` are bytes."""
     step = f"StepId={number}.batch"
     return (
         f"{step} exceeded memory limit ({used} > {limit}), being killed",
@@ -346,7 +338,7 @@ def _over_memory(number: int, used: int, limit: int) -> tuple[str, ...]:
 
 
 def _oom_killed(number: int) -> str:
-    """The line for a job whose processes the kernel killed for its cgroup's limit."""
+    """Return the line for a job whose processes the kernel killed for its cgroup's limit."""
     return (
         f"Detected 1 oom-kill event(s) in StepId={number}.batch. Some of your processes may have "
         "been killed by the cgroup out-of-memory handler."

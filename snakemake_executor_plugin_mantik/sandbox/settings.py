@@ -1,4 +1,4 @@
-"""What can be set about a sandbox; all times are in seconds."""
+"""Settings of a sandbox; all times are in seconds."""
 
 import os
 from collections.abc import Mapping
@@ -9,28 +9,27 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.reading import check_site_name
 
 _APIS = ("unicore", "firecrest")
-"""The APIs that a site of the sandbox can speak."""
 
 SCHEDULERS = ("local", "slurm")
-"""What can run the jobs: the sandbox's own scheduler, or this machine's Slurm."""
+"""Schedulers that can run the jobs: the sandbox's own one, or this machine's Slurm."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition of the pretended cluster; requests beyond it are refused as sbatch refuses them.
+    """A partition of the simulated cluster, which refuses larger requests as sbatch does.
 
-    The pretended nodes are larger than this machine: a job is charged at most all its slots, so
-    that a workflow with the requests of the real site runs here unchanged.
+    The simulated nodes are larger than this machine. A job is charged no more than this machine's
+    slots, so that a workflow that requests a real site's resources runs here unchanged.
 
     Attributes:
-        name: its name, the UNICORE queue.
+        name: the partition, which is a queue in UNICORE.
         max_time: longest walltime.
-        default_time: walltime of a job that asks for none.
+        default_time: walltime of a job that requests none.
         nodes: number of nodes.
         cpus: CPUs of each node.
         memory_mib: memory of each node in MiB.
         gpus: GPUs of each node.
-        up: whether its jobs are started; they wait otherwise.
+        up: whether jobs start; otherwise they wait.
     """
 
     name: str
@@ -44,29 +43,29 @@ class Partition:
 
 
 PARTITIONS = (Partition("batch"), Partition("devel", max_time=2 * 3600, nodes=2))
-"""The partitions of every site; the first is the default one."""
+"""The partitions of every site; the first is the default."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How slow the sandbox is; the real values are those measured at a real UNICORE with Slurm.
+    """Delays of the sandbox. "Real" values were measured at a real UNICORE with Slurm.
 
     Attributes:
-        round_trip: of one exchange of UNICORE/X with its TSI on the login node; real: 0.044. A look
-            at a file takes one, an upload one or two, a download three; submitting a job takes
-            eight, one job after the other, when the files of all waiting jobs have been brought.
-        tsi_retry: between two attempts to make a job's directory while the TSI does not answer,
-            after three of which the job fails; real: 5.
-        processing: between accepting a job and looking at its description; real: 0.1 to 1.
+        round_trip: one exchange of UNICORE/X with its TSI on the login node; real: 0.044. A check
+            of a file takes one exchange, an upload one or two, a download three. A submission takes
+            eight; jobs are submitted one by one, after the files of all waiting jobs are staged in.
+        tsi_retry: pause between two attempts to create a job's directory while the TSI does not
+            answer; the job fails after three attempts; real: 5.
+        processing: delay between accepting a job and reading its description; real: 0.1 to 1.
         status_interval: how often the job status follows the scheduler; real: 10 to 60.
         death_lag: how long a job without an exit-code file keeps its old status; real: 134.
-        resubmit_delay: between two of the four attempts to submit to the scheduler; real: 10.
-        kill_wait: between TERM and KILL when a job is ended; Slurm's KillWait, real: 30.
-        signal_gap: between telling one process of a job to end and the next, its children first;
-            with 0 all are told at once, parents first. Slurm tells one after the other, too.
-        memory_interval: how often the memory of running jobs is looked at; Slurm: 30.
+        resubmit_delay: pause between the four attempts to submit to the scheduler; real: 10.
+        kill_wait: time between TERM and KILL when a job is ended; Slurm's KillWait, real: 30.
+        signal_gap: pause between signals to the processes of a job, children first; 0 signals all
+            at once, parents first. Slurm signals one after the other, too.
+        memory_interval: how often the memory of running jobs is checked; Slurm: 30.
         lifetime: how long a job and its directory are kept; real: 1 to 30 days.
-        session_lifetime: of a security session; real: 8 hours.
+        session_lifetime: lifetime of a security session; real: 8 hours.
     """
 
     round_trip: float = 0.0
@@ -86,31 +85,31 @@ REAL_TIMING = Timing(
     round_trip=0.044, tsi_retry=5.0, processing=0.5, status_interval=10.0, death_lag=134.0,
     resubmit_delay=10.0, kill_wait=30.0, memory_interval=30.0,
 )  # fmt: skip
-"""As slow as the real ones that were measured."""
+"""The delays that were measured at real servers."""
 
 
 @dataclass(frozen=True)
 class FirecrestSettings:
-    """How a firecREST site behaves; the real values are those measured at a real firecREST v2.
+    """Settings of a firecREST site. "Real" values were measured at a real firecREST v2.
 
     Attributes:
         token_lifetime: seconds that an access token is valid; real: 60 to 300.
-        token_margin: seconds that a token must still be valid to be taken; the server's
+        token_margin: remaining lifetime in seconds below which a token is refused; the server's
             `min_token_ttl`, real: 30.
-        command_time: seconds that every command on the login node takes; real: 0.01 to 0.03.
-        command_timeout: seconds after which a command is given up (408, or 500 where it has
-            input); real: 5.
-        record_time: seconds that a list of jobs takes longer for each job in it, given up after
+        command_time: duration of every command on the login node; real: 0.01 to 0.03.
+        command_timeout: seconds after which a command is given up (408, or 500 if it has input);
+            real: 5.
+        record_time: extra seconds of a list of jobs per job in it, given up after
             `command_timeout`; real: 0.0007.
-        accounting_lag: seconds that the accounting is behind the scheduler, with half records
-            and jobs that are missing in lists by name; real: 0.3 to 4.
-        job_memory: seconds that the local scheduler remembers a job that has ended, for its
-            metadata; Slurm's MinJobAge, real: 300.
+        accounting_lag: delay of the accounting in seconds; it has half records meanwhile, and
+            lists by name lack jobs; real: 0.3 to 4.
+        job_memory: seconds that the local scheduler keeps the metadata of an ended job; Slurm's
+            MinJobAge, real: 300.
         max_sessions: commands at the same time; OpenSSH's MaxSessions, real: 10.
         max_file_size: bytes of the largest direct upload; real: 5 MiB.
         max_part_size: bytes of one part of a large upload; real: 2 GiB.
-        store_interval: seconds between two looks of an upload's job for its object; real: 60.
-        transfer_method: how large files travel, None: not at all.
+        store_interval: seconds between two checks of an upload's job for its object; real: 60.
+        transfer_method: how large files are transferred, None: not at all.
         account_needed: whether transfers must name an account.
     """
 
@@ -130,7 +129,7 @@ class FirecrestSettings:
 
 
 def machine_slots() -> int:
-    """The CPUs that this process may use."""
+    """Return how many CPUs this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -138,20 +137,20 @@ def machine_slots() -> int:
 
 @dataclass(frozen=True)
 class SandboxSettings:
-    """Everything that can be set about a sandbox.
+    """All settings of a sandbox.
 
     Attributes:
-        timing: how slow it is.
+        timing: delays.
         slots: CPUs that the jobs of one site share.
         partitions: the queues of the local scheduler, the first is the default.
-        scheduler: what runs the jobs, one of SCHEDULERS.
-        accounts: those that the local scheduler's jobs may be charged to, the first is the default.
-        max_submit_jobs: jobs of one site that may wait and run before the local scheduler refuses
-            more, as a MaxSubmitJobs of Slurm does; None for no limit.
-        memory_state: of a job that the local scheduler ends for its memory: OUT_OF_MEMORY, as where
-            cgroups do it, or FAILED by signal 9, as Slurm's OverMemoryKill has it.
-        environment: variables that every job finds, over the minimal ones.
-        firecrest: what is particular to sites that speak firecREST.
+        scheduler: runs the jobs, one of SCHEDULERS.
+        accounts: accounts of the local scheduler, the first is the default.
+        max_submit_jobs: waiting and running jobs of one site above which the local scheduler
+            refuses more, as Slurm's MaxSubmitJobs does; None for no limit.
+        memory_state: state of a job that the local scheduler ends for its memory: OUT_OF_MEMORY, as
+            with cgroups, or FAILED by signal 9, as with Slurm's OverMemoryKill.
+        environment: variables of every job, in addition to the minimal ones.
+        firecrest: settings of sites that speak firecREST.
     """
 
     timing: Timing = Timing()
@@ -170,8 +169,8 @@ class SiteOption:
     """One site of the sandbox.
 
     Attributes:
-        name: its name in the workflow, in URLs and in the name of its backend config.
-        api: which REST API it speaks.
+        name: the site's name in the workflow, in URLs and in the name of its backend config.
+        api: the site's REST API, `unicore` or `firecrest`.
     """
 
     name: str
@@ -179,10 +178,10 @@ class SiteOption:
 
     @classmethod
     def parse(cls, text: str) -> "SiteOption":
-        """Read `NAME=API` as `--site` takes it.
+        """Read the value `NAME=API` of `--site`.
 
         Raises:
-            UserError: if the text is not of that form, or there is no such API.
+            UserError: the name is not valid, or there is no such API.
         """
         name, _, api = text.partition("=")
         api = api or "unicore"
@@ -191,7 +190,7 @@ class SiteOption:
             raise UserError(
                 mistake.partition(";")[0],
                 where=where,
-                do="Give it another name, as in --site hpc1=unicore",
+                do="Use another name, as in --site hpc1=unicore",
             )
         if api not in _APIS:
             raise UserError(

@@ -1,7 +1,7 @@
-"""This machine's Slurm as the scheduler of a sandbox's site: sbatch, scontrol, sacct, scancel.
+"""Use this machine's Slurm as a site's scheduler, through sbatch, scontrol, sacct and scancel.
 
-Which Slurm it is, its own configuration says (`SLURM_CONF`). The sandbox adds nothing to it but the
-jobs that it is given, and ends these when it stops.
+`SLURM_CONF` selects the Slurm. The sandbox adds only the jobs that are submitted to it, and ends
+them when it stops.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from snakemake_executor_plugin_mantik.sandbox.settings import Partition, Sandbox
 
 COMMANDS = ("sbatch", "scancel", "scontrol", "sacct", "squeue", "sinfo", "srun")
 _ANSWER = 30.0
-"""Seconds that a command of Slurm may take."""
+"""Timeout of a Slurm command in seconds."""
 _STOP = 60.0
 """Seconds that jobs may take to end when the sandbox stops."""
 _NODE_BACK = 10.0
-"""Seconds that jobs of a node that was taken down may take to end, before it is put back."""
+"""Seconds that the jobs of a failed node may take to end, before the node is resumed."""
 _IN_SECONDS = {"SLURM_TIME_FORMAT": "%s"}
-"""Lets Slurm's commands write times as seconds since the epoch."""
+"""Makes Slurm's commands write times as seconds since the epoch."""
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=")
 
 
@@ -39,10 +39,10 @@ class SlurmScheduler(BatchScheduler):
     """The jobs that one site has in this machine's Slurm."""
 
     def __init__(self, settings: SandboxSettings, *, home: Path, user: str) -> None:
-        """Jobs run with `home` and `user` in the environment.
+        """Give jobs `home` and `user` in their environment.
 
         Raises:
-            UserError: if there is no Slurm that answers.
+            UserError: no Slurm answers.
         """
         self.jobs: dict[int, BatchJob] = {}
         self.partitions = partitions()
@@ -51,15 +51,13 @@ class SlurmScheduler(BatchScheduler):
         self._follower: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to follow the jobs."""
         self._follower = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Cancel what is left of the jobs and wait until all are over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP):
                 while left := [job for job in self.jobs.values() if not job.state.final]:
-                    # Again and again: a job that is being started may miss one.
+                    # Repeat scancel: a job that is being started may miss one.
                     await self._run("scancel", *(str(job.id) for job in left))
                     await asyncio.sleep(0.1)
                     await self._refresh()
@@ -73,7 +71,6 @@ class SlurmScheduler(BatchScheduler):
         options: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> BatchJob:
-        """Queue a batch script; see `Scheduler.submit`."""
         words = [f"--{name}={value}" for name, value in (options or {}).items()]
         if environment:
             pairs = ",".join(f"{name}={value}" for name, value in environment.items())
@@ -89,13 +86,12 @@ class SlurmScheduler(BatchScheduler):
         return job
 
     async def cancel(self, number: int) -> None:
-        """End a job; see `Scheduler.cancel`."""
         _, _, errors = await self._run("scancel", "--verbose", str(number))
         if "error:" in errors:
             raise CancelError(errors.strip())
 
     async def fail_node(self, number: int) -> None:
-        """Take the node of a running job down, with all its jobs, and put it back."""
+        """Take the node of a running job down, with all its jobs, then resume it."""
         job, details = self.jobs[number], await self.details(number)
         node = f"nodename={(details or {}).get('BatchHost', '')}"
         await self._run("scontrol", "update", node, "state=down", "reason=sandbox")
@@ -104,30 +100,27 @@ class SlurmScheduler(BatchScheduler):
                 while not job.state.final:
                     await asyncio.sleep(0.1)
                     await self._refresh()
-        # A node may have come back by itself: then this is refused.
+        # Slurm refuses this if the node has come back by itself.
         await self._run("scontrol", "update", node, "state=resume")
 
     async def details(self, number: int) -> dict[str, str] | None:
-        """What `scontrol show job` tells; see `Scheduler.details`."""
         _, output, _ = await self._run("scontrol", "--oneliner", "show", "job", str(number))
         return fields(output) or None
 
     async def script(self, number: int) -> str:
-        """The batch script of a job; see `Scheduler.script`."""
         code, output, _ = await self._run("scontrol", "write", "batch_script", str(number), "-")
         return "" if code else output
 
     async def attach(self, number: int, command: str) -> tuple[int, str]:
-        """Run a command beside a running job; see `Scheduler.attach`."""
         words = ("--overlap", f"--jobid={number}", "/bin/bash", "-c", command)
         code, _, errors = await self._run("srun", *words)
         return code, errors
 
     async def ask(self, *command: str) -> str:
-        """What a command of Slurm that only looks says.
+        """Return the output of a Slurm command that only reads.
 
         Raises:
-            SlurmError: if it fails.
+            SlurmError: the command failed.
         """
         code, output, errors = await self._run(*command)
         if code:
@@ -142,24 +135,24 @@ class SlurmScheduler(BatchScheduler):
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """See what has become of the jobs: by scontrol, by sacct of those it has forgotten."""
+        """Update the jobs from scontrol, or from sacct if scontrol has forgotten them."""
         unfinished = {job.id for job in self.jobs.values() if not job.state.final}
         if not unfinished:
             return
         _, output, _ = await self._run("scontrol", "--oneliner", "show", "job")
         for line in output.splitlines():
-            told = fields(line)
-            number = int(told.get("JobId", 0))
+            details = fields(line)
+            number = int(details.get("JobId", 0))
             if number in unfinished:
-                _update(self.jobs[number], told)
+                _update(self.jobs[number], details)
                 unfinished.discard(number)
         for number in unfinished:
             await self._look_up(self.jobs[number])
 
     async def _look_up(self, job: BatchJob) -> None:
-        asked = "State,ExitCode,Start,End,NodeList"
+        columns = "State,ExitCode,Start,End,NodeList"
         code, output, _ = await self._run(
-            "sacct", "-X", "-n", "-P", f"--format={asked}", f"--jobs={job.id}"
+            "sacct", "-X", "-n", "-P", f"--format={columns}", f"--jobs={job.id}"
         )
         if code == 0 and output.strip():
             state, *values = output.splitlines()[-1].split("|")
@@ -170,8 +163,8 @@ class SlurmScheduler(BatchScheduler):
     async def _run(
         self, *command: str, directory: Path | None = None, stdin: str | None = None
     ) -> tuple[int, str, str]:
-        """Exit code, output and errors of a command of Slurm."""
-        # Jobs inherit sbatch's environment: what is for the answers only is not for them.
+        """Run a Slurm command and return its exit code, stdout and stderr."""
+        # Jobs inherit sbatch's environment, so it must not contain the time format.
         variables = self._environment | ({} if command[0] == "sbatch" else _IN_SECONDS)
         process = await asyncio.create_subprocess_exec(
             *command, cwd=directory, env=variables,
@@ -193,7 +186,7 @@ class SlurmScheduler(BatchScheduler):
 
 
 class SlurmError(Exception):
-    """A command of Slurm failed; the text is what it wrote to standard error."""
+    """A Slurm command failed; the message is its standard error."""
 
     def __init__(self, status: int, stderr: str) -> None:
         super().__init__(stderr)
@@ -201,7 +194,7 @@ class SlurmError(Exception):
 
 
 def fields(line: str) -> dict[str, str]:
-    """The `Key=value` pairs of one line of `scontrol --oneliner`; values may hold blanks."""
+    """Return the `Key=value` pairs of a line of `scontrol --oneliner`; values may hold blanks."""
     parts = _FIELD.split(line.strip())
     found: dict[str, str] = {}
     for key, value in zip(parts[1::2], parts[2::2], strict=True):
@@ -217,7 +210,7 @@ def _update(job: BatchJob, told: Mapping[str, str]) -> None:
     state = BatchState.__members__.get(told.get("JobState", ""))
     if state is None:
         return
-    # A job that was cancelled while it waited has a time of start, and no node.
+    # A job that was cancelled while it waited has a start time, but no node.
     if state is not BatchState.PENDING and told.get("NodeList") not in (
         "",
         "(null)",
@@ -234,17 +227,17 @@ def _moment(text: str) -> float | None:
 
 
 def _environment(home: Path, user: str) -> dict[str, str]:
-    """What sbatch is called in and so jobs find: nothing of ours but what is needed."""
+    """Return the environment of sbatch, which jobs inherit: only the needed variables of ours."""
     kept = ("PATH", "LANG", "LC_ALL", "TZ", "SLURM_CONF")
     found = {name: os.environ[name] for name in kept if name in os.environ}
     return found | {"HOME": str(home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
 
 
 def partitions() -> tuple[Partition, ...]:
-    """The partitions of this machine's Slurm, the default one first.
+    """Return the partitions of this machine's Slurm, the default one first.
 
     Raises:
-        UserError: if there is no Slurm, or it does not answer.
+        UserError: there is no Slurm, or it does not answer.
     """
     where = "smk-mantik sandbox --scheduler slurm"
     lacking = [command for command in COMMANDS if shutil.which(command) is None]
@@ -252,24 +245,24 @@ def partitions() -> tuple[Partition, ...]:
         raise UserError(
             f"this machine has no {', '.join(lacking)}",
             where=where,
-            do="Install Slurm's commands, or leave --scheduler out",
+            do="Install Slurm's commands, or omit --scheduler",
         )
-    asked = subprocess.run(
+    listing = subprocess.run(
         ["sinfo", "--noheader", "--exact", "--format=%P|%l|%L|%D|%c|%m|%G"],
         capture_output=True, text=True, check=False, timeout=_ANSWER,
     )  # fmt: skip
-    found = _partitions(asked.stdout.splitlines())
-    if asked.returncode or not found:
+    found = _partitions(listing.stdout.splitlines())
+    if listing.returncode or not found:
         raise UserError(
-            f"Slurm does not answer: {asked.stderr.strip() or 'it has no partitions'}",
+            f"Slurm does not answer: {listing.stderr.strip() or 'it has no partitions'}",
             where=where,
-            do="Start it, or let SLURM_CONF name its configuration",
+            do="Start it, or set SLURM_CONF to its configuration file",
         )
     return found
 
 
 def _partitions(lines: Iterable[str]) -> tuple[Partition, ...]:
-    """Partitions of sinfo's lines; one of unlike nodes has several lines."""
+    """Read the partitions from sinfo's lines; one with different nodes has several lines."""
     found: dict[str, Partition] = {}
     default = ""
     for line in lines:
@@ -290,7 +283,7 @@ def _partitions(lines: Iterable[str]) -> tuple[Partition, ...]:
 
 
 def seconds_of(text: str) -> int:
-    """Seconds of Slurm's `days-hours:minutes:seconds`; a year for no limit."""
+    """Return the seconds of Slurm's `days-hours:minutes:seconds`; a year for no limit."""
     if not text[:1].isdigit():
         return 365 * 86400
     days, _, rest = text.rpartition("-")
@@ -299,6 +292,6 @@ def seconds_of(text: str) -> int:
 
 
 def _gpus(gres: str) -> int:
-    """The GPUs in a node's generic resources: `gpu:4`, `gpu:a100:4(S:0-1)`."""
+    """Return the GPUs in a node's generic resources: `gpu:4`, `gpu:a100:4(S:0-1)`."""
     counts = re.findall(r"gpu:(?:[^:,()]+:)?(\d+)", gres)
     return sum(int(count) for count in counts)

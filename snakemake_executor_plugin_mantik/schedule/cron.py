@@ -51,11 +51,7 @@ class _Field:
     names: tuple[str, ...] = ()
 
     def values(self, text: str) -> list[int]:
-        """Return all values of the field.
-
-        Raises:
-            ValueError: the field is not valid; the message says why.
-        """
+        """Return all values of the field, or raise a ValueError with the reason."""
         return sorted({n for item in text.split(",") for n in self._item(item.strip())})
 
     def _item(self, item: str) -> range:
@@ -96,11 +92,7 @@ class Cron:
     """A crontab line in a time zone."""
 
     def __init__(self, text: str, zone: ZoneInfo) -> None:
-        """Parse the line.
-
-        Raises:
-            UserError: the line is not valid; the message names each wrong field and the reason.
-        """
+        """Parse the line, or raise UserError with each wrong field and the reason."""
         self.text, self.zone = text, zone
         self._line = _numbers(text)
 
@@ -145,12 +137,9 @@ class Cron:
 
 
 def _numbers(text: str) -> str:
-    """Return the line in numbers only.
+    """Return the line in numbers only, or raise UserError.
 
     A * stays, since it decides whether one of the two day fields is enough.
-
-    Raises:
-        UserError: the line is not a valid crontab line.
     """
     where = f"the crontab line {text!r}"
     words = _NICKNAMES.get(text.strip().lower(), text).split()

@@ -53,10 +53,8 @@ def claim_due(
 ) -> float:
     """Claim due times, and submit the claimed ones.
 
-    Args:
-        store: the schedules; other processes may use it at the same time.
-        submit: submits a due time, or starts its submission; may be called during a submission.
-        clock: returns the time in seconds since the epoch.
+    Other processes may use `store` at the same time. `submit` submits a due time, or starts its
+    submission; it may be called during a submission. `clock` returns seconds since the epoch.
 
     Returns:
         Seconds until the next check: at the next full minute, when schedules are due, or earlier.

@@ -25,10 +25,8 @@ class ScheduleRequest:
     Attributes:
         run: names the run in any form that `find` accepts.
         cron: a crontab line.
-        tz: a time zone.
         until: a day, as in 2027-03-31, or `FOR_EVER`.
         account: the compute budget account.
-        missed: the policy for missed due times.
     """
 
     run: str | None = None
@@ -42,16 +40,10 @@ class ScheduleRequest:
 def make_schedule(
     name: str, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]
 ) -> Schedule:
-    """Return a new schedule.
+    """Return a new schedule, due after `now` only.
 
-    Args:
-        name: the schedule's name.
-        wish: must contain `run` and `cron`.
-        now: the schedule is due after this time only.
-        find: returns the id of a run; raises `UserError` if the run does not exist.
-
-    Raises:
-        UserError: with all mistakes.
+    `wish` must contain `run` and `cron`. `find` returns the id of a run, and raises UserError if
+    the run does not exist. Raise UserError with all mistakes.
     """
     bare = Schedule(
         id=0, name=name, run="", cron="", tz=_local_zone(), until=None, account="",
@@ -71,10 +63,9 @@ def make_schedule(
 def edit_schedule(
     schedule: Schedule, wish: ScheduleRequest, now: datetime, find: Callable[[str], str]
 ) -> Schedule:
-    """Return a changed schedule. It drops unclaimed due times up to now.
+    """Return a changed schedule without unclaimed due times up to now.
 
-    Raises:
-        UserError: with all mistakes.
+    Raise UserError with all mistakes.
     """
     return replace(_changed(schedule, wish, now, find, []), since=now.timestamp())
 
@@ -131,11 +122,7 @@ def _check_due(schedule: Schedule, now: datetime) -> None:
 
 
 def _find_zone(name: str) -> ZoneInfo:
-    """Return a time zone of the IANA data base.
-
-    Raises:
-        UserError: there is no time zone of this name.
-    """
+    """Return a time zone of the IANA data base, or raise UserError."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -193,5 +180,5 @@ def _account(name: str) -> str:
 
 
 def utc_now() -> datetime:
-    """Return the machine's time."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)

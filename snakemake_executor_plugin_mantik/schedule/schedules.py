@@ -34,11 +34,9 @@ class Schedule:
         id: never reused.
         name: unique among the existing schedules.
         run: the MLflow id of the run that is submitted again.
-        cron: a crontab line.
         tz: the time zone of `cron` and `until`.
         until: the last day on which the schedule may be due; None: no end.
         account: the compute budget account; empty: the run's.
-        missed: the policy for due times that passed while no scheduler ran.
         since: due times after this time are not claimed yet; seconds since the epoch.
         revision: grows with each edit.
     """

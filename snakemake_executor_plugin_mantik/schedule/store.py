@@ -144,7 +144,6 @@ class ScheduleStore:
         return _schedule(found[0]) if found else None
 
     def by_id(self, schedule_id: int) -> Schedule | None:
-        """Return the schedule with this id; None if it was removed."""
         found = self._rows("SELECT * FROM schedules WHERE id = ?", schedule_id)
         return _schedule(found[0]) if found else None
 
@@ -174,7 +173,6 @@ class ScheduleStore:
         return done.rowcount == 1
 
     def remove(self, schedule_id: int) -> None:
-        """Remove a schedule and its due times."""
         with self._write() as db:
             db.execute("DELETE FROM schedules WHERE id = ?", (schedule_id,))
 
@@ -204,7 +202,7 @@ class ScheduleStore:
             schedule: as read when the due times were computed.
             upto: due times up to this one are not checked again.
             rows: due time, state and reason of each.
-            now: seconds since the epoch.
+            now: the current time.
         """
         with self._write() as db:
             done = db.execute(
@@ -239,7 +237,6 @@ class ScheduleStore:
         return True
 
     def firing(self, firing_id: int) -> Firing | None:
-        """Return a claimed due time, or None if it was removed."""
         found = self._rows("SELECT * FROM firings WHERE id = ?", firing_id)
         return _firing(found[0]) if found else None
 
@@ -275,11 +272,8 @@ class ScheduleStore:
         If an earlier attempt was interrupted, a run may exist: `begun` stays set then, and the
         firing is not given up for a later one.
 
-        Args:
-            firing: as before this attempt.
-            told: the reason.
-            now: seconds since the epoch.
-            give_up: gives it up in any case.
+        `firing` is as before this attempt, `told` the reason. With `give_up`, give it up in any
+        case.
         """
         with self._write() as db:
             later = db.execute(
@@ -306,8 +300,7 @@ class ScheduleStore:
 def repeated_by(directory: Path, run_id: str) -> list[str]:
     """Return the names of the schedules that repeat a run, without creating the file.
 
-    Raises:
-        MantikError: the file cannot be used.
+    Raise MantikError if the file cannot be used.
     """
     if not (directory / SCHEDULES_FILE).exists():
         return []

@@ -45,14 +45,8 @@ def submit_firing(
 ) -> str:
     """Submit a due time, unless another process is submitting it or it has ended.
 
-    Args:
-        store: the schedules.
-        firing_id: id of the claimed due time.
-        again: submits the run.
-        clock: returns the time in seconds since the epoch.
-
-    Returns:
-        A line for the user; empty if nothing was done.
+    `clock` returns the time in seconds since the epoch. Return a line for the user, empty if
+    nothing was done.
     """
     firing = store.firing(firing_id)
     if firing is None:

@@ -14,11 +14,7 @@ _SET: Final = ("XDG_DATA_HOME", "MANTIK_RUNS", "MLFLOW_TRACKING_URI")
 
 
 def systemd_unit(environ: Mapping[str, str]) -> str:
-    """Return a unit file for the user's systemd.
-
-    Args:
-        environ: the environment in which the schedules were created.
-    """
+    """Return a unit file for the user's systemd, with the paths and servers in `environ`."""
     from snakemake_executor_plugin_mantik.tracking.run import tracking_target
 
     where = {name: environ[name] for name in _SET if environ.get(name)}

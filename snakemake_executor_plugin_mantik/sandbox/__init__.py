@@ -1,24 +1,29 @@
-"""A site on this machine that speaks UNICORE or firecREST v2 on processes or a Slurm.
+"""Sites on this machine that speak UNICORE or firecREST v2 and run jobs as processes or in Slurm.
 
-settings    what can be set: timings, slots, partitions
-sbatch      batch scripts: `#SBATCH` lines, partitions, what sbatch refuses
-slurmstepd  what Slurm writes into a job's standard error when it ends the job
-processes   looking at and ending all processes of a job
-batch       what a site wants of a batch scheduler
-scheduler   the local one: queue, slots, limits, states
-localjob    its jobs, and what scontrol tells of them
-slurm       the other one: this machine's Slurm
-schedulers  which of the two
-description UNICORE job descriptions: parsing as the server parses, scripts as its TSI writes
-jobs        the life of UNICORE jobs, from READY to SUCCESSFUL or FAILED
-submitting  their way to the scheduler
-staging     imports and exports of jobs
-files       storages and files
-tsi         UNICORE's arm on the login node, and its errors
-access      users, passwords, security sessions
-unicore     the REST resources of UNICORE
-firecrest   a site that speaks firecREST v2 instead, on the same scheduler
-faults      failures on demand
-record      what was asked and what ran
-server      `Sandbox`: a running one, for tests and for `smk-mantik sandbox`
+settings     settings: timings, slots, partitions
+sbatch       batch scripts: `#SBATCH` lines, partitions, sbatch's refusals
+processes    finding and ending all processes of a job
+batch        the interface of batch schedulers
+scheduler    the local scheduler: queue, slots, limits, states
+localjob     jobs of the local scheduler, and their fields in scontrol
+slurm        this machine's Slurm as the scheduler
+schedulers   the choice between the two
+shims        `srun` and `module` for jobs
+description  UNICORE job descriptions, read as the server reads them
+resources    units and ranges of resources in job descriptions
+scripts      the scripts that UNICORE and its TSI make of a job description
+jobs         the life of UNICORE jobs, from READY to SUCCESSFUL or FAILED
+submitting   submission of UNICORE jobs to the scheduler
+login        commands on the login node
+staging      imports and exports of jobs
+files        storages and files
+tsi          UNICORE's TSI on the login node, and its errors
+access       users, passwords, security sessions
+answers      responses in UNICORE's forms
+jobresources the REST resources of jobs
+unicore      the REST resources of UNICORE
+firecrest    a site that speaks firecREST v2 instead, on the same scheduler
+faults       failures on demand
+record       counts of requests, and the jobs that ran
+server       `Sandbox`: a running sandbox, for tests and for `smk-mantik sandbox`
 """

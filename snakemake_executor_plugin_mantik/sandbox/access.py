@@ -1,4 +1,4 @@
-"""Who asks: passwords, tokens and security sessions as UNICORE has them."""
+"""Authenticate requests with UNICORE's passwords, tokens and security sessions."""
 
 import base64
 import binascii
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 ANONYMOUS = "CN=ANONYMOUS,O=UNKNOWN,OU=UNKNOWN"
 SESSION_HEADER = "x-unicore-securitysession"
 _SESSIONS_PER_USER = 5
-"""Sessions of one user at a time; one more drops the one that was used least recently."""
+"""Sessions of one user at a time; another one replaces the least recently used."""
 
 
 class AccessRefused(Exception):  # noqa: N818
-    """The request gets no further; `status` and an empty body is all that the server answers."""
+    """The request is refused with `status` and an empty body."""
 
     def __init__(self, status: int) -> None:
         super().__init__(str(status))
@@ -25,7 +25,7 @@ class AccessRefused(Exception):  # noqa: N818
 
 @dataclass
 class SecuritySession:
-    """A security session: an id that stands for a user until `expires`."""
+    """A security session: an id that authenticates a user until `expires`."""
 
     id: str
     dn: str
@@ -34,12 +34,7 @@ class SecuritySession:
 
 @dataclass
 class Access:
-    """The users of a site, of which there is one, and its sessions.
-
-    Attributes:
-        username, password: of the one user.
-        session_lifetime: seconds.
-    """
+    """The single user of a site, and the user's sessions; `session_lifetime` is in seconds."""
 
     username: str
     session_lifetime: float
@@ -49,14 +44,15 @@ class Access:
 
     @property
     def dn(self) -> str:
-        """The distinguished name of the one user."""
+        """Return the user's distinguished name."""
         return f"CN={self.username}"
 
     def check(self, headers: Mapping[str, str]) -> SecuritySession:
-        """The session of a request; a new one if it names none.
+        """Return the session of a request; a new one if it names none.
 
         Raises:
-            Refused: 432 for an unknown session, whatever the credentials; 403 for wrong ones.
+            AccessRefused: 432 for an unknown session, whatever the credentials; 403 for wrong
+                credentials.
         """
         wanted = headers.get(SESSION_HEADER)
         if wanted is not None:
@@ -92,5 +88,5 @@ class Access:
         return session
 
     def expire_sessions(self) -> None:
-        """Forget all sessions: requests that name one are answered with 432."""
+        """Forget all sessions; a request that names one gets a 432."""
         self.sessions.clear()

@@ -1,4 +1,4 @@
-"""Answers in UNICORE's forms."""
+"""Build responses in UNICORE's forms."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -8,32 +8,32 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 _PAGE = 200
-"""Entries of a list when the request does not say."""
+"""Default number of entries on a page of a list."""
 
 
 def empty(status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer without a body, as the server gives for 201, 204, 400, 403, 404, 405, 406, 432."""
+    """Return a response without a body, the server's form of 201, 204, 400, 403 to 406, and 432."""
     return Response(status_code=status, headers=dict(headers or {}))
 
 
 def failure(status: int, message: str) -> Response:
-    """An error with its message; nearly every failure of the server is a 500."""
+    """Return an error with its message; nearly every failure of the server is a 500."""
     return JSONResponse({"errorMessage": message, "status": status}, status_code=status)
 
 
 def no_service() -> Response:
-    """What the server answers to URLs that belong to no service, and to all while it starts."""
+    """Return the response to URLs that belong to no service, and to all while the server starts."""
     page = "<html><body>No service was found.</body></html>"
     return Response(page, 404, media_type="text/html")
 
 
 def date(when: float) -> str:
-    """A time as the server writes it, to the second."""
+    """Format a time as the server does, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(when))
 
 
 def _selected(properties: Mapping[str, Any], fields: str | None) -> dict[str, Any]:
-    """The properties that `?fields=` asks for; `!name` leaves one out."""
+    """Return the properties that `?fields=` selects; `!name` excludes one."""
     names = [name for name in (fields or "").split(",") if name]
     without = {name[1:] for name in names if name.startswith("!")}
     only = {name for name in names if not name.startswith("!")}
@@ -45,12 +45,12 @@ def _selected(properties: Mapping[str, Any], fields: str | None) -> dict[str, An
 
 
 def links(urls: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """The `_links` of a resource."""
+    """Return the `_links` of a resource."""
     return {name: {"href": url} for name, url in urls.items()}
 
 
 def _page(kind: str, base: str, ids: Iterable[str], offset: int, number: int) -> dict[str, Any]:
-    """A page of a list: URLs only, with links to the pages before and after."""
+    """Return a page of a list: URLs only, with links to the previous and next pages."""
     everything = list(ids)
     urls = {"self": f"{base}/?offset={offset}&num={number}"}
     if offset + number < len(everything):
@@ -63,12 +63,12 @@ def _page(kind: str, base: str, ids: Iterable[str], offset: int, number: int) ->
 
 
 def shown(request: Request, properties: Mapping[str, Any]) -> Response:
-    """A resource, or what of it the request asks for with `?fields=`."""
+    """Return a resource, or the properties of it that the request selects with `?fields=`."""
     return JSONResponse(_selected(properties, request.query_params.get("fields")))
 
 
 def paged(request: Request, kind: str, base: str, ids: Iterable[str]) -> Response:
-    """The page of a list that the request asks for with `?offset=&num=`."""
+    """Return the page of a list that the request selects with `?offset=&num=`."""
     try:
         offset = int(request.query_params.get("offset", "0"))
         number = int(request.query_params.get("num", _PAGE))

@@ -110,18 +110,14 @@ class BatchScheduler(ABC):
         """Queue a batch script to run in `directory`.
 
         `options` are sbatch's command line options by their long names, and `environment` holds
-        variables for the job.
-
-        Raises:
-            SbatchError: sbatch refuses the script; the message is sbatch's.
+        variables for the job. Raise SbatchError with sbatch's message if it refuses the script.
         """
 
     @abstractmethod
     async def cancel(self, number: int) -> None:
         """End a job: TERM to all its processes, KILL to those left after the kill wait.
 
-        Raises:
-            CancelError: there is no such job, or it has ended; the message is scancel's.
+        Raise CancelError with scancel's message if there is no such job, or it has ended.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
-"""UNICORE job descriptions: read as UNICORE/X 3.0 reads them, type traps included.
+"""Read UNICORE job descriptions as UNICORE/X 3.0 does, with its pitfalls about types.
 
-Sources: XNJS `JSONParser`, and what a real server answered. Unknown keys are ignored in silence.
+Sources: XNJS `JSONParser`, and answers of a real server. Unknown keys are silently ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +27,12 @@ _JOB_TYPES = {
 
 
 class DescriptionError(Exception):
-    """Why the server cannot process a job description, in its words."""
+    """The server cannot process a job description; the message is the server's."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """One file to be staged in: inline data, or a source URL."""
+    """One file to stage in: inline data, or a source URL."""
 
     source: str
     target: str
@@ -43,7 +43,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Export:
-    """One file to be staged out after success."""
+    """One file to stage out after success."""
 
     source: str
     target: str
@@ -51,7 +51,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Command:
-    """A pre- or postcommand: its text, where it runs, whether its failure fails the job."""
+    """A pre- or postcommand."""
 
     text: str
     on_login_node: bool = True
@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Description:
-    """A job description as the server understood it."""
+    """A job description as the server understands it."""
 
     name: str = "UNICORE_Job"
     job_type: str = "BATCH"
@@ -82,26 +82,25 @@ class Description:
 
     @property
     def shown_type(self) -> str:
-        """The job type as REST shows it: RAW jobs are BATCH."""
+        """Return the job type in REST: RAW jobs are BATCH."""
         return "BATCH" if self.job_type == "RAW" else self.job_type
 
 
 def tags_of(json: Mapping[str, Any]) -> list[str]:
-    """The tags of a description."""
+    """Return the tags in a job description."""
     tags = json.get("Tags") or json.get("tags") or []
     return [str(tag) for tag in tags] if isinstance(tags, list) else [str(tags)]
 
 
 def waits_for_client(json: Mapping[str, Any]) -> bool:
-    """Whether the job is to wait until the client starts it."""
+    """Return whether the job waits until the client starts it."""
     return str(json.get("haveClientStageIn", "")).lower() == "true"
 
 
 def parse_description(json: Mapping[str, Any]) -> Description:
     """Read a job description; resources are checked later, by `check_resources`.
 
-    Raises:
-        DescriptionError: what the server says in `statusMessage` after "Processing failed: ".
+    Raise DescriptionError with the server's `statusMessage` after "Processing failed: ".
     """
     kind = _optional_string(json, "Job type", "BATCH").upper()
     if kind not in _JOB_TYPES:
@@ -120,7 +119,7 @@ def parse_description(json: Mapping[str, Any]) -> Description:
     except ValueError as error:
         raise DescriptionError(f"java.lang.IllegalArgumentException: {error}") from error
     return Description(
-        # Read as strings: a number or a boolean counts as not given.
+        # The server reads strings here: a number or a boolean counts as absent.
         name=_optional_string(json, "Name", "UNICORE_Job"),
         job_type=_JOB_TYPES[kind],
         executable=_optional_string(json, "Executable", ""),
@@ -183,7 +182,7 @@ def _environment(json: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _imports(value: object) -> tuple[Import, ...]:
-    # A map is parsed by the server, too, but never executed.
+    # The server parses a map, too, but never stages its files.
     found = []
     for item in value if isinstance(value, list) else []:
         source = str(item.get("From", item.get("source", "")))

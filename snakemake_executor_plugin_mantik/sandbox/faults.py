@@ -1,4 +1,4 @@
-"""Failures on demand: what to do to which requests, and the middleware that does it."""
+"""Failures on demand: which requests fail and how, and the middleware that makes them fail."""
 
 import asyncio
 import errno
@@ -17,28 +17,28 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _LAST_WORDS = 0.3
-"""Seconds from an answer to the end of a doomed connection; it was below 0.5 (measured)."""
+"""Seconds from an answer to the end of a doomed connection; measured: below 0.5."""
 
 Action = Literal[
     "refuse", "delay", "drop_before", "drop_after", "cut", "expire_sessions", "forget_job",
     "repeat_job", "ignore_abort", "timeout_before", "timeout_after", "fail_command",
 ]  # fmt: skip
-"""What is done to a request:
+"""The effect on a request:
 
-- `refuse`: answered with `status` (and `retry_after`), nothing else happens;
-- `delay`: acted upon after `seconds`;
-- `drop_before`: the connection breaks before anything happens;
-- `drop_after`: it happens, then the connection breaks without an answer;
-- `cut`: the answer's body breaks off after `bytes`;
-- `expire_sessions`: all security sessions are forgotten first;
-- `forget_job`: a submission is acknowledged and run, and then the site denies the job;
+- `refuse`: the answer is `status` (and `retry_after`), and the request has no effect;
+- `delay`: the request is processed after `seconds`;
+- `drop_before`: the connection breaks before the request is processed;
+- `drop_after`: the request is processed, then the connection breaks without an answer;
+- `cut`: the answer's body ends after `bytes`;
+- `expire_sessions`: all security sessions expire first;
+- `forget_job`: the job is accepted and runs, but the site then denies that it exists;
 - `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch;
-- `ignore_abort` (UNICORE only): the job is said to be aborted and goes on, as where the server runs
-  jobs itself;
-- `fail_command`: the command on files that the request stands for fails at the site with `message`,
-  the system's own words for an error (`Disk quota exceeded`);
+- `ignore_abort` (UNICORE only): the job is reported as aborted and still runs, as with a server
+  that runs jobs itself;
+- `fail_command`: the request's command on files fails at the site with `message`, the system's
+  words for an error (`Disk quota exceeded`);
 - `timeout_before`, `timeout_after` (firecREST only): the command takes longer than the server
-  waits; it does nothing, or does all of it (`seconds` after the answer).
+  waits; it does nothing, or all of its work (`seconds` after the answer).
 """
 
 
@@ -47,18 +47,17 @@ class Fault:
     """One kind of failure.
 
     Attributes:
-        action: what happens.
         method: HTTP method, `*` for any.
-        path: regular expression that is searched for in the path.
-        count: how often it happens, None for ever.
-        skip: how many matching requests pass untouched first.
-        status: for `refuse`.
-        retry_after: seconds for the header of that name, for `refuse`; None for no header.
-        message: of the refusal, in the form of the site's API; empty: an empty body. For
-            `fail_command` what went wrong, as the system says it.
+        path: regular expression to search for in the path.
+        count: how often the failure happens, None for ever.
+        skip: how many matching requests pass first.
+        status: HTTP status for `refuse`.
+        retry_after: seconds in the header of that name, for `refuse`; None for no header.
+        message: for `refuse`, the message in the form of the site's API; empty: an empty body. For
+            `fail_command`, the system's error message.
         seconds: for `delay` and `timeout_after`.
         bytes: for `cut`.
-        happened: how often it has happened.
+        happened: how often the failure has happened.
     """
 
     action: Action
@@ -74,7 +73,7 @@ class Fault:
     happened: int = 0
 
     def takes(self, method: str, path: str) -> bool:
-        """Whether this request is to fail; counts it if so."""
+        """Return whether this request fails, and count it if so."""
         if self.method not in ("*", method) or not re.search(self.path, path):
             return False
         if self.count is not None and self.happened >= self.count:
@@ -91,12 +90,9 @@ _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 
 
 def spoil(only: Collection[int] | None = None) -> None:
-    """Fail as the system would, where a fault wants that of the request that is answered.
+    """Raise the OSError of the request's `fail_command` fault, if it has one.
 
-    `only`: for these numbers of errors.
-
-    Raises:
-        OSError: with the text that the fault names.
+    With `only`, raise only these error numbers.
     """
     if text := _FAILING.get():
         number = _NUMBERS.get(text, errno.EIO)
@@ -106,26 +102,23 @@ def spoil(only: Collection[int] | None = None) -> None:
 
 @dataclass
 class Faults:
-    """The failures that are to happen, first come first served; every request has one at most."""
+    """The planned failures. A request gets the first one that matches, and no other."""
 
     faults: list[Fault] = field(default_factory=list)
 
     def add(self, fault: Fault) -> Fault:
-        """Let `fault` happen from now on; the same object tells how often it has happened."""
         self.faults.append(fault)
         return fault
 
     def clear(self) -> None:
-        """No more failures."""
         self.faults.clear()
 
     def take(self, method: str, path: str) -> Fault | None:
-        """The failure of this request, None if it is to succeed."""
         return next((fault for fault in self.faults if fault.takes(method, path)), None)
 
 
 class Protocol(H11Protocol):
-    """uvicorn's protocol, with a way to a request's connection: ASGI has none to break it."""
+    """uvicorn's protocol with access to a request's connection, since ASGI cannot break it."""
 
     transports: ClassVar[dict[tuple[Any, Any], asyncio.Transport]] = {}
     doomed: ClassVar[set[tuple[Any, Any]]] = set()
@@ -136,27 +129,26 @@ class Protocol(H11Protocol):
         self.transports[self.client, self.server] = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self.transports.pop((self.client, self.server), None)
         self.doomed.discard((self.client, self.server))
         super().connection_lost(exc)
 
 
 async def _break_connection(scope: Scope, *, flush: bool = False) -> None:
-    """Close the connection of a request; with `flush`, what was sent so far still arrives."""
+    """Close the connection of a request; with `flush`, after sending the buffered data."""
     transport = Protocol.transports.get((scope["client"], scope["server"]))
     if transport is not None:
         if flush:
             transport.close()
         else:
             transport.abort()
-    # uvicorn must have noticed before the application returns, or it would answer with a 500.
+    # uvicorn must notice this before the application returns, or it would answer with a 500.
     while (scope["client"], scope["server"]) in Protocol.transports:
         await asyncio.sleep(0.001)
 
 
 def doom_connection(scope: Scope) -> None:
-    """Close the connection of a request soon, without a word; a request before that breaks it."""
+    """Close the connection of a request silently, soon; a request before then breaks it."""
     key = scope["client"], scope["server"]
     transport = Protocol.transports.get(key)
     if transport is not None:
@@ -165,7 +157,7 @@ def doom_connection(scope: Scope) -> None:
 
 
 async def reset_if_doomed(scope: Scope) -> bool:
-    """Break the connection of a request that came too late, as a server does that has closed it."""
+    """Reset the connection if it is doomed, as a server does that has closed it."""
     key = scope["client"], scope["server"]
     if key not in Protocol.doomed:
         return False
@@ -176,30 +168,28 @@ async def reset_if_doomed(scope: Scope) -> bool:
 
 
 class FaultySite(Interface):
-    """What a fault needs of the site that it happens at."""
+    """The interface of a site that faults use."""
 
     def refusal(self, fault: Fault) -> dict[str, Any]:
-        """The body of a refused request."""
+        """Return the body of a refused request."""
         ...
 
     def act(self, action: Action, scope: Scope) -> None:
-        """Let a fault happen to the request of `scope`."""
+        """Apply a fault to the request of `scope`."""
         ...
 
 
 class FaultMiddleware:
-    """Lets requests fail as `faults` says."""
+    """Makes requests fail according to `faults`."""
 
     def __init__(
         self, app: ASGIApp, faults: Faults, site: Callable[[str], FaultySite | None]
     ) -> None:
-        """Wrap `app`; `site` finds the site by the path of a request."""
         self._app = app
         self._faults = faults
         self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or not."""
         fault = None
         if scope["type"] == "http" and not scope["path"].startswith("/sandbox/"):
             fault = self._faults.take(scope["method"], scope["path"])
@@ -249,7 +239,7 @@ class FaultMiddleware:
         await _break_connection(scope, flush=True)
 
     async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
-        # Read what the client sends: closing early would break the connection instead.
+        # Read the request's body: an early answer would break the connection instead.
         while (message := await receive())["type"] == "http.request" and message.get("more_body"):
             pass
         body = b""
@@ -266,4 +256,4 @@ class FaultMiddleware:
 
 
 async def _nowhere(message: Message) -> None:
-    """Take an answer that nobody gets."""
+    """Discard an answer."""

@@ -1,8 +1,8 @@
-"""Files of a storage, as UNICORE's REST resource `storages/X/files` shows and changes them.
+"""Read and change the files of a storage: UNICORE's REST resource `storages/X/files`.
 
-Emulated is a server with the TSI on a Slurm login node (unix permissions, `rm -rf` that never
-complains, trouble with single quotes and `$HOME`), not the embedded one. The number of exchanges
-with the TSI that a request takes was measured.
+It imitates a server with the TSI on a Slurm login node, not the embedded TSI: unix permissions, an
+`rm -rf` that ignores missing files, failures with single quotes and `$HOME`. The number of
+exchanges with the TSI per request was measured.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from snakemake_executor_plugin_mantik.sandbox.answers import date, empty, failur
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi, TsiError, TsiUnavailableError
 
 _MAX_ENTRIES = 10_000
-"""Most entries of one listing."""
+"""Largest number of entries in a listing."""
 
 _CHUNK = 1 << 18
 _DOWNLOAD_EXCHANGES = 3
 _NO_URI = frozenset(' "<>[]\\^`{|}')
-"""Characters that the server's own answer to a new directory cannot hold (java.net.URI)."""
+"""Characters that break the server's answer to a new directory (java.net.URI)."""
 _URL_CHARACTERS = "/:#?%;=+&@,~!*()'$"
 _XML_FAULT = (
     '<ns1:XMLFault xmlns:ns1="http://cxf.apache.org/bindings/xformat"><ns1:faultstring '
@@ -38,14 +38,14 @@ _FORBIDDEN = ("%25", "%5c", "%2f", "//", "%7f", *(f"%{code:02x}" for code in ran
 
 
 class _BadPath(Exception):  # noqa: N818
-    """The server refuses the path before it looks for the file: 400 and an empty body."""
+    """The server refuses the path before it checks the file: 400 and an empty body."""
 
 
 def decode_path(raw: str) -> str:
-    """The path, with a leading `/`, that the encoded rest of a URL means.
+    """Decode the end of a URL to a path with a leading `/`.
 
     Raises:
-        BadPath: for what the real server answers with 400: an encoded percent sign, slash,
+        _BadPath: for a path that the real server answers with 400: an encoded percent sign, slash,
             backslash or control character, an empty segment, or bytes that are not UTF-8.
     """
     lowered = raw.lower()
@@ -69,7 +69,7 @@ def decode_path(raw: str) -> str:
 
 @cache
 def owner_name(uid: int) -> str:
-    """The login name of a user, the number if it has none."""
+    """Return the login name of a user, or the number if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -78,7 +78,7 @@ def owner_name(uid: int) -> str:
 
 @cache
 def group_name(gid: int) -> str:
-    """The name of a group, the number if it has none."""
+    """Return the name of a group, or the number if there is none."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -100,13 +100,13 @@ class SandboxFiles:
     """The files below one directory, under one storage URL."""
 
     def __init__(self, root: Path, url: str, tsi: Tsi) -> None:
-        """Serve what is below `root`, through `tsi`; `url` is the storage's."""
+        """Serve the files below `root` through `tsi`; `url` is the storage's URL."""
         self._root = root
         self._url = url
         self._tsi = tsi
 
     async def handle(self, request: Request, raw_path: str) -> Response:
-        """Answer a request for `raw_path`, the still encoded path below `files`."""
+        """Answer a request for `raw_path`, the encoded path below `files`."""
         try:
             path = decode_path(raw_path)
         except _BadPath:
@@ -161,7 +161,7 @@ class SandboxFiles:
     def _list(path: str, local: Path, offset: int, number: int) -> dict[str, Any]:
         content: dict[str, Any] = {}
         base = "" if path == "/" else path
-        if not os.access(local, os.R_OK):  # the TSI tells nothing of it
+        if not os.access(local, os.R_OK):  # the TSI reports no error
             return content
         with os.scandir(local) as entries:
             for index, entry in enumerate(entries):
@@ -171,7 +171,7 @@ class SandboxFiles:
                     break
                 try:
                     status = entry.stat()
-                except OSError:  # removed meanwhile, or a link to nowhere
+                except OSError:  # removed meanwhile, or a broken link
                     continue
                 name = os.fsencode(entry.name).decode(errors="replace")
                 properties = _properties(status)
@@ -231,19 +231,19 @@ class SandboxFiles:
         if not _is_there(local):
             return empty(404)
         try:
-            asked = await request.json()
+            changes = await request.json()
         except ValueError as error:
             return failure(500, f": org.json.JSONException: {error}")
         reply = {}
-        permissions = asked.get("permissions", asked.get("unixPermissions"))
+        permissions = changes.get("permissions", changes.get("unixPermissions"))
         if permissions is not None:
             reply["permissions"] = self._permit(local, str(permissions))
-        if "metadata" in asked:
+        if "metadata" in changes:
             reply["metadata"] = "Metadata is not supported for this storage."
         return JSONResponse(reply)
 
     def _permit(self, local: Path, letters: str) -> str:
-        """What the server says of a change of permissions; missing letters are taken as `-`."""
+        """Change permissions and return the server's reply; missing letters count as `-`."""
         if len(letters) % 3 or not letters or set(letters) - set("rwx-"):
             text = f"Illegal permissions string <{letters}>"
             return f"FAILED: java.lang.IllegalArgumentException: {text}"
@@ -262,7 +262,7 @@ class SandboxFiles:
         except TsiError as error:
             return failure(500, f"Cannot create directory <{shown}>: {error}")
         at = next((index for index, character in enumerate(url) if character in _NO_URI), None)
-        if at is not None:  # it is there all the same
+        if at is not None:  # the server has created the directory all the same
             text = f"java.net.URISyntaxException: Illegal character in path at index {at}: {url}"
             return failure(500, f"Cannot create directory <{shown}>: {text}")
         return empty(201, {"Location": quote(url, safe=_URL_CHARACTERS)})
@@ -288,7 +288,7 @@ class SandboxFiles:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a path is there and may be looked at."""
+    """Return whether a path exists and may be accessed."""
     try:
         return path.exists()
     except PermissionError:
@@ -296,7 +296,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _range(header: str, size: int) -> tuple[int, int]:
-    """Start and length of a `Range` header; a start beyond the end gives an empty range."""
+    """Return start and length of a `Range` header; a start beyond the end gives length 0."""
     unit, _, text = header.partition("=")
     if unit != "bytes":
         raise ValueError("java.lang.IllegalArgumentException (no further message available)")
@@ -322,6 +322,6 @@ async def _content(local: Path, start: int, length: int) -> AsyncIterator[bytes]
 
 
 def free_space(path: Path) -> int:
-    """Bytes of the file system of `path` that the user may still write."""
+    """Return the bytes that the user may still write to the file system of `path`."""
     space = os.statvfs(path)
     return space.f_bavail * space.f_frsize

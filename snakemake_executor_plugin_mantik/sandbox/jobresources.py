@@ -1,4 +1,4 @@
-"""The REST resources of jobs: the list, submission, and each job with its actions."""
+"""The REST resources of UNICORE jobs: the list, submission, and each job with its actions."""
 
 import json
 import secrets
@@ -30,7 +30,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 class JobSite(JobSubmitter, Protocol):
-    """What the resources of jobs need of their site; see `UnicoreSite`."""
+    """The interface of a site that the resources of jobs use; see `UnicoreServer`."""
 
     url: str
     tss: str
@@ -40,13 +40,11 @@ class JobSite(JobSubmitter, Protocol):
     repeat_next: int
     ignore_next: int
 
-    async def destroy(self, job: UnicoreJob) -> None:
-        """End a job and remove all that is left of it."""
-        ...
+    async def destroy(self, job: UnicoreJob) -> None: ...
 
 
 class JobResources:
-    """`jobs`, `jobs/ID` and what is below, of one site."""
+    """The resources `jobs`, `jobs/ID` and those below them, of one site."""
 
     def __init__(self, site: JobSite) -> None:
         self._site = site
@@ -58,7 +56,7 @@ class JobResources:
             return await self._submit(request, session) if known else empty(403)
         if request.method != "GET":
             return empty(405)
-        # Of repeated `tags=` the server reads the first only.
+        # The server reads only the first of repeated `tags=`.
         text = next(iter(request.query_params.getlist("tags")), "")
         wanted = text.replace("+", " ").replace(",", " ").split()
         ids = [
@@ -172,11 +170,11 @@ class JobResources:
 
     async def _change(self, request: Request, job: UnicoreJob) -> Response:
         try:
-            asked = json.loads(await request.body())
+            changes = json.loads(await request.body())
         except ValueError as error:
             return failure(500, f"Error setting properties: org.json.JSONException: {error}")
         reply = {}
-        for name, value in asked.items():
+        for name, value in changes.items():
             match name:
                 case "tags":
                     job.tags = [str(tag) for tag in value]
@@ -200,7 +198,7 @@ def _set_termination(job: UnicoreJob, text: str) -> str:
 
 
 def _has_tag(job: UnicoreJob, tag: str) -> bool:
-    """Whether a job has a tag; `_` and `%` are wildcards, as the server's SQL makes them."""
+    """Return whether a job has a tag; `_` is a wildcard, as in the server's SQL, but `%` is not."""
     if not set(tag) & set("_%"):
         return tag in job.tags
     return any(len(own) == len(tag) and all(a in ("_", b) for a, b in zip(tag, own, strict=True))
@@ -208,5 +206,5 @@ def _has_tag(job: UnicoreJob, tag: str) -> bool:
 
 
 def new_id() -> str:
-    """An id as the server makes them."""
+    """Return a new id in the server's form."""
     return "".join(secrets.choice(_LETTERS) for _ in range(11))

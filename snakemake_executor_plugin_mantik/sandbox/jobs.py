@@ -1,4 +1,4 @@
-"""The life of a UNICORE job, from READY to SUCCESSFUL or FAILED, and what REST shows of it."""
+"""The life of a UNICORE job, from READY to SUCCESSFUL or FAILED, and its properties in REST."""
 
 import asyncio
 import shutil
@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.sandbox.submitting import (
 from snakemake_executor_plugin_mantik.sandbox.tsi import TsiError
 
 _DIRECTORY_ATTEMPTS = 3
-"""How often a job's directory is tried to be made where the TSI does not answer."""
+"""Number of attempts to create a job's directory while the TSI does not answer."""
 _IMPORT_EXCHANGES = 3
 
 _PROCESSING_FAILED = "Processing failed: eu.unicore.xnjs.ems.ExecutionException: "
@@ -49,17 +49,15 @@ class _Failed(Exception):  # noqa: N818
 
 @dataclass
 class UnicoreJob:
-    """One job as UNICORE knows it.
+    """One UNICORE job.
 
     Attributes:
-        id: the last part of its URL.
-        json: the description as it came.
-        directory: its working directory.
+        id: the last part of the job's URL.
+        json: the description as submitted.
+        directory: the job's working directory.
         owner: DN of the user.
-        tags: words to find it by.
-        status, status_message, exit_code: as REST shows them.
-        batch: the scheduler's job, None before it is submitted.
-        batch_ids: the scheduler's ids of all its submissions.
+        batch: the scheduler's job, None before its submission.
+        batch_ids: the scheduler's ids of all submissions.
     """
 
     id: str
@@ -88,18 +86,17 @@ class UnicoreJob:
 
     @property
     def done(self) -> bool:
-        """Whether the job has ended, as REST shows it."""
+        """Return whether the job has ended according to REST."""
         return self.status in ("SUCCESSFUL", "FAILED")
 
     @property
     def batch_id(self) -> str:
-        """The `batchSystemID` that REST shows."""
+        """Return the `batchSystemID` of REST."""
         if self._on_login_node:
             return f"INTERACTIVE_{self.id}"
         return str(self.batch.id) if self.batch else "N/A"
 
     def note(self, text: str) -> None:
-        """Add a line to the job's log."""
         now = time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime())
         self.log.append(f"{now}: {text}")
 
@@ -114,15 +111,15 @@ class UnicoreJob:
         self._task = asyncio.create_task(self._live(site))
 
     def start(self) -> None:
-        """Go on with a job that waits for the client's files; else nothing."""
+        """Continue a job that waits for the client's files; has no effect on others."""
         self._started.set()
 
     def look(self) -> None:
-        """The server has just asked the scheduler for the states of all jobs."""
+        """Notify the job that the server has just read the states of all jobs."""
         self._looked.set()
 
     async def abort(self, site: JobSubmitter, *, ignored: bool = False) -> None:
-        """End the job, or only say so; its directory stays. One that has ended stays as it is."""
+        """End an unfinished job, or only report so if `ignored`; keep its directory."""
         if self.done:
             return
         self.note("Got 'abort' request.")
@@ -132,7 +129,6 @@ class UnicoreJob:
         self._end("FAILED", "Job aborted.")
 
     async def destroy(self, site: JobSubmitter) -> None:
-        """End the job and remove its directory."""
         await self._cancel_batch(site)
         await self._stop_task()
         await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
@@ -218,8 +214,7 @@ class UnicoreJob:
         if not description.imports:
             return
         self.status = "STAGINGIN"
-        # Workers serve in the order of asking: files of jobs that wait come before the submission
-        # of this one.
+        # Workers serve in order: files of waiting jobs are staged before this job is submitted.
         async with site.workers:
             for item in description.imports:
                 self.note(f"Started filetransfer [{item.source} -> {item.target}]")
@@ -237,7 +232,6 @@ class UnicoreJob:
     async def _command(
         self, site: JobSubmitter, command: Command | None, description: Description, which: str
     ) -> None:
-        """Run a pre- or postcommand on the login node."""
         if command is None or not command.on_login_node:
             return
         self.note(f"Launched {which.lower().replace('-', ' ')} <{command.text}>")
@@ -289,18 +283,18 @@ class UnicoreJob:
         self._judge(await self._follow(site, self.batch), description)
 
     async def _follow(self, site: JobSubmitter, batch: BatchJob) -> int:
-        """Follow the scheduler, as seldom as the real server looks, and return the exit code."""
+        """Follow the scheduler as rarely as the real server does, and return the exit code."""
         while not batch.state.final:
             await self._next_look()
             if batch.state is BatchState.RUNNING:
                 self.status = "RUNNING"
             if self.queue == "N/A" and batch.state in (BatchState.PENDING, BatchState.RUNNING):
-                told = await site.scheduler.details(batch.id)
-                self.queue = (told or {}).get("Partition", self.queue)
+                details = await site.scheduler.details(batch.id)
+                self.queue = (details or {}).get("Partition", self.queue)
         await self._next_look()
         code = self._exit_code()
         if code is None:
-            # The job is gone without a word: the server waits, and shows the old status.
+            # The job ended without an exit code: the server waits, and shows the old status.
             await asyncio.sleep(site.settings.timing.death_lag)
             code = self._exit_code()
         if code is None:
@@ -330,11 +324,7 @@ class UnicoreJob:
             )
 
     async def details(self, site: JobSubmitter) -> dict[str, str]:
-        """The scheduler's own view, as `scontrol show job` tells it, at once.
-
-        Raises:
-            TsiUnavailableError: if the TSI cannot be asked.
-        """
+        """Return the current fields of `scontrol show job`, or raise `TsiUnavailableError`."""
         if self.batch:
             await site.tsi.exchange()
         found = await site.scheduler.details(self.batch.id) if self.batch else None

@@ -1,4 +1,4 @@
-"""Commands on the login node: processes outside the batch system."""
+"""Run commands on the login node, as processes outside the batch system."""
 
 import asyncio
 import os
@@ -22,8 +22,8 @@ async def run_on_login_node(
 ) -> int | None:
     """Run a script in `directory` and return the exit code that it wrote; None if it wrote none.
 
-    `stdout` and `stderr` are files in `directory`, None: thrown away. The script writes its exit
-    code into `exit_code_file` in `directory`. Cancelled, it ends all processes of the script.
+    `stdout` and `stderr` are files in `directory`; None discards the output. The script writes its
+    exit code to `exit_code_file` in `directory`. Cancellation kills all processes of the script.
     """
     mark = uuid.uuid4().hex
     environment = shims.shim_environment({**user, processes.MARK: mark})

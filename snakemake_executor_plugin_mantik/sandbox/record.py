@@ -1,4 +1,4 @@
-"""What the sandbox was asked and what it ran; for tests and benchmarks."""
+"""Record requests, jobs and runs, for tests and benchmarks."""
 
 import re
 from collections import Counter
@@ -26,7 +26,7 @@ _KINDS = (
 
 
 def request_kind(method: str, path: str) -> str:
-    """A request without its names: `GET jobs/*`, `PUT storages/*/files`, ...
+    """Return the kind of a request, without names: `GET jobs/*`, `PUT storages/*/files`, ...
 
     `path` begins with `/SITE/`.
     """
@@ -44,11 +44,10 @@ class RequestRecord:
         self.requests: Counter[str] = Counter()
 
     def note(self, method: str, path: str) -> None:
-        """Count one request."""
         self.requests[request_kind(method, path)] += 1
 
     def as_json(self, jobs: Iterable[dict[str, Any]], scheduler: BatchScheduler) -> dict[str, Any]:
-        """All that is known: requests, the API's jobs, and the scheduler's with their starts."""
+        """Return the requests, the API's jobs, and the scheduler's jobs with their starts."""
         return {
             "requests": dict(self.requests),
             "jobs": list(jobs),

@@ -1,6 +1,6 @@
-"""Resources of a UNICORE job description: units and ranges as the server has them.
+"""Read and check the resources of a UNICORE job description with the server's units and ranges.
 
-Sources: XNJS `UnitParser` and `ResourceRequest`, and what a real server answered.
+Sources: XNJS `UnitParser` and `ResourceRequest`, and answers of a real server.
 """
 
 import re
@@ -21,10 +21,9 @@ _FREE = ("Reservation", "NodeConstraints", "QoS", "Project", "Exclusive", "Array
 
 
 def parse_resources(json: Mapping[str, object]) -> dict[str, str]:
-    """The requested resources, time in seconds and memory in bytes, values as texts.
+    """Return the requested resources as strings, time in seconds and memory in bytes.
 
-    Raises:
-        ValueError: a value or unit that the server cannot read, in its words.
+    Raise ValueError with the server's message for a value or unit that it cannot read.
     """
     found = {}
     for name, value in json.items():
@@ -69,7 +68,7 @@ def _size(text: str) -> int:
 
 
 def ranges(partition: Partition) -> dict[str, tuple[int, int]]:
-    """The allowed ranges of a queue: seconds, counts, bytes."""
+    """Return the allowed ranges of a queue: seconds, counts, bytes."""
     return {
         "Runtime": (1, partition.max_time),
         "Nodes": (1, partition.nodes),
@@ -81,10 +80,9 @@ def ranges(partition: Partition) -> dict[str, tuple[int, int]]:
 
 
 def check_resources(resources: Mapping[str, str], partitions: Sequence[Partition]) -> Partition:
-    """The queue that was asked for; the ranges are checked for RAW jobs too.
+    """Return the requested queue after a check of all ranges, for RAW jobs too.
 
-    Raises:
-        ValueError: an unknown resource or one out of range, in the server's words.
+    Raise ValueError with the server's message for a resource that is unknown or out of range.
     """
     queue = resources.get("Queue", partitions[0].name)
     partition = next((p for p in partitions if p.name == queue), None)

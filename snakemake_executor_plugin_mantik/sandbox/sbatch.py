@@ -130,10 +130,8 @@ def parse_script(
 ) -> BatchRequest:
     """Return the request of `script`, checked against `partitions` (the first is the default).
 
-    `options` are command line options by their long names; they override the script's.
-
-    Raises:
-        SbatchError: sbatch would refuse the script; the message is sbatch's.
+    `options` are command line options by their long names; they override the script's. Raise
+    SbatchError with sbatch's message if sbatch would refuse the script.
     """
     if not script.startswith("#!"):
         raise SbatchError(
@@ -241,9 +239,6 @@ def parse_sbatch_time(text: str) -> int:
     """Return the seconds of a walltime: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
 
     Slurm rounds up to minutes; the sandbox keeps the seconds, so that tests need not wait.
-
-    Raises:
-        SbatchError: the text is not a walltime.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -258,11 +253,7 @@ def parse_sbatch_time(text: str) -> int:
 
 
 def parse_sbatch_memory(text: str, option: str) -> int | None:
-    """Return the MiB of a memory size, or None for 0, which means all memory of a node to Slurm.
-
-    Raises:
-        SbatchError: the text is not a memory size.
-    """
+    """Return the MiB of a memory size, or None for 0, which means all memory of a node to Slurm."""
     match = _MEMORY.fullmatch(text)
     if match is None:
         raise SbatchError(f"sbatch: error: Invalid --{option} specification")

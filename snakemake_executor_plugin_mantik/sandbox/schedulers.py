@@ -1,4 +1,4 @@
-"""Which scheduler runs a site's jobs."""
+"""Choose the scheduler that runs a site's jobs."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def scheduler_of(
     user: str,
     rules: SlurmVariant | None = None,
 ) -> BatchScheduler:
-    """The scheduler that `settings` name; `directory` and `rules` are for the local one."""
+    """Return the scheduler that `settings` name; `directory` and `rules` are for the local one."""
     if settings.scheduler == "slurm":
         return SlurmScheduler(settings, home=home, user=user)
     return LocalScheduler(directory, settings, home=home, user=user, rules=rules)

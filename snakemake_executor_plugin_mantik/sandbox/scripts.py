@@ -1,4 +1,4 @@
-"""The scripts that UNICORE and its TSI make of a job description, bugs included.
+"""Write the scripts that UNICORE and its TSI make of a job description, including their bugs.
 
 Sources: XNJS `TSIMessages`, the TSI's `BSS.py` for Slurm, and scripts that a real server wrote.
 """
@@ -10,15 +10,16 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.sandbox.description import Command, Description
 
 EXIT_CODE_FILE = "UNICORE_SCRIPT_EXIT_CODE"
-"""The file in the job's directory that the script's exit code ends up in."""
+"""The file in the job's directory that receives the script's exit code."""
 
 _GOOD_NAME = re.compile(r"[0-9a-zA-Z:.=~/]+")
 
 
 def unicore_script(description: Description, directory: Path, user: Mapping[str, str]) -> str:
-    """The script that runs the executable: unquoted, environment in double quotes, as it is.
+    """Return the script that runs the executable.
 
-    `user` holds HOME, USER and LOGNAME, which the TSI replaces in the whole text.
+    The command is not quoted; values of variables are in double quotes, unescaped. `user` holds
+    HOME, USER and LOGNAME, which the TSI replaces in the whole text.
     """
     exit_code = f"${{UC_OUTPUT_DIRECTORY}}/{EXIT_CODE_FILE}"
     command = " ".join([description.executable, *description.arguments])
@@ -40,16 +41,16 @@ def unicore_script(description: Description, directory: Path, user: Mapping[str,
 
 
 def command_exit_code(name: str) -> str:
-    """The file in the job's directory that the exit code of the pre- or postcommand ends up in."""
+    """Return the file in the job's directory for the exit code of the pre- or postcommand."""
     return f".UNICORE_{name}/{name}_{EXIT_CODE_FILE}"
 
 
 def command_script(command: Command, description: Description, directory: Path, name: str) -> str:
-    """The script of a pre- or postcommand on the login node, as the real server was seen to write.
+    """Return the script of a pre- or postcommand on the login node, as a real server wrote it.
 
-    The command's text is not escaped: between `"` it runs once more where it ends a quoted part,
-    and the redirections are those of its last command only. It ends without an exit code when the
-    command itself says `exit`.
+    The command's text is not escaped. It also stands between `"`, so that a part of it runs once
+    more if it contains `"`. The redirections apply to its last command only. If the command calls
+    `exit`, the script ends without an exit code.
     """
     exit_code = f"${{UC_OUTPUT_DIRECTORY}}/{name}_{EXIT_CODE_FILE}"
     lines = [
@@ -89,27 +90,27 @@ def _replaced(script: str, user: Mapping[str, str]) -> str:
 
 
 def tsi_batch_script(description: Description, directory: Path, script: str, queue: str) -> str:
-    """The batch script of a job that is not RAW, with what the TSI makes of its resources."""
-    asked = description.resources
+    """Return the batch script of a non-RAW job, with the TSI's options for its resources."""
+    requested = description.resources
     named = description.name if _GOOD_NAME.fullmatch(description.name) else "UNICORE_job"
-    nodes, cpus = asked.get("Nodes"), asked.get("CPUsPerNode")
-    if not {"Nodes", "CPUsPerNode", "TotalCPUs"} & asked.keys():
+    nodes, cpus = requested.get("Nodes"), requested.get("CPUsPerNode")
+    if not {"Nodes", "CPUsPerNode", "TotalCPUs"} & requested.keys():
         nodes = "1"
-    memory = _memory_bug(asked.get("MemoryPerNode"))
+    memory = _memory_bug(requested.get("MemoryPerNode"))
     options: list[tuple[str, str | int | None]] = [
         ("job-name", named),
         ("partition", queue),
         ("account", description.project or None),
         ("nodes", nodes),
         ("ntasks-per-node", cpus if nodes else None),
-        ("ntasks", asked.get("TotalCPUs") if not nodes else None),
+        ("ntasks", requested.get("TotalCPUs") if not nodes else None),
         ("mem", memory),
-        # The server writes the memory where the number of GPUs belongs.
-        ("gpus-per-node", memory if "GPUsPerNode" in asked else None),
-        ("time", max(1, int(asked.get("Runtime", "3600")) // 60)),
-        ("qos", asked.get("QoS")),
-        ("constraint", asked.get("NodeConstraints")),
-        ("reservation", asked.get("Reservation")),
+        # The server writes the memory instead of the number of GPUs.
+        ("gpus-per-node", memory if "GPUsPerNode" in requested else None),
+        ("time", max(1, int(requested.get("Runtime", "3600")) // 60)),
+        ("qos", requested.get("QoS")),
+        ("constraint", requested.get("NodeConstraints")),
+        ("reservation", requested.get("Reservation")),
         ("output", f"{directory}/{description.stdout}"),
         ("error", f"{directory}/{description.stderr}"),
         ("chdir", f"{directory}/"),
@@ -119,7 +120,7 @@ def tsi_batch_script(description: Description, directory: Path, script: str, que
 
 
 def _memory_bug(asked: str | None) -> int | None:
-    """What of the memory in bytes survives the server's cast to a 32-bit integer, in MiB."""
+    """Cast the memory in bytes to a 32-bit integer, as the server does, and return MiB."""
     if asked is None:
         return None
     cast = (int(asked) + 2**31) % 2**32 - 2**31

@@ -35,13 +35,13 @@ from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
 from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreServer
 
 _START_TIMEOUT = 30.0
-"""Seconds to wait for the server's thread to start or to do something."""
+"""Seconds to wait for the start of the server's thread, or for a call in it."""
 
 _GOODBYE = 1
-"""Seconds that open requests have when the sandbox stops."""
+"""Seconds that open requests have to finish when the sandbox stops."""
 
 _CONFIG = """\
-# Written by `smk-mantik sandbox`: a site on this machine. The times are shorter than at a real one.
+# Written by `smk-mantik sandbox` for a site on this machine. Times are shorter than at a real one.
 {site}Resources:
   Queue: {queue}
 Site:
@@ -56,19 +56,17 @@ Site:
 
 _T = TypeVar("_T")
 _SandboxSite = UnicoreServer | FirecrestServer
-"""A site of any API: both have the same few methods for the sandbox."""
 
 
 class Sandbox:
-    """Sites on this machine behind one HTTP server on loopback.
+    """Sites on this machine behind one HTTP server on loopback, as a context manager.
 
-    A context manager: everything runs in a thread of its own inside `with`; afterwards no process
-    of any job is left.
+    The server runs in its own thread. On exit no process of any job is left.
 
     Attributes:
-        directory: where everything lies: a directory per site, and `NAME.yaml`, its config.
-        faults: the failures that are to happen.
-        token: what the control endpoints below `/sandbox/` want as a bearer token.
+        directory: contains a directory per site, and its backend config as `NAME.yaml`.
+        faults: the planned failures.
+        token: bearer token of the control endpoints below `/sandbox/`.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Sandbox:
         sites: Sequence[SiteOption] = (SiteOption("hpc1"),),
         settings: SandboxSettings | None = None,
     ) -> None:
-        """Prepare a sandbox in `directory`, which is made if it is not there."""
+        """Prepare a sandbox in `directory`, which `with` creates if it does not exist."""
         self.directory = directory
         self.options = tuple(sites)
         self.settings = settings or SandboxSettings()
@@ -89,26 +87,24 @@ class Sandbox:
         self._thread: threading.Thread | None = None
         self._port = 0
 
-    # --- what a user of it needs ---------------------------------------------------------------
+    # --- for users -----------------------------------------------------------------------------
 
     def site(self, name: str) -> _SandboxSite:
-        """The site of that name; use it inside the loop only, by `call`."""
+        """Return a site; use it only inside the loop, through `call`."""
         return self._sites[name]
 
     def url(self, name: str) -> str:
-        """The site's API URL, `http://127.0.0.1:PORT/NAME/...`."""
         return self._sites[name].url
 
     def credentials(self, name: str) -> tuple[str, str]:
-        """User name and password at a site, client id and secret at one of firecREST."""
+        """Return user name and password of a site, or client id and secret for firecREST."""
         return self._sites[name].credentials()
 
     def config_path(self, name: str) -> Path:
-        """The site's backend config."""
         return self.directory / f"{name}.yaml"
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that lead the executor to the sandbox."""
+        """Return the environment variables with which the executor uses the sandbox."""
         found = {
             "MANTIK_SANDBOX_DIR": str(self.directory),
             "MANTIK_COMPUTE_BUDGET_ACCOUNT": "sandbox",
@@ -119,11 +115,11 @@ class Sandbox:
         return found
 
     def record(self, name: str) -> dict[str, Any]:
-        """What the site was asked and what it ran: `requests`, `jobs`, `runs`."""
+        """Return a site's record: `requests`, `jobs`, `runs`."""
         return self.call(self._sites[name].recorded)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Call a function in the sandbox's loop, from another thread, and return its result."""
+        """Call a function in the sandbox's loop from another thread, and return its result."""
 
         async def run() -> _T:
             return function()
@@ -131,32 +127,29 @@ class Sandbox:
         return self._wait(run())
 
     def cancel_job(self, name: str, scheduler_id: int) -> None:
-        """Cancel a job behind the API's back, as scancel does."""
+        """Cancel a job without the API, as scancel does."""
         self._wait(self.site(name).scheduler.cancel(scheduler_id))
 
     def fail_node(self, name: str, scheduler_id: int) -> None:
-        """Let the node that a job runs on die."""
         self._wait(self.site(name).scheduler.fail_node(scheduler_id))
 
     def limit_jobs(self, name: str, most: int | None) -> None:
-        """Let the local scheduler of a site refuse more waiting and running jobs than `most`."""
+        """Make a site's local scheduler refuse more waiting and running jobs than `most`."""
         self.local_scheduler(name).max_submit_jobs = most
 
     def local_scheduler(self, name: str) -> LocalScheduler:
-        """The scheduler of a site, where it is the sandbox's own."""
         scheduler = self.site(name).scheduler
         assert isinstance(scheduler, LocalScheduler)
         return scheduler
 
     def tsi(self, name: str) -> Tsi:
-        """The TSI of a UNICORE site."""
         site = self.site(name)
         assert isinstance(site, UnicoreServer)
         return site.tsi
 
     @contextmanager
     def tsi_down(self, name: str) -> Iterator[None]:
-        """Let the TSI of a UNICORE site not answer."""
+        """Make the TSI of a UNICORE site unavailable inside `with`."""
         tsi = self.tsi(name)
         tsi.up = False
         try:
@@ -188,7 +181,6 @@ class Sandbox:
             self._lock.close()
 
     def _listen(self) -> socket.socket:
-        """Find a port, make the sites, write their configs."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory = self.directory.resolve()
         self._lock = (self.directory / ".lock").open("w")
@@ -199,9 +191,9 @@ class Sandbox:
             raise UserError(
                 "another sandbox runs in this directory",
                 where=str(self.directory),
-                do="End it, or set MANTIK_SANDBOX_DIR to another directory",
+                do="Stop it, or set MANTIK_SANDBOX_DIR to another directory",
             ) from error
-        # With the protocol named asyncio switches Nagle's algorithm off: without, 40 ms per answer.
+        # asyncio disables Nagle's algorithm only if the protocol is given; else 40 ms per answer.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
@@ -262,7 +254,7 @@ class Sandbox:
         )
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            # Sites are not routed by starlette: it cannot route names with a newline.
+            # starlette does not route to sites: it cannot route names with a newline.
             if scope["type"] != "http" or scope["path"].startswith("/sandbox/"):
                 await control(scope, receive, send)
                 return
@@ -296,15 +288,14 @@ class Sandbox:
         if request.method == "DELETE":
             self.faults.clear()
         elif request.method == "POST":
-            asked = await request.json()
+            body = await request.json()
             known = {attribute.name for attribute in fields(Fault)}
-            if not isinstance(asked, dict) or "action" not in asked or asked.keys() - known:
+            if not isinstance(body, dict) or "action" not in body or body.keys() - known:
                 return JSONResponse({"allowed": sorted(known)}, status_code=400)
-            self.faults.add(Fault(**asked))
+            self.faults.add(Fault(**body))
         return JSONResponse([asdict(fault) for fault in self.faults.faults])
 
     async def _control_record(self, request: Request) -> Response:
-        """The record of every site by name."""
         if not self._may_control(request):
             return empty(403)
         return JSONResponse({name: site.recorded() for name, site in self._sites.items()})

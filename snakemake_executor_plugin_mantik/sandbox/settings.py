@@ -25,10 +25,7 @@ class Partition:
         name: the partition, which is a queue in UNICORE.
         max_time: longest walltime.
         default_time: walltime of a job that requests none.
-        nodes: number of nodes.
-        cpus: CPUs of each node.
-        memory_mib: memory of each node in MiB.
-        gpus: GPUs of each node.
+        cpus, memory_mib, gpus: resources of each node.
         up: whether jobs start; otherwise they wait.
     """
 
@@ -178,11 +175,7 @@ class SiteOption:
 
     @classmethod
     def parse(cls, text: str) -> "SiteOption":
-        """Read the value `NAME=API` of `--site`.
-
-        Raises:
-            UserError: the name is not valid, or there is no such API.
-        """
+        """Read the value `NAME=API` of `--site`; raise UserError for a wrong name or API."""
         name, _, api = text.partition("=")
         api = api or "unicore"
         where = f"--site {text}"
@@ -200,5 +193,5 @@ class SiteOption:
 
     @property
     def variable(self) -> str:
-        """The site's name as it appears in environment variables."""
+        """Return the site's name as part of environment variables."""
         return self.name.upper().replace("-", "_")

@@ -39,11 +39,7 @@ class SlurmScheduler(BatchScheduler):
     """The jobs that one site has in this machine's Slurm."""
 
     def __init__(self, settings: SandboxSettings, *, home: Path, user: str) -> None:
-        """Give jobs `home` and `user` in their environment.
-
-        Raises:
-            UserError: no Slurm answers.
-        """
+        """Give jobs `home` and `user` in their environment; raise UserError if no Slurm answers."""
         self.jobs: dict[int, BatchJob] = {}
         self.partitions = partitions()
         self._interval = settings.timing.status_interval
@@ -117,11 +113,7 @@ class SlurmScheduler(BatchScheduler):
         return code, errors
 
     async def ask(self, *command: str) -> str:
-        """Return the output of a Slurm command that only reads.
-
-        Raises:
-            SlurmError: the command failed.
-        """
+        """Return the output of a Slurm command that only reads, or raise `SlurmError`."""
         code, output, errors = await self._run(*command)
         if code:
             raise SlurmError(code, errors)
@@ -236,8 +228,7 @@ def _environment(home: Path, user: str) -> dict[str, str]:
 def partitions() -> tuple[Partition, ...]:
     """Return the partitions of this machine's Slurm, the default one first.
 
-    Raises:
-        UserError: there is no Slurm, or it does not answer.
+    Raise UserError if there is no Slurm, or it does not answer.
     """
     where = "smk-mantik sandbox --scheduler slurm"
     lacking = [command for command in COMMANDS if shutil.which(command) is None]

@@ -1,4 +1,4 @@
-"""Imports and exports of UNICORE jobs: inline data, local files, storages of this site."""
+"""Stage files of UNICORE jobs in and out: inline data, local files, storages of this site."""
 
 import shutil
 from collections.abc import Callable
@@ -11,14 +11,13 @@ _SCRIPT_MODE = 0o600
 
 
 class StagingError(Exception):
-    """Why a file could not be staged, in the server's words."""
+    """A file could not be staged; the message is the server's."""
 
 
 def stage_in(item: Import, directory: Path, local_path: Callable[[str], Path | None]) -> None:
-    """Bring one file into a job's directory; `local_path` finds the file behind a storage URL.
+    """Copy one file into a job's directory; `local_path` returns the file behind a storage URL.
 
-    Raises:
-        StagingError: if it cannot be done and the import says that it must.
+    If that fails and the import must succeed, raise `StagingError`.
     """
     target = directory / item.target.lstrip("/")
     try:
@@ -39,16 +38,12 @@ def stage_in(item: Import, directory: Path, local_path: Callable[[str], Path | N
 
 
 def refused(item: Import | Export, reason: str) -> str:
-    """How the server tells that a transfer failed."""
+    """Return the server's message for a failed transfer."""
     return f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {reason}"
 
 
 def stage_out(item: Export, directory: Path, local_path: Callable[[str], Path | None]) -> None:
-    """Copy one file of a job's directory to where the export says.
-
-    Raises:
-        StagingError: if it cannot be done.
-    """
+    """Copy one file from a job's directory to the export's target, or raise `StagingError`."""
     try:
         target = _path(item.target, local_path)
         target.parent.mkdir(parents=True, exist_ok=True)

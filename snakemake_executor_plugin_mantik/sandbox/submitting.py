@@ -1,4 +1,4 @@
-"""UNICORE jobs on their way to the scheduler: batch scripts, and attempts to submit them."""
+"""Submit UNICORE jobs to the scheduler: write batch scripts, and repeat failed submissions."""
 
 import asyncio
 import secrets
@@ -20,13 +20,13 @@ from snakemake_executor_plugin_mantik.sandbox.tsi import (
 )
 
 _ATTEMPTS = 4
-"""How often a submission that the scheduler refuses is tried; as in the real server."""
+"""Number of attempts to submit a job that the scheduler refuses; as in the real server."""
 _EXCHANGES = 8
-"""What submitting a job takes of the TSI: so two or three a second come to the scheduler."""
+"""Exchanges with the TSI per submission: the scheduler so gets two or three jobs a second."""
 
 
 class JobSubmitter(Protocol):
-    """What a job needs of the site that it lives at."""
+    """The interface of a site that jobs use."""
 
     settings: SandboxSettings
     scheduler: BatchScheduler
@@ -35,28 +35,23 @@ class JobSubmitter(Protocol):
     workers: asyncio.Semaphore
     submitting: asyncio.Lock
 
-    def local_path(self, url: str) -> Path | None:
-        """The file behind a URL of one of the site's storages."""
-        ...
+    def local_path(self, url: str) -> Path | None: ...
 
 
 class SubmittedJob(Protocol):
-    """What a submission needs of its job; see `UnicoreJob`."""
+    """The interface of a job that a submission uses; see `UnicoreJob`."""
 
     directory: Path
     submissions: int
     batch_ids: list[int]
 
-    def note(self, text: str) -> None:
-        """Add a line to the job's log."""
-        ...
+    def note(self, text: str) -> None: ...
 
 
 async def submit_job(script: str, job: SubmittedJob, site: JobSubmitter) -> BatchJob:
-    """Submit a batch script; of several submissions the last one counts.
+    """Submit a batch script `job.submissions` times, and return the last scheduler job.
 
-    Raises:
-        TsiError: if the scheduler refuses it, or the TSI is away, each time.
+    Raise `TsiError` if at each attempt the scheduler refuses it or the TSI does not answer.
     """
     variables = {"PYTHONPATH": str(site.tsi.module_path)}
     attempt = 1
@@ -86,7 +81,7 @@ async def submit_job(script: str, job: SubmittedJob, site: JobSubmitter) -> Batc
 def job_batch_script(
     description: Description, directory: Path, user: Mapping[str, str], queue: str
 ) -> str:
-    """What sbatch gets: the job's own file and a call of UNICORE's script, or that script alone."""
+    """Return the script for sbatch: UNICORE's, called at the end of a RAW job's own file."""
     own = scripts.unicore_script(description, directory, user)
     if description.job_type != "RAW":
         return scripts.tsi_batch_script(description, directory, own, queue)

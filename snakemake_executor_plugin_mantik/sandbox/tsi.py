@@ -1,7 +1,7 @@
-"""The TSI of a UNICORE site: the server's arm on the login node, which files and jobs go through.
+"""The TSI of a UNICORE site: the server's process on the login node, for its files and jobs.
 
-The errors are those of UNICORE/X 3.0.0 with the Slurm TSI 11.2.0, to the letter: most echo the
-whole command, and the cause stands at the end.
+The errors are literally those of UNICORE/X 3.0.0 with the Slurm TSI 11.2.0. Most repeat the whole
+command and end with the cause.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from snakemake_executor_plugin_mantik.common.state_directory import change_mode
 from snakemake_executor_plugin_mantik.sandbox.faults import spoil
 
 _FILE_MODE = 0o640
-"""Of each file after an upload, whatever it was before: the TSI sets it with each piece."""
+"""Mode of each file after an upload, whatever it was before: the TSI sets it with each piece."""
 _DIRECTORY_MODE = 0o750
 
 _AT_OPENING = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What goes wrong before a file is written to."""
+"""Errors that occur before a file is written."""
 _REPORTED = "\n (Command execution on TSI reported an error)"
 _MODULES = ("ACL", "BSS", "IO", "Log", "Server", "Utils")
 
 
 class TsiError(Exception):
-    """A request to the TSI failed; the text is what UNICORE's own message ends with."""
+    """A request to the TSI failed; the message is the end of UNICORE's message."""
 
 
 class TsiUnavailableError(TsiError):
@@ -43,14 +43,14 @@ class Tsi:
     """The TSI of one site.
 
     Attributes:
-        up: whether it answers.
-        module_path: the directory of its own modules, which all jobs find in their PYTHONPATH.
+        up: whether the TSI answers.
+        module_path: the directory of the TSI's modules, which is in the PYTHONPATH of all jobs.
     """
 
     def __init__(self, directory: Path, user: Mapping[str, str], round_trip: float) -> None:
-        """Make its modules in `directory`.
+        """Create the TSI's modules in `directory`.
 
-        `user` holds USER and HOME, `round_trip` is seconds of one exchange with it.
+        `user` holds USER and HOME; `round_trip` is the duration of one exchange in seconds.
         """
         self.up = True
         self.module_path = directory
@@ -62,25 +62,20 @@ class Tsi:
             (directory / f"{name}.py").write_text(text)
 
     async def exchange(self, count: int = 1) -> None:
-        """Take the time of so many exchanges.
-
-        Raises:
-            TsiUnavailableError: if it does not answer.
-        """
+        """Wait for the duration of `count` exchanges, or raise `TsiUnavailableError`."""
         self.check()
         if self._round_trip:
             await asyncio.sleep(count * self._round_trip)
             self.check()
 
     def check(self) -> None:
-        """Raise `TsiUnavailableError` if the TSI does not answer."""
         if not self.up:
             raise TsiUnavailableError
 
     # --- files: each method raises TsiError ----------------------------------------------------
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory with its parents; one that exists is no error."""
+        """Create a directory with its parents; an existing one is no error."""
         with self._running(
             f"/bin/mkdir -p -m 750 {_quoted(path)}",
             lambda e: f"/bin/mkdir: cannot create directory ‘{culprit(path, e)}’: {e.strerror}",
@@ -90,7 +85,7 @@ class Tsi:
                 change_mode(path, _DIRECTORY_MODE)
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a directory with all that is in it; a missing one is no error."""
+        """Remove a file or a directory tree; a missing one is no error."""
         with self._running(
             f"/bin/rm -rf {_quoted(path)}",
             lambda e: f"/bin/rm: cannot remove {_quoted(Path(e.filename or path))}: {e.strerror}",
@@ -102,7 +97,7 @@ class Tsi:
                     path.unlink(missing_ok=True)
 
     def change_mode(self, path: Path, letters: str) -> None:
-        """Change the permissions, given as `rwxr-x---`."""
+        """Change the permissions to `letters`, as in `rwxr-x---`."""
         parts = zip("ugo", (letters[start : start + 3] for start in (0, 3, 6)), strict=True)
         script = "\n".join(
             f"/bin/chmod {who}={what.replace('-', '')} {_quoted(path)}" for who, what in parts
@@ -112,7 +107,6 @@ class Tsi:
             change_mode(path, int("".join("0" if c == "-" else "1" for c in letters), 2))
 
     def move(self, source: Path, target: Path, *, copy: bool) -> None:
-        """Rename or copy a file."""
         command = "cp" if copy else "mv"
         with self._running(
             f"umask 27\n/bin/{command} {_quoted(source)} {_quoted(target)}",
@@ -127,7 +121,7 @@ class Tsi:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[IO[bytes]]:
-        """A file to write to in place; what was written before an error stays."""
+        """Open a file to be written in place; an error keeps the part that was written."""
         expanded = str(path).replace("$HOME", self._home)
         try:
             spoil(_AT_OPENING)
@@ -150,7 +144,7 @@ class Tsi:
 
     @contextmanager
     def _running(self, script: str, words: Callable[[OSError], str]) -> Iterator[None]:
-        """Turn an OSError into the error of a script; `words` tells what the script wrote."""
+        """Turn an OSError into the error of a script; `words` returns the script's stderr."""
         try:
             spoil()
             yield
@@ -166,13 +160,13 @@ class Tsi:
 
 
 def submission_failed(stderr: str, submit_id: str) -> str:
-    """How UNICORE begins to tell that sbatch refused a job."""
+    """Return UNICORE's message for a job that sbatch refused."""
     command = f"sbatch ./bss_submit_{submit_id}"
     return f"TSI on <localhost>: {_failed(command, stderr)}{_REPORTED}"
 
 
 def _failed(command: str, stderr: str) -> str:
-    """The TSI's reply, one line, to a command that failed."""
+    """Return the TSI's one-line reply to a failed command."""
     text = f"TSI_FAILED: Command '{command}' failed with code 1: {stderr.rstrip()}\n"
     return text.replace("\n", ":")
 
@@ -182,6 +176,6 @@ def _quoted(path: Path) -> str:
 
 
 def culprit(path: Path, error: OSError) -> str:
-    """The path that mkdir names when it fails: a file above it, else where it failed."""
+    """Return the path in mkdir's error: a file in place of a parent, else where it failed."""
     above = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
     return str(above if not above.is_dir() else error.filename or path)

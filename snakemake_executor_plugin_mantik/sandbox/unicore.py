@@ -36,32 +36,28 @@ from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
 
 _VERSION = "11.0.0"
-"""The server version that the site claims: the one that it was compared with."""
+"""The server version that the site reports: the version that it was compared with."""
 
 _FACTORY = "default_target_system_factory"
 _SHARED_STORAGES = ("HOME", "SCRATCH")
 _WORKERS = 4
-"""Jobs that the server brings files for at the same time."""
+"""Number of jobs whose files the server stages in at the same time."""
 
 
 class UnicoreServer:
     """A site: storages, a scheduler, jobs, and the REST API in front of them.
 
     Attributes:
-        name: as in the URL.
-        directory: where all of it lies: `home`, `scratch`, `jobs`.
-        access: users and sessions.
-        tsi: its arm on the login node.
-        workers, submitting: what jobs wait for in turn.
-        jobs: all jobs by id.
-        tss: the id of its target system.
-        forget_next, repeat_next: how many of the next submissions are forgotten after they were
-            acknowledged, or submitted to the scheduler twice (both seen at a real server).
+        directory: contains `home`, `scratch`, `jobs`.
+        workers, submitting: limit how many jobs are processed and submitted at a time, in order.
+        tss: the id of the site's target system.
+        forget_next, repeat_next: how many of the next submissions are acknowledged and then
+            forgotten, or submitted to the scheduler twice (both seen at a real server).
         ignore_next: how many of the next aborts end nothing (seen at one without a scheduler).
     """
 
     def __init__(self, name: str, directory: Path, settings: SandboxSettings, base: str) -> None:
-        """Make the site's directories; `base` is the server's URL."""
+        """Create the site's directories; `base` is the server's URL."""
         self.name = name
         self.directory = directory.resolve()
         self.settings = settings
@@ -96,20 +92,18 @@ class UnicoreServer:
         self._updates: asyncio.Task[None] | None = None
 
     def config(self) -> str:
-        """The keys of the backend config that lead to this site."""
+        """Return the keys of the backend config that point to this site."""
         return f"UnicoreApiUrl: {self.url}\n"
 
     def credentials(self) -> tuple[str, str]:
-        """User name and password."""
         return self.access.username, self.access.password
 
     def variables(self) -> dict[str, str]:
-        """The credentials, by what follows `MANTIK_SITE_` in the names of their variables."""
+        """Return the credentials by the ends of their variables' names, after `MANTIK_SITE_`."""
         username, password = self.credentials()
         return {"USERNAME": username, "PASSWORD": password}
 
     def recorded(self) -> dict[str, Any]:
-        """What the site was asked and what it ran."""
         jobs = [
             {
                 "id": job.id,
@@ -126,11 +120,9 @@ class UnicoreServer:
         return self.record.as_json(jobs, self.scheduler)
 
     def refusal(self, fault: Fault) -> dict[str, Any]:
-        """The body of a refused request."""
         return {"errorMessage": fault.message, "status": fault.status}
 
     def act(self, action: Action, scope: Scope) -> None:
-        """Let a fault happen to the request of `scope`."""
         del scope
         match action:
             case "expire_sessions":
@@ -143,7 +135,7 @@ class UnicoreServer:
                 self.ignore_next += 1
 
     def start(self) -> None:
-        """Begin to look at the scheduler; to be called in the loop that serves the site."""
+        """Start to follow the scheduler. Call this in the loop that serves the site."""
         self.scheduler.start()
         self._updates = asyncio.create_task(self._look())
 
@@ -164,14 +156,12 @@ class UnicoreServer:
                     await self.destroy(job)
 
     async def destroy(self, job: UnicoreJob) -> None:
-        """End a job and remove all that is left of it."""
         self.jobs.pop(job.id, None)
         await job.destroy(self)
 
     # --- requests ------------------------------------------------------------------------------
 
     async def handle(self, request: Request) -> Response:
-        """Answer one request to this site."""
         raw = request.scope["raw_path"].decode("ascii").partition("?")[0]
         path = raw.removeprefix(f"/{self.name}/rest/core")
         if path == raw or (path and not path.startswith("/")):
@@ -269,7 +259,7 @@ class UnicoreServer:
             "supportsReservation": "false",
             "applications": [],
             "otherInfo": {},
-            # So where the TSI has no script that asks for budgets.
+            # The value of a TSI without a script that queries budgets.
             "remainingComputeTime": {
                 "__CURRENT_PROJECT__": {"rel": "-1%", "units": "core-h", "remaining": "-1"}
             },
@@ -307,7 +297,7 @@ class UnicoreServer:
         return job.directory
 
     def local_path(self, url: str) -> Path | None:
-        """The file behind a URL of one of this site's storages."""
+        """Return the file behind a URL of one of this site's storages."""
         _, found, rest = url.partition(f"{self.url}/storages/")
         storage, _, path = rest.partition("/files/")
         root = self._root(storage) if found else None
@@ -323,11 +313,11 @@ class UnicoreServer:
         if sub == "files":
             return await SandboxFiles(root, url, self.tsi).handle(request, rest)
         if sub == "actions" and request.method == "POST" and rest in ("copy", "rename"):
-            asked = await request.json()
-            if not asked.get("from") or not asked.get("to"):
+            body = await request.json()
+            if not body.get("from") or not body.get("to"):
                 return empty(400)
             files = SandboxFiles(root, url, self.tsi)
-            return await files.move(asked["from"], asked["to"], copy=rest == "copy")
+            return await files.move(body["from"], body["to"], copy=rest == "copy")
         if sub:
             return empty(404)
         if request.method != "GET":

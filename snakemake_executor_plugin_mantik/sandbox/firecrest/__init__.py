@@ -1,17 +1,18 @@
 """A site that speaks firecREST v2.
 
-Emulated is firecREST 2.6 that reaches a Slurm 22.05 by its commands over ssh, with S3 for large
-files; facts, quirks and words were measured at a real one.
+It imitates firecREST 2.6 with Slurm's 22.05 commands over ssh and S3 for large files. Behaviour,
+quirks and messages were measured at a real server.
 
-answers     answers and errors in firecREST's forms
-tokens      the identity provider: access tokens, and who is let in
-shell       commands on the login node: their time, their number, their errors
+answers     responses and errors in firecREST's forms
+tokens      the identity provider, its access tokens, and their check
+shell       commands on the login node: duration, limits, errors
 commands    the commands on files, as functions
-accounting  what squeue and sacct tell about jobs, and when
+accounting  records of jobs from squeue and sacct, and their delays
+slurm       the same from a real Slurm
 compute     jobs over REST
 operations  files over REST, at once
 transfers   files over REST, in jobs
-store       the object store that large files travel through
+store       the object store for large files
 status      the system over REST
-site        `FirecrestSite`
+site        `FirecrestServer`
 """

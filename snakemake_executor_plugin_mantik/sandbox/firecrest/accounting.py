@@ -1,8 +1,8 @@
-"""What firecREST tells about jobs: the answers of sacct and squeue, put together as it does.
+"""firecREST's records of jobs, merged from sacct and squeue as firecREST does.
 
-The accounting is behind the scheduler. Just after a job's start and end it has half a record (no
-partition and directory, another name and group, a state that may be wrong for a running job), and
-a list by name then misses a job that has just ended (all of that measured).
+The accounting lags behind the scheduler. Just after a job's start and end it has half a record: no
+partition and directory, another name and group, and for a running job perhaps a wrong state. A list
+by name then lacks a job that has just ended. All of that was measured.
 """
 
 import os
@@ -18,10 +18,10 @@ from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
 _CLUSTER = "sandbox"
 USER_ID = 1000
-"""The number that the pretended user has at the pretended cluster."""
+"""The user id at the simulated cluster."""
 
 WINDOWS = {"1h": 3600, "8h": 8 * 3600, "24h": 86_400, "3d": 3 * 86_400, "7d": 7 * 86_400}
-"""How far a list looks back, in seconds, by what the request says."""
+"""The `time_window` of a list, in seconds, by its value in the request."""
 
 _PRIORITY = 1
 _OUT_OF_MEMORY_SIGNAL = 125
@@ -31,26 +31,22 @@ AccountingRecord = dict[str, Any]
 
 
 class Accounting(ABC):
-    """The jobs of one scheduler as firecREST tells them.
-
-    Attributes:
-        hidden: ids of jobs that are denied.
-    """
+    """The jobs of one scheduler as firecREST reports them, except the ids in `hidden`."""
 
     def __init__(self) -> None:
         self.hidden: set[int] = set()
 
     async def of_job(self, number: str) -> list[AccountingRecord]:
-        """What is told of the job with this id, as it stands in a URL; nothing if there is none."""
+        """Return the records of a job; `number` is its id in a URL."""
         denied = number.isdecimal() and int(number) in self.hidden
         return [] if denied else await self._of_job(number)
 
     async def listed(
         self, names: Iterable[str], account: str, window: float
     ) -> list[AccountingRecord]:
-        """The jobs with one of these names (none: all) that are not over for longer than `window`.
+        """Return the jobs with these names (none: all) that run or ended in the last `window` s.
 
-        Both commands filter for themselves, so that half a record has no name to be found by.
+        sacct and squeue filter separately, so half a record is not found by the job's name.
         """
         found = await self._listed(set(names), account, window)
         return [record for record in found if int(record["jobId"]) not in self.hidden]
@@ -65,7 +61,7 @@ class Accounting(ABC):
 
 
 class LocalAccounting(Accounting):
-    """The accounting of the local scheduler, as late as a real one."""
+    """The accounting of the local scheduler, with the delays of a real one."""
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class LocalAccounting(Accounting):
             return []
         now = self._clock()
         found = merged([self._sacct(job, now)], [self._squeue(job, now)])
-        # A job is known at once, whatever the lag: by squeue, or by half a record.
+        # A job is reported at once, whatever the lag: by squeue, or as half a record.
         return found or [self._half(job, job.state, now)]
 
     async def _listed(self, names: set[str], account: str, window: float) -> list[AccountingRecord]:
@@ -163,7 +159,7 @@ class LocalAccounting(Accounting):
         }
 
     def _record(self, job: LocalJob, now: float) -> AccountingRecord:
-        """What both commands tell alike, in the order of the real answers."""
+        """Return the fields that both commands report, in the order of the real answers."""
         elapsed = int((job.ended or now) - job.started) if job.started else 0
         return {
             "jobId": str(job.id),
@@ -175,7 +171,7 @@ class LocalAccounting(Accounting):
                 "start": None if job.started is None else int(job.started),
                 "end": None if job.ended is None else int(job.ended),
                 "suspended": 0,
-                # Slurm has limits in minutes only.
+                # Slurm stores limits in minutes.
                 "limit": -(-job.request.time_s // 60) * 60,
             },
             "account": self._account(job),
@@ -194,7 +190,7 @@ class LocalAccounting(Accounting):
 def merged(
     sacct: Iterable[AccountingRecord | None], squeue: Iterable[AccountingRecord | None]
 ) -> list[AccountingRecord]:
-    """One record for each job: sacct's, or squeue's if it says PENDING or sacct has none."""
+    """Return one record per job: sacct's, or squeue's if that is PENDING or sacct has none."""
     found: dict[str, AccountingRecord] = {}
     for record in (*sacct, *squeue):
         if record is not None:
@@ -207,7 +203,7 @@ def merged(
 def status_of(
     state: str, reason: str, exit_code: int | None, signal: int | None
 ) -> AccountingRecord:
-    """The state of a job in its record."""
+    """Return the `status` of a job's record."""
     return {
         "state": state,
         "stateReason": reason or "None",
@@ -221,7 +217,7 @@ def _state_text(state: BatchState) -> str:
 
 
 def _ending(job: LocalJob) -> tuple[int, int]:
-    """Exit code and signal as the accounting has them: both 0 where Slurm ended the job."""
+    """Return exit code and signal as in the accounting: both 0 if Slurm ended the job."""
     if job.state is BatchState.OUT_OF_MEMORY:
         return 0, _OUT_OF_MEMORY_SIGNAL
     if job.state in (BatchState.COMPLETED, BatchState.FAILED):

@@ -1,4 +1,4 @@
-"""Answers and errors in firecREST's forms."""
+"""Build responses and errors in firecREST's forms, and read requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,12 +12,12 @@ class Failure(Exception):  # noqa: N818
 
     Attributes:
         status: HTTP status.
-        message: what the body says.
-        caused_by: the messages of what led to it.
-        fields: what is wrong with the request, for a validation error: (where, name, message).
-        headers: of the answer.
-        unhandled: the server did not expect it: no user in the body, and the connection breaks
-            after the answer.
+        message: the `message` in the body.
+        caused_by: the messages of the causes.
+        fields: the mistakes of a validation error: (where, name, message).
+        headers: headers of the response.
+        unhandled: whether the server did not expect the error: then the body names no user, and
+            the connection breaks after the response.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Failure(Exception):  # noqa: N818
 
 
 def invalid(where: str, name: str, message: str) -> Failure:
-    """The failure of a request that has not the form that the API wants: a 400."""
+    """Return the failure of a request that does not match the API: a 400."""
     text = f"1 validation error:\n  {{'loc': ('{where}', '{name}'), 'msg': '{message}'}}"
     return Failure(400, text, fields=[(where, name, message)])
 
 
 def failed(failure: Failure, user: str | None) -> JSONResponse:
-    """The answer that tells a failure."""
+    """Return the response to a request that failed."""
     fields = [
         {"location": where, "name": name, "message": message}
         for where, name, message in failure.fields
@@ -62,11 +62,7 @@ def failed(failure: Failure, user: str | None) -> JSONResponse:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The request's body, a JSON object.
-
-    Raises:
-        Failure: if it is none.
-    """
+    """Return the request's body, or raise `Failure` if it is not a JSON object."""
     try:
         body = await request.json()
     except ValueError as error:
@@ -77,15 +73,14 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 
 def either(body: Mapping[str, Any], *names: str) -> Any:
-    """The first of `names` that is in the body: the API takes snake_case and camelCase."""
+    """Return the value of the first of `names` in the body: the API has two styles of names."""
     return next((body[name] for name in names if body.get(name) is not None), None)
 
 
 def text(body: Mapping[str, Any], *names: str, needed: bool = True) -> str:
-    """A text of the body by any of its names; empty if it is not there and not needed.
+    """Return a string of the body by any of its names, empty if absent and not needed.
 
-    Raises:
-        Failure: if it is missing or no text.
+    Otherwise raise `Failure`.
     """
     value = either(body, *names)
     if value is None and not needed:
@@ -97,11 +92,7 @@ def text(body: Mapping[str, Any], *names: str, needed: bool = True) -> str:
 
 
 def flag(request: Request, name: str) -> bool:
-    """A yes or no of the query, no if it is not there.
-
-    Raises:
-        Failure: if it is neither.
-    """
+    """Return a boolean of the query, False if absent; raise `Failure` for another value."""
     value = request.query_params.get(name, "false").lower()
     if value not in ("true", "false", "1", "0", "on", "off", "yes", "no"):
         raise invalid("query", name, "Input should be a valid boolean, unable to interpret input")
@@ -109,11 +100,7 @@ def flag(request: Request, name: str) -> bool:
 
 
 def number(request: Request, name: str) -> int | None:
-    """A whole number of the query, None if it is not there.
-
-    Raises:
-        Failure: if it is none.
-    """
+    """Return an integer of the query, None if absent; raise `Failure` for another value."""
     value = request.query_params.get(name)
     if value is None:
         return None

@@ -23,14 +23,14 @@ from snakemake_executor_plugin_mantik.sandbox.tsi import culprit
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _CHUNK = 1 << 20
 _LINES = 10
-"""Lines that head and tail show when they are not told how many."""
+"""Default number of lines of head and tail."""
 
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
 
 
 @contextmanager
 def _errors(tool: str, doing: str, status: int = 1) -> Iterator[None]:
-    """Turn an OSError into the tool's words."""
+    """Turn an OSError into the tool's error."""
     try:
         spoil()
         yield
@@ -39,7 +39,7 @@ def _errors(tool: str, doing: str, status: int = 1) -> Iterator[None]:
 
 
 def shown_name(name: str) -> str:
-    """A file's name as `ls` tells it: what is not ASCII, and control characters, as escapes."""
+    """Return a file's name as `ls` prints it, with escapes for control and non-ASCII characters."""
     return "".join(
         chr(byte) if 32 <= byte < 127 else _ESCAPES.get(byte, f"\\{byte:03o}")
         for byte in os.fsencode(name)
@@ -62,7 +62,7 @@ def _entry(name: str, path: Path, *, follow: bool = False, numeric: bool = False
 
 
 def _entry_of(path: str) -> dict[str, Any]:
-    """The entry of the file itself: `ls -d`."""
+    """Return the entry of the file itself: `ls -d`."""
     with _errors("ls", f"cannot access '{path}'", 2):
         return _entry(path, Path(path))
 
@@ -75,7 +75,7 @@ def ls(
     numeric: bool = False,
     follow: bool = False,
 ) -> list[dict[str, Any]]:
-    """The entries of a directory, or the one of a file under the name that was asked for."""
+    """Return the entries of a directory, or the entry of a file under the name `path`."""
     path = as_quoted(path)
     root = Path(path)
     with _errors("ls", f"cannot access '{path}'", 2):
@@ -104,7 +104,7 @@ def ls(
 
 
 def stat_file(path: str, *, follow: bool = False) -> dict[str, int]:
-    """The numbers of a file; `mode` is the raw one, with the file's type."""
+    """Return the fields of `stat`; `mode` includes the file's type."""
     path = as_quoted(path)
     with _errors("stat", f"cannot statx '{path}'"):
         found = Path(path).stat() if follow else Path(path).lstat()
@@ -123,7 +123,7 @@ def stat_file(path: str, *, follow: bool = False) -> dict[str, int]:
 
 
 def file_type(path: str) -> str:
-    """What `file` says; it has no error for a missing file."""
+    """Return the output of `file`, which has no error for a missing file."""
     path = as_quoted(path)
     try:
         if Path(path).is_dir():
@@ -140,7 +140,7 @@ def file_type(path: str) -> str:
 
 
 def head(path: str, *, size: int | None, lines: int | None, without_end: bool) -> bytes:
-    """The beginning of a file, or all but so much of its end."""
+    """Return the beginning of a file; `without_end`: all but the given amount at its end."""
     path = as_quoted(path)
     with _errors("head", f"cannot open '{path}' for reading"):
         data = _read(path, "head")
@@ -152,7 +152,7 @@ def head(path: str, *, size: int | None, lines: int | None, without_end: bool) -
 
 
 def tail(path: str, *, size: int | None, lines: int | None, without_start: bool) -> bytes:
-    """The end of a file; `without_start`: from that byte or line on, the first one is 1."""
+    """Return the end of a file; `without_start`: from this byte or line on, counted from 1."""
     path = as_quoted(path)
     with _errors("tail", f"cannot open '{path}' for reading"):
         data = _read(path, "tail")
@@ -165,7 +165,7 @@ def tail(path: str, *, size: int | None, lines: int | None, without_start: bool)
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """The lines with their ends; a carriage return ends none."""
+    """Split into lines with their ends; only a newline ends a line."""
     *whole, rest = data.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest else [])
 
@@ -178,7 +178,7 @@ def _read(path: str, tool: str) -> bytes:
 
 
 def view(path: str, size: int, offset: int) -> bytes:
-    """Two blocks of a file, from the one that holds `offset` on, as `dd` is asked for them."""
+    """Return two blocks of a file, from the one with `offset` on, as the server does with `dd`."""
     path = as_quoted(path)
     with _errors("dd", f"failed to open '{path}'"), Path(path).open("rb") as file:
         file.seek(offset // size * size)
@@ -186,7 +186,7 @@ def view(path: str, size: int, offset: int) -> bytes:
 
 
 def checksum(path: str) -> str:
-    """The SHA-256 sum of a file."""
+    """Return the SHA-256 sum of a file."""
     path = as_quoted(path)
     digest = hashlib.sha256()
     with _errors("sha256sum", path), Path(path).open("rb") as file:
@@ -196,7 +196,7 @@ def checksum(path: str) -> str:
 
 
 def read(path: str) -> bytes:
-    """The content of a file, for a direct download."""
+    """Return the content of a file, for a direct download."""
     path = as_quoted(path)
     if Path(path).is_dir():
         raise CommandError(1, "base64: read error: Is a directory")
@@ -205,14 +205,14 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, content: bytes) -> None:
-    """Write a file: an old one is replaced, its directory must be there."""
+    """Write or replace a file in an existing directory."""
     path = as_quoted(path)
     with _errors("bash: line 1", path), Path(path).open("wb") as file:
         file.write(content)
 
 
 def mkdir(path: str, *, parents: bool) -> dict[str, Any]:
-    """Make a directory; with its parents, one that exists is no error."""
+    """Create a directory; with `parents`, an existing one is no error."""
     path = as_quoted(path)
     try:
         spoil()
@@ -225,7 +225,7 @@ def mkdir(path: str, *, parents: bool) -> dict[str, Any]:
 
 
 def rm(path: str) -> None:
-    """Remove a file, or a directory with all that is in it."""
+    """Remove a file or a directory tree."""
     path = as_quoted(path)
     with _errors("rm", f"cannot remove '{path}'"):
         if Path(path).is_dir() and not Path(path).is_symlink():
@@ -235,7 +235,7 @@ def rm(path: str) -> None:
 
 
 def symlink(target: str, path: str) -> dict[str, Any]:
-    """Make a symbolic link at `path`."""
+    """Create a symbolic link at `path`."""
     target, path = as_quoted(target), as_quoted(path)
     with _errors("ln", f"failed to create symbolic link '{path}'"):
         Path(path).symlink_to(target)
@@ -243,7 +243,7 @@ def symlink(target: str, path: str) -> dict[str, Any]:
 
 
 def chmod(path: str, mode: str) -> dict[str, Any]:
-    """Change the permissions, given as octal digits."""
+    """Change the permissions to `mode`, in octal digits."""
     path = as_quoted(path)
     if not mode or set(mode) - set("01234567"):
         raise CommandError(1, f"chmod: invalid mode: '{mode}'")
@@ -253,12 +253,12 @@ def chmod(path: str, mode: str) -> dict[str, Any]:
 
 
 def chown(path: str, owner: str, group: str) -> dict[str, Any]:
-    """Change owner and group, each only if it is not empty."""
+    """Change owner and group, each unless it is empty."""
     path = as_quoted(path)
     try:
         with _errors("chown", f"changing ownership of '{path}'"):
             if owner or group:
-                # Typed as if one were enough and both were needed.
+                # The type stubs reject two optional arguments, although one is enough.
                 shutil.chown(path, owner or None, group or None)  # type: ignore[arg-type]
     except LookupError as error:
         kind = "user" if "user" in str(error) else "group"
@@ -271,7 +271,7 @@ COMPRESSIONS = tuple(_COMPRESSIONS)
 
 
 def compress(source: str, target: str, compression: str, *, follow: bool) -> None:
-    """Pack a file or directory into an archive, under its own name."""
+    """Pack a file or directory into an archive, under its name without the path."""
     source, target = as_quoted(source), as_quoted(target)
     name = Path(source).name
     with _errors("tar", f"{name}: Cannot stat", 2):
@@ -285,7 +285,7 @@ def compress(source: str, target: str, compression: str, *, follow: bool) -> Non
 
 
 def extract(source: str, target: str, compression: str) -> None:
-    """Unpack an archive into a directory that is there."""
+    """Unpack an archive into an existing directory."""
     source, target = as_quoted(source), as_quoted(target)
     with _errors("tar", f"{source}: Cannot open", 2):
         Path(source).open("rb").close()

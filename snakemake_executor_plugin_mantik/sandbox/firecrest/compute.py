@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmError
 _ID = re.compile(r"[a-zA-Z0-9]+")
 _LONGEST_NAME = 235
 _SERVER_VARIABLES = {"F7T_version": "v2.0.0"}
-"""What a job finds in its environment if the request brings no variables."""
+"""Environment of a job whose request contains no variables."""
 
 _OPTIONS = (
     ("partition", ("partition",)),
@@ -43,27 +43,27 @@ _OPTIONS = (
     ("input", ("standardInput", "standard_input")),
     ("constraint", ("constraints",)),
 )
-"""sbatch's options and the fields of a request that become one."""
+"""sbatch's options, and the fields of a request that set them."""
 
 _OVER_QUOTA = "Job submission rejected: accounting/QOS policy limit exceeded."
 _QUOTA = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min)\w*Limit\b", re.IGNORECASE)
-"""What of sbatch's words the server takes for a limit of the account."""
+"""The part of sbatch's messages that the server treats as a limit of the account."""
 
 
 def _slurm_failure(stderr: str, status: int = 1) -> Failure:
-    """What firecREST answers when a Slurm command fails: a 500, also for lasting reasons."""
+    """Return the response to a failed Slurm command: a 500, also for lasting reasons."""
     return Failure(
         500, f"Unexpected Slurm command response. exit_status:{status} std_err:{stderr}\n"
     )
 
 
 def no_answer(reason: str) -> Failure:
-    """What firecREST answers to a question for jobs if sacct or squeue does not answer."""
+    """Return the response to a query for jobs if sacct or squeue does not answer."""
     return Failure(500, "Error executing Slurm command.", caused_by=[reason])
 
 
 def exported(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a job gets of those in a request.
+    """Return those variables of a request that reach the job.
 
     They pass through `sbatch --export=ALL,K=V,...`, which splits at every comma.
     """
@@ -90,11 +90,7 @@ class Compute:
         self._home = home
 
     async def handle(self, request: Request, parts: list[str]) -> Response:
-        """Answer a request; `parts` are what follows `jobs` in the path.
-
-        Raises:
-            Failure: whatever the server answers instead.
-        """
+        """Answer a request, or raise `Failure`; `parts` follow `jobs` in the path."""
         match request.method, parts:
             case "POST", []:
                 return await self._submit(request)
@@ -126,10 +122,9 @@ class Compute:
         return JSONResponse({"jobId": str(number)}, 201)
 
     async def submit(self, job: Mapping[str, Any], *, twice: bool = False) -> int:
-        """Submit what a request describes (all of it if `twice`) and return the job's id.
+        """Submit the job of a request, two times if `twice`, and return the last id.
 
-        Raises:
-            Failure: where the request or Slurm is against it.
+        Raise `Failure` if the request is not valid, or Slurm refuses it.
         """
         directory = text(job, "workingDirectory", "working_directory")
         script = self._script(job)
@@ -169,13 +164,10 @@ class Compute:
                 raise _slurm_failure(f"sbatch: error: Unable to open file {path}") from error
         return text(job, "script", needed=False) or None
 
-    # --- what is known ------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------
 
     async def _ask_both(self, records: int = 0) -> None:
-        """Run sacct and squeue at the same time; one of them failing is the end of the answer.
-
-        The more records they tell, the longer it takes.
-        """
+        """Take the time of sacct and squeue in parallel; it grows with the number of records."""
         try:
             await self._shell.occupy(2, records * self._settings.record_time)
         except Failure as error:
@@ -211,7 +203,7 @@ class Compute:
 
     @staticmethod
     async def _told(asked: Awaitable[list[AccountingRecord]]) -> list[AccountingRecord]:
-        """The records, or what firecREST answers if one of the two commands fails."""
+        """Return the records, or raise firecREST's failure if sacct or squeue fails."""
         try:
             return await asked
         except SlurmError as error:
@@ -220,16 +212,16 @@ class Compute:
     async def _metadata(self, number: str) -> Response:
         _check_id(number)
         await self._shell.occupy(2)
-        told = await self._scheduler.details(int(number)) if self._is_there(number) else None
-        if told is None:
+        details = await self._scheduler.details(int(number)) if self._is_there(number) else None
+        if details is None:
             raise Failure(404, "Job not found.")
         streams = {
-            f"standard{name}": told.get(key, "").partition(" ")[0]
-            # Cut at the first blank, as scontrol's line is read.
+            f"standard{name}": details.get(key, "").partition(" ")[0]
+            # The server cuts scontrol's values at the first blank.
             for name, key in (("Input", "StdIn"), ("Output", "StdOut"), ("Error", "StdErr"))
         }
         script = await self._scheduler.script(int(number))
-        return JSONResponse({"jobs": [{"jobId": told["JobId"], "script": script, **streams}]})
+        return JSONResponse({"jobs": [{"jobId": details["JobId"], "script": script, **streams}]})
 
     def _is_there(self, number: str) -> bool:
         return (
@@ -238,7 +230,7 @@ class Compute:
             and int(number) not in self._accounting.hidden
         )
 
-    # --- what is done to jobs -----------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------
 
     async def _cancel(self, number: str) -> Response:
         _check_id(number)
@@ -252,7 +244,7 @@ class Compute:
         return Response(status_code=204)
 
     async def _attach(self, request: Request, number: str) -> Response:
-        """Run a command beside a running job, as `srun --overlap` does."""
+        """Run a command in a running job, as `srun --overlap` does."""
         _check_id(number)
         command = text(await json_body(request), "command")
         await self._shell.occupy()

@@ -32,14 +32,13 @@ from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
 _SOURCE = ("path", "sourcePath", "source_path")
 _WINDOW = 2 << 20
-"""Bytes that an ssh channel takes of a command's output while nobody reads it."""
+"""Bytes of a command's output that an ssh channel buffers until they are read."""
 
 
 def check_path(path: str, roots: Sequence[Path], system: str) -> None:
-    """Whether a path is below one of the file systems; `..` is resolved first, links are not.
+    """Raise `Failure` for a path that is relative or not below `roots`.
 
-    Raises:
-        Failure: if it is not, or is relative.
+    It resolves `..`, but not links.
     """
     if not path.startswith("/"):
         raise Failure(400, f"The provided path ({path}) is not an absolute path.")
@@ -62,7 +61,7 @@ class Operations:
         self._settings = settings
         self._roots = roots
         self._system = system
-        self._races = itertools.cycle((True, False))  # whichever of two is first
+        self._races = itertools.cycle((True, False))  # which of two events is first
         self._handlers = {
             ("GET", "ls"): self._ls,
             ("GET", "stat"): self._stat,
@@ -83,11 +82,7 @@ class Operations:
         }
 
     async def handle(self, request: Request, name: str) -> Response:
-        """Answer a request for the command `name`.
-
-        Raises:
-            Failure: whatever the server answers instead.
-        """
+        """Answer a request for the command `name`, or raise `Failure`."""
         handler = self._handlers.get((request.method, name))
         if handler is None:
             known = any(command == name for _, command in self._handlers)
@@ -108,7 +103,7 @@ class Operations:
         return body, path
 
     def _limited(self, data: bytes, encoded: int | None = None) -> bytes:
-        """A command's output, unless it is more than firecREST reads."""
+        """Return a command's output, or raise `Failure` if it is larger than firecREST reads."""
         if (len(data) if encoded is None else encoded) >= self._settings.max_file_size:
             raise Failure(413, "Command output exceeded buffer limit.")
         return data
@@ -171,7 +166,7 @@ class Operations:
         return _output({"algorithm": "SHA256", "checksum": digest})
 
     async def _download(self, request: Request) -> Response:
-        """A file as base64: what the channel does not hold beyond the limit blocks the command."""
+        """Return a file. Its base64 blocks the command if it exceeds the limit and the channel."""
         data = await self._shell.run(partial(commands.read, self._path(request)))
         encoded = -(-len(data) // 3) * 4
         if encoded > self._settings.max_file_size + _WINDOW:
@@ -195,10 +190,10 @@ class Operations:
         try:
             await self._shell.run(partial(commands.write, f"{directory}/{name}", content))
         except Failure as failure:
-            # The shell may be gone before all of its input has been written.
+            # The shell may end before all of its input is written.
             raise (channel_closed() if next(self._races) else failure) from failure
         if not content:
-            # Without input `base64 -d` waits until it or the server gives up; the file is there.
+            # Without input, `base64 -d` waits until it or the server gives up; the file exists.
             await asyncio.sleep(self._settings.command_timeout)
             raise too_slow() if next(self._races) else CommandError(TIMEOUT_STATUS, "").failure()
         return Response(status_code=204)
@@ -230,7 +225,7 @@ class Operations:
         body, path = await self._body(request)
         target, follow = text(body, "targetPath", "target_path"), bool(body.get("dereference"))
         if text(body, "matchPattern", "match_pattern", needed=False):
-            raise Failure(501, "The sandbox packs no files by pattern.")
+            raise Failure(501, "The sandbox does not support matchPattern.")
         command = partial(commands.compress, path, target, compression(body), follow=follow)
         await self._shell.run(command)
         return Response(status_code=204)
@@ -243,11 +238,7 @@ class Operations:
 
 
 def compression(body: dict[str, Any]) -> str:
-    """How an archive is packed, as the request says.
-
-    Raises:
-        Failure: for a kind that the server does not know.
-    """
+    """Return the requested compression of an archive; raise `Failure` for an unknown one."""
     kind = text(body, "compression", needed=False) or "gzip"
     if kind not in commands.COMPRESSIONS:
         allowed = ", ".join(repr(known) for known in commands.COMPRESSIONS)

@@ -1,7 +1,7 @@
-"""Commands on the login node, as firecREST runs them over one ssh connection.
+"""Run commands on the login node, as firecREST does over one ssh connection.
 
-Nothing is run by a shell: a command is a function in a thread. What a shell would make of its
-arguments is imitated where users meet it.
+No shell runs: a command is a function in a thread. A shell's effects on arguments are imitated
+where users notice them.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 _NO_CHANNEL = "Unable to open a new SSH channel."
 TIMEOUT_STATUS = 124
-"""Exit status of a command that `timeout` has ended."""
+"""Exit status of a command that `timeout` ended."""
 _STATUSES = (
     ("No such file or directory", 404),
     ("Permission denied", 403),
@@ -24,18 +24,18 @@ _STATUSES = (
     ("File exists", 400),
     ("invalid user", 400),
 )
-"""What firecREST makes of a command's error: the first text that is in it decides, else 500."""
+"""firecREST's HTTP status for a command's error: the first text found in it decides, else 500."""
 
 
 class CommandError(Exception):
-    """A command ended with another exit status than 0; the text is what it wrote to stderr."""
+    """A command ended with an exit status other than 0; the message is its stderr."""
 
     def __init__(self, status: int, stderr: str) -> None:
         super().__init__(stderr)
         self.status = status
 
     def failure(self) -> Failure:
-        """What firecREST answers."""
+        """Return firecREST's response."""
         message = f"Remote process failed with exit status:{self.status}"
         if str(self):
             message += f" and error message:{str(self).strip()}"
@@ -46,17 +46,16 @@ class CommandError(Exception):
 
 
 class Shell:
-    """Runs commands, as many at a time as ssh has sessions and as long as firecREST waits."""
+    """Runs commands within the limits of ssh's sessions and of firecREST's timeout."""
 
     def __init__(self, settings: FirecrestSettings) -> None:
         self._settings = settings
         self._busy = 0
 
     async def run(self, command: Callable[[], _T]) -> _T:
-        """The result of a command on files, which is called in a thread.
+        """Call a command on files in a thread and return its result.
 
-        Raises:
-            Failure: what firecREST answers if it fails, takes too long or is one too many.
+        Raise `Failure` if the command fails or takes too long, or no session is left.
         """
         await self.occupy()
         try:
@@ -68,10 +67,9 @@ class Shell:
             raise too_slow() from error
 
     async def occupy(self, sessions: int = 1, more: float = 0.0) -> None:
-        """Take the time of a command, and `more` seconds, on so many of the connection's sessions.
+        """Take the time of a command and `more` seconds, on this many sessions of the connection.
 
-        Raises:
-            Failure: 424 if there are not so many left, 408 if it takes longer than firecREST waits.
+        Raise a 424 if too few sessions are left, or a 408 if it takes longer than firecREST waits.
         """
         if self._busy + sessions > self._settings.max_sessions:
             raise Failure(424, _NO_CHANNEL)
@@ -86,20 +84,20 @@ class Shell:
 
 
 def too_slow() -> Failure:
-    """A command without input took longer than firecREST waits."""
+    """Return the failure of a command without input that took longer than firecREST waits."""
     return Failure(408, "Command execution timeout limit exceeded.")
 
 
 def channel_closed() -> Failure:
-    """A command with input (sbatch, upload) took longer than firecREST waits."""
+    """Return the failure of a command with input (sbatch, upload) that took too long."""
     return Failure(500, "('Channel not open for sending',)", unhandled=True)
 
 
 def as_quoted(path: str) -> str:
-    """The path that a command gets that was written as `'PATH'`: single quotes are not escaped.
+    """Return the path that a shell makes of `'PATH'`: firecREST does not escape single quotes.
 
-    Raises:
-        CommandError: for an odd number of quotes; for an even number it is another path.
+    An even number of quotes gives another path. Raise `CommandError` for an odd number, a null
+    byte, or a path that splits into words.
     """
     if "\0" in path:
         raise CommandError(2, "bash: -c: line 1: unexpected null byte")

@@ -1,4 +1,4 @@
-"""One firecREST site: its API, its token endpoint and its object store below `/SITE`."""
+"""A firecREST site with its API, its token endpoint and its object store below `/SITE`."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
 from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 
 _VERSION = "2.x.x"
-"""The version that the site claims, as the server does that it was compared with."""
+"""The version that the site reports, as the server does that it was compared with."""
 
 _API = "/firecrest/v2"
 _TOKEN = "/auth/realms/sandbox/protocol/openid-connect/token"  # noqa: S105
@@ -50,16 +50,14 @@ class FirecrestServer:
     """A site: file systems, a scheduler, and firecREST in front of them.
 
     Attributes:
-        name: as in the URL.
-        machine: the name of its one system.
-        directory: where all of it lies: `home`, `scratch`, `spool`, `store`.
-        home: the user's home directory, where transfer jobs work and write their logs.
+        machine: the name of the site's single system.
+        directory: contains `home`, `scratch`, `spool`, `store`.
+        home: the user's home directory, where transfer jobs run and write their logs.
         tokens: the identity provider.
-        url, token_url: of the API and of the token endpoint.
     """
 
     def __init__(self, name: str, directory: Path, settings: SandboxSettings, base: str) -> None:
-        """Make the site's directories; `base` is the server's URL."""
+        """Create the site's directories; `base` is the server's URL."""
         self.name = name
         self.machine = name.lower()
         self.directory = directory.resolve()
@@ -95,10 +93,10 @@ class FirecrestServer:
             roots=roots, system=self.machine, home=self.home,
         )  # fmt: skip
 
-    # --- what the sandbox needs of a site ------------------------------------------------------
+    # --- for the sandbox -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the scheduler; the server looks at it only when it is asked."""
+        """Start the scheduler; the server queries it for requests only."""
         self.scheduler.start()
 
     async def stop(self) -> None:
@@ -109,32 +107,27 @@ class FirecrestServer:
         await asyncio.to_thread(self._store.remove)
 
     def config(self) -> str:
-        """The keys of the backend config that lead to this site."""
         return _CONFIG.format(url=self.url, token_url=self.token_url, machine=self.machine)
 
     def credentials(self) -> tuple[str, str]:
-        """Client id and secret."""
+        """Return client id and secret."""
         return self.tokens.client_id, self.tokens.client_secret
 
     def variables(self) -> dict[str, str]:
-        """The credentials, by what follows `MANTIK_SITE_` in the names of their variables."""
         client_id, secret = self.credentials()
         return {"CLIENT_ID": client_id, "CLIENT_SECRET": secret}
 
     def recorded(self) -> dict[str, Any]:
-        """What the site was asked and what it ran."""
         jobs = [_recorded(job) for job in self.scheduler.jobs.values()]
         return self.record.as_json(jobs, self.scheduler)
 
     def refusal(self, fault: Fault) -> dict[str, Any]:
-        """The body of a refused request."""
         return {
             "errorType": "error", "message": fault.message, "causedBy": None, "data": None,
             "user": None if fault.status == 500 else _USER,
         }  # fmt: skip
 
     def act(self, action: Action, scope: Scope) -> None:
-        """Let a fault happen to the request of `scope`."""
         match action:
             case "expire_sessions":
                 self.tokens.change_key()
@@ -146,7 +139,6 @@ class FirecrestServer:
     # --- requests ------------------------------------------------------------------------------
 
     async def handle(self, request: Request) -> Response:
-        """Answer one request to this site."""
         path = request.url.path.removeprefix(f"/{self.name}")
         self.record.note(request.method, f"/{self.name}{path}")
         if path == _TOKEN:
@@ -158,7 +150,7 @@ class FirecrestServer:
         try:
             if not path.startswith(f"{_API}/"):
                 raise Failure(404, "Not Found")
-            # The real server lowers the whole path, so that system names have no case.
+            # The real server lowers the whole path, so the case of system names is ignored.
             parts = path.removeprefix(f"{_API}/").lower().split("/")
             if parts[:2] == ["status", "liveness"]:
                 return _with_headers(request, self._liveness(parts[2:]), None)
@@ -172,7 +164,7 @@ class FirecrestServer:
         return _with_headers(request, response, user)
 
     async def _in_time(self, request: Request, parts: list[str]) -> Response:
-        """Answer a request, or answer that it took too long, as a fault says."""
+        """Answer a request, or fail with a timeout if a fault requires it."""
         fault: Fault | None = request.scope.get("sandbox.timeout")
         if fault is None:
             return await self._answer(request, parts)
@@ -237,7 +229,7 @@ class FirecrestServer:
 
 
 def _timeout_failure(method: str, parts: list[str]) -> Failure:
-    """What firecREST answers when the command of a request takes too long."""
+    """Return firecREST's response to a request whose command takes too long."""
     if (method, parts[0]) == ("POST", "compute") or parts[-2:] == ["ops", "upload"]:
         return channel_closed()
     if (method, parts[0]) == ("GET", "compute"):
@@ -246,7 +238,6 @@ def _timeout_failure(method: str, parts: list[str]) -> Failure:
 
 
 def _with_headers(request: Request, response: Response, user: str | None) -> Response:
-    """Add the headers of all of firecREST's answers."""
     response.headers["f7t-timestamp"] = str(time.time())
     response.headers["f7t-appversion"] = _VERSION
     if user is not None:

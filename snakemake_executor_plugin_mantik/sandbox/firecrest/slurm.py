@@ -1,4 +1,4 @@
-"""What firecREST tells about the jobs of a real Slurm: it asks sacct and squeue for each answer."""
+"""firecREST's records of the jobs of a real Slurm, which call sacct and squeue each time."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmScheduler, seconds_of
 
 _BETWEEN = "\x1f"
-"""Stands between two columns: no name has it in it."""
+"""Separates columns: no name contains it."""
 _SACCT = (
     "JobID", "JobName", "State", "ExitCode", "Account", "AllocNodes", "Cluster", "Group",
     "NodeList", "Partition", "User", "WorkDir", "ElapsedRaw", "Start", "End", "TimelimitRaw",
@@ -37,7 +37,7 @@ _Row = dict[str, str]
 def accounting_of(
     scheduler: BatchScheduler, settings: FirecrestSettings, user: str, account: str
 ) -> Accounting:
-    """The accounting that belongs to a scheduler; `account` is the user's default."""
+    """Return the accounting of a scheduler; `account` is the user's default."""
     if isinstance(scheduler, SlurmScheduler):
         return _SlurmAccounting(scheduler)
     assert isinstance(scheduler, LocalScheduler)
@@ -62,7 +62,7 @@ class _SlurmAccounting(Accounting):
         return await self._both((*common, f"--starttime=now-{int(window)}seconds"), common)
 
     async def _both(self, sacct: Iterable[str], squeue: Iterable[str]) -> list[AccountingRecord]:
-        told, queued = await asyncio.gather(
+        jobs, queued = await asyncio.gather(
             self._scheduler.ask(
                 "sacct", "--noheader", "--parsable2", f"--delimiter={_BETWEEN}",
                 f"--format={','.join(_SACCT)}", *sacct,
@@ -71,7 +71,7 @@ class _SlurmAccounting(Accounting):
                 "squeue", "--noheader", f"--format={_BETWEEN.join(_SQUEUE.values())}", *squeue
             ),
         )  # fmt: skip
-        return merged(_records(_rows(told, _SACCT)), map(_queued, _rows(queued, tuple(_SQUEUE))))
+        return merged(_records(_rows(jobs, _SACCT)), map(_queued, _rows(queued, tuple(_SQUEUE))))
 
 
 def _id(text: str) -> bool:
@@ -85,7 +85,7 @@ def _rows(output: str, columns: tuple[str, ...]) -> Iterator[_Row]:
 
 
 def _records(rows: Iterable[_Row]) -> list[AccountingRecord]:
-    """A record for each job of sacct's rows, with its steps, which follow it."""
+    """Return a record per job from sacct's rows, where a job's steps follow it."""
     found: list[AccountingRecord] = []
     for row in rows:
         if "." in row["JobID"]:
@@ -100,7 +100,6 @@ def _records(rows: Iterable[_Row]) -> list[AccountingRecord]:
 
 
 def _queued(row: _Row) -> AccountingRecord:
-    """A record of squeue."""
     limit = seconds_of(row["Timelimit"]) if row["Timelimit"][:1].isdigit() else None
     return _record(row, seconds_of(row["Elapsed"]), limit) | {
         "status": status_of(row["State"], row["Reason"], None, None),
@@ -109,7 +108,6 @@ def _queued(row: _Row) -> AccountingRecord:
 
 
 def _record(row: _Row, elapsed: int, limit: int | None) -> AccountingRecord:
-    """What both commands tell alike, in the order of the real answers."""
     return {
         "jobId": row["JobID"],
         "name": row["JobName"],
@@ -136,7 +134,7 @@ def _step(row: _Row) -> AccountingRecord:
 
 
 def _status(row: _Row) -> AccountingRecord:
-    # Empty for a step of a node that went down.
+    # State and exit code are empty for a step of a node that went down.
     exit_code, signal = (int(part) if part else None for part in _parts(row["ExitCode"]))
     return status_of(row["State"] or BatchState.PENDING.value, "None", exit_code, signal)
 

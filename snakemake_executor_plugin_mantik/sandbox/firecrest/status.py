@@ -16,16 +16,16 @@ _DIRECTIVES = ("#SBATCH --nodes=1", "#SBATCH --time=0-00:15:00")
 
 
 def directives(settings: FirecrestSettings) -> list[str]:
-    """The `#SBATCH` lines of transfer jobs, with `{account}` where one must be given."""
+    """Return the `#SBATCH` lines of transfer jobs, with `{account}` if they need one."""
     return [*_DIRECTIVES, *(["#SBATCH --account={account}"] if settings.account_needed else [])]
 
 
 def system(
     name: str, roots: Sequence[Path], settings: FirecrestSettings, store_url: str, probed: float
 ) -> dict[str, Any]:
-    """One system as `/status/systems` tells it; the first of `roots` is where jobs work.
+    """Return a system of `/status/systems`; the first of `roots` is the default work directory.
 
-    The keys are in two styles, as they are in the real answer.
+    The keys are in two styles, as in the real answer.
     """
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(probed)) + "Z"
     healthy = {"lastChecked": moment, "latency": 0.01, "healthy": True, "message": None}
@@ -94,7 +94,7 @@ def system(
 
 
 def nodes(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
-    """The nodes: this machine, in all partitions, as large as the largest one says."""
+    """Return the nodes: this machine alone, in all partitions, with the largest one's size."""
     name, most = os.uname().nodename, max(partitions, key=lambda partition: partition.cpus)
     return [
         {
@@ -119,7 +119,7 @@ def nodes(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
 
 
 def partitions_shown(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
-    """The partitions; `partition` is their state."""
+    """Return the partitions; the key `partition` holds the state."""
     return [
         {
             "name": partition.name,
@@ -132,7 +132,7 @@ def partitions_shown(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
 
 
 def user_info(name: str, accounts: Sequence[str]) -> dict[str, Any]:
-    """The user, the groups and the Slurm accounts."""
+    """Return the user, the groups and the Slurm accounts."""
     own = {"id": str(USER_ID), "name": name}
     return {
         "user": own,

@@ -1,4 +1,4 @@
-"""The object store that large files travel through: S3's presigned requests, as far as needed."""
+"""The object store for large files, with the needed part of S3's presigned requests."""
 
 import asyncio
 import hashlib
@@ -17,34 +17,33 @@ _PART = "part-{}"
 _OBJECT = "object"
 _NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 _LIFETIME = 604_800
-"""Seconds that a presigned URL says it is valid for (real: 7 days)."""
+"""Validity in seconds that a presigned URL claims (real: 7 days)."""
 
 
 class ObjectStore:
-    """Objects below a directory, reached through URLs that carry their own permission."""
+    """Objects below a directory; presigned URLs give access to them."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep objects in `directory`; `url` is to be set before URLs are made."""
+        """Keep objects in `directory`. Set `url` before the first presigned URL."""
         self.url = ""
         self._directory = directory
         self._key = secrets.token_bytes(32)
 
     def new_key(self, path: str) -> str:
-        """The key of a new object for the file `path`; nothing is stored yet."""
+        """Return the key of a new object for the file `path`; it stores nothing yet."""
         name = str(uuid.uuid4())
         (self._directory / name).mkdir(parents=True)
         return f"{name}/{path.rpartition('/')[2]}"
 
     def object_path(self, key: str) -> Path:
-        """Where an object lies, or will lie when it is complete."""
+        """Return the path that an object has once it is complete."""
         return self._directory / key.partition("/")[0] / _OBJECT
 
     def remove(self) -> None:
-        """Remove all objects."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def presigned(self, method: str, key: str, part: str = "") -> str:
-        """A URL that allows one kind of request for an object: a PUT of a part, a POST, a GET."""
+        """Return a URL that allows one request for an object: PUT of a part, POST, or GET."""
         url = f"{self.url}/{quote(key)}?X-Amz-Expires={_LIFETIME}&partNumber={part}"
         return f"{url}&X-Amz-Signature={self._signature(method, key, part)}"
 
@@ -52,7 +51,6 @@ class ObjectStore:
         return hmac.digest(self._key, f"{method}\n{key}\n{part}".encode(), hashlib.sha256).hex()
 
     async def handle(self, request: Request, key: str) -> Response:
-        """Answer a presigned request for the object `key`."""
         method = "GET" if request.method == "HEAD" else request.method
         part = request.query_params.get("partNumber", "")
         signature = request.query_params.get("X-Amz-Signature", "")
@@ -81,7 +79,7 @@ class ObjectStore:
 
     @staticmethod
     def _complete(directory: Path, wanted: list[tuple[int, str]] | None) -> Response:
-        """Put an object together of its parts, if they are those that the client has sent."""
+        """Join the parts of an object if their ETags match the client's list."""
         if not wanted:
             return _error(400, "MalformedXML")
         paths = [directory / _PART.format(number) for number, _ in wanted]
@@ -103,9 +101,9 @@ class ObjectStore:
 
 
 def _parts(body: bytes) -> list[tuple[int, str]] | None:
-    """Number and ETag of each part that the client wants the object to consist of."""
+    """Return number and ETag of each part in the client's list, None if it is malformed."""
     try:
-        # What arrives here was written by this machine's user for this machine's sandbox.
+        # The XML comes from this machine's user.
         root = ElementTree.fromstring(body)  # noqa: S314
         return [
             (

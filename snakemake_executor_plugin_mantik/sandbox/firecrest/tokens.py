@@ -1,4 +1,4 @@
-"""The identity provider of a firecREST site, and how firecREST judges its tokens."""
+"""The identity provider of a firecREST site, and firecREST's check of tokens."""
 
 import base64
 import binascii
@@ -29,17 +29,17 @@ def _decoded(text: str) -> bytes:
 
 
 class Tokens:
-    """One robot account, its access tokens, and the check of what requests bring.
+    """One robot account, its access tokens, and the check of requests.
 
     Attributes:
-        client_id, client_secret: of the robot account.
-        refresh_token: is exchanged for access tokens, too.
-        api_key: lets requests in that bring it as `X-API-Key`, as service accounts have it.
-        issued: how many access tokens were given out.
+        client_id, client_secret: credentials of the robot account.
+        refresh_token: can be exchanged for access tokens, too.
+        api_key: authenticates requests that have it as `X-API-Key`, as for service accounts.
+        issued: how many access tokens were issued.
     """
 
     def __init__(self, username: str, settings: FirecrestSettings) -> None:
-        """Tokens name `username`; `settings` say how long they live."""
+        """Issue tokens for `username`, with the lifetime in `settings`."""
         self.username = username
         self.client_id = f"{username}-robot"
         self.client_secret = secrets.token_urlsafe(24)
@@ -53,7 +53,7 @@ class Tokens:
     # --- the identity provider ---------------------------------------------------------------
 
     def issue(self, lifetime: float | None = None) -> str:
-        """A new access token that is valid for `lifetime` seconds, by default as the settings."""
+        """Return a new access token, valid for `lifetime` seconds, or the lifetime in settings."""
         self.issued += 1
         now = time.time()
         header = {"alg": "HS256", "typ": "JWT", "kid": self._key_id}
@@ -68,7 +68,7 @@ class Tokens:
         return f"{signed}.{_encoded(self._signature(signed))}"
 
     def change_key(self) -> None:
-        """Sign with another key from now on: tokens given out before are not known any more."""
+        """Sign with a new key from now on, which invalidates all earlier tokens."""
         self._key_id = secrets.token_hex(8)
         self._key = secrets.token_bytes(32)
 
@@ -76,7 +76,7 @@ class Tokens:
         return hmac.digest(self._key, signed.encode(), hashlib.sha256)
 
     async def endpoint(self, request: Request) -> Response:
-        """The token endpoint: client credentials (in the form or as Basic), or a refresh token."""
+        """Issue a token for client credentials (in the form or as Basic) or a refresh token."""
         if request.method != "POST":
             return _denied(405, "invalid_request", "HTTP 405 Method Not Allowed")
         form = dict(parse_qsl((await request.body()).decode()))
@@ -112,11 +112,7 @@ class Tokens:
     # --- firecREST ---------------------------------------------------------------------------
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Let a request in, or not.
-
-        Raises:
-            Failure: 401 in the server's words; its answers repeat the token in a header (seen).
-        """
+        """Check a request's credentials, or raise a 401 with the token in a header (seen)."""
         if _same([headers.get(_API_KEY_HEADER, "")], [self.api_key]):
             return
         kind, _, token = headers.get("authorization", "").partition(" ")

@@ -1,6 +1,6 @@
 """Files over firecREST's REST API, in jobs: `/filesystem/SYSTEM/transfer/...`.
 
-A client waits for the job and then looks for a phrase in its log; these phrases are the server's.
+Clients wait for the job and then search its log for a phrase; the phrases here are the server's.
 """
 
 import shlex
@@ -30,7 +30,7 @@ from snakemake_executor_plugin_mantik.sandbox.firecrest.store import ObjectStore
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 
 _LOOKS = 1440
-"""How often an upload's job looks for its object."""
+"""How often an upload's job checks for its object."""
 
 _SOURCE = ("path", "sourcePath", "source_path")
 _TAR_FLAGS = {"none": "", "gzip": "z", "bzip2": "j", "xz": "J"}
@@ -54,7 +54,7 @@ fi
 echo "Waiting for the object"
 for look in $(seq {looks}); do
     if [ -f {object} ]; then
-        # What cp says is not looked at, as in the real script: a missing directory is no error.
+        # The real script ignores errors of cp, too: a missing directory is no error.
         cp -- {object} {target}
         echo "File was successfully downloaded"
         exit 0
@@ -74,7 +74,7 @@ echo "[INFO] Multipart file upload successfully completed"
 
 
 def _word(path: str) -> str:
-    """A path in a transfer job's script, which is made as if it were a web page (seen in code)."""
+    """Quote a path for a transfer job's script, with HTML escapes as in the server's code."""
     return shlex.quote(escape(path).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"))
 
 
@@ -101,11 +101,7 @@ class TransferService:
         self._home = home
 
     async def handle(self, request: Request, name: str) -> Response:
-        """Answer a request for the transfer `name`.
-
-        Raises:
-            Failure: whatever the server answers instead.
-        """
+        """Answer a request for the transfer `name`, or raise `Failure`."""
         match request.method, name:
             case "POST", "upload":
                 return await self._upload(await json_body(request))
@@ -154,7 +150,7 @@ class TransferService:
     # --- large files ---------------------------------------------------------------------------
 
     def _method(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The transfer's directives, if they name the method that this system has."""
+        """Return the transfer's directives, or raise `Failure` for an unavailable method."""
         given = either(body, "transferDirectives", "transfer_directives")
         if not isinstance(given, dict):
             raise invalid("body", "transferDirectives", "Field required")
@@ -210,7 +206,7 @@ class TransferService:
         return JSONResponse(answer, 201)
 
     async def _job(self, name: str, script: str, account: str) -> dict[str, Any]:
-        """Submit a transfer job; what the answer tells of it."""
+        """Submit a transfer job and return its part of the answer."""
         lines = "\n".join(directives(self._settings))
         if "{account}" in lines:
             if not account:

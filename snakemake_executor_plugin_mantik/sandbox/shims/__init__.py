@@ -1,8 +1,8 @@
-"""Stand-ins for what jobs expect at a site: `srun`, and `module` where this machine has none.
+"""Substitutes for programs that jobs expect at a site: `srun`, and `module` if it is missing here.
 
-The sandbox's `srun` comes first on the search path: one of this machine would look for the job in
-a Slurm that does not know it. Modules are files below `modules/` named as `NAME/VERSION`; loading
-one reads it into the shell. A `module` of this machine finds the same ones below `modulefiles/`.
+The sandbox's `srun` is first on the search path, because this machine's own would search for the
+job in a Slurm that does not know it. Modules are files `NAME/VERSION` below `modules/`; loading one
+reads it into the shell. This machine's `module`, if any, finds the same ones below `modulefiles/`.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 PROGRAMS = _HERE / "bin"
-"""The stand-ins that are programs; to come first where a job's search path is set by hand."""
+"""The directory of substitute programs; it must come first where code sets a job's search path."""
 _STANDARD_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _MODULE_INITS = (
     "/etc/profile.d/modules.sh",
@@ -25,17 +25,17 @@ _MODULE_INITS = (
 
 @cache
 def _module_init() -> str | None:
-    """The file that defines `module` on this machine, None where there is none."""
+    """Return the file that defines `module` on this machine, or None."""
     if home := os.environ.get("MODULESHOME"):
         return str(Path(home) / "init" / "bash")
     return next((init for init in _MODULE_INITS if Path(init).exists()), None)
 
 
 def shim_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """`variables` with the search path of this process and the shims.
+    """Return `variables` with the shims and the search path of this process.
 
-    Programs are found as the one who started the sandbox finds them: a virtual environment that is
-    active there serves the jobs too.
+    Jobs find the same programs as the user who started the sandbox, such as those of an active
+    virtual environment.
     """
     found = dict(variables)
     found["PATH"] = f"{PROGRAMS}:{os.environ.get('PATH') or _STANDARD_PATH}"

@@ -1,1 +1,1 @@
-"""How this process reaches the sites of a workflow, with Snakemake and without it."""
+"""Connections of this process to the sites of a workflow, with Snakemake and without it."""

@@ -1,4 +1,4 @@
-"""The sites of a workflow as this process reaches them: credentials, clients, who looks on."""
+"""Credentials, clients and observers of a workflow's sites."""
 
 import hashlib
 import os
@@ -26,16 +26,16 @@ _OF_CLIENTS = (
     "workspace", "storage", "sharing", "scheduler", "ca_file", "proxy", "timeout_s",
     "concurrent_requests", "submissions_per_second",
 )  # fmt: skip
-"""The settings of a site that its client keeps to; the others are the engine's."""
+"""The settings of a site that its client uses; the others are the engine's."""
 
 
 def find_site_credentials(
     configs: Mapping[str, LoadedConfig], workdir: Path
 ) -> dict[str, Credential]:
-    """The credentials of the sites that configs describe, from the environment or the keyring.
+    """Find the credentials of the sites in `configs`, in the environment or the keyring.
 
     Raises:
-        CredentialError: with everything that is missing at any of them.
+        CredentialError: lists everything that is missing at any of them.
     """
     return require_all(
         {name: c.config.api for name, c in configs.items()},
@@ -54,16 +54,16 @@ def make_tracker(
     direct: Mapping[str, str] | None = None,
     wait_s: float = MADE_WAIT_S,
 ) -> Tracker:
-    """What makes MLflow runs of jobs, not started; it masks all secrets that are known here.
+    """Make the tracker of jobs' MLflow runs, not started; it masks all secrets known here.
 
     Args:
         configs: of the sites.
-        credentials: of the sites, too.
+        credentials: of the sites.
         workdir: the workflow's directory.
         notify: writes a line to the user's log.
-        workflow: the one whose jobs are run, if some are.
-        direct: what those are given that log to the tracking server themselves.
-        wait_s: seconds that they wait, at most, for MLflow to make their runs.
+        workflow: the workflow whose jobs are run, if any.
+        direct: variables for jobs that log to the tracking server themselves.
+        wait_s: maximum seconds that jobs wait for MLflow to make their runs.
     """
     secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
     for loaded in configs.values():
@@ -88,7 +88,7 @@ def make_sites(
     planners: Mapping[str, Planner],
     workspace: str,
 ) -> dict[str, tuple[Site, Planner]]:
-    """The sites by name. Names that reach one workspace as one user in one way share a client."""
+    """Make the sites by name; names for one workspace, user and connection share a client."""
     made: dict[object, Site] = {}
     sites: dict[str, tuple[Site, Planner]] = {}
     for name, loaded in configs.items():
@@ -107,7 +107,7 @@ def make_sites(
 
 
 def workspace_name(workdir: Path, workflow: str) -> str:
-    """The name of the workflow's own workspace: readable, and another one for each directory.
+    """Return the name of the workflow's own workspace: readable, and unique to each directory.
 
     Args:
         workdir: the workflow's directory. A copy of it, journal included, is another workflow.

@@ -1,4 +1,4 @@
-"""A workflow's sites without Snakemake: what earlier runs left there, reached from the journal."""
+"""Access to a workflow's sites without Snakemake: to tries of earlier runs, from the journal."""
 
 import asyncio
 import os
@@ -42,10 +42,10 @@ from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 
 
 def open_journal(directory: Path) -> Journal:
-    """The journal of the workflow in `directory`, whose controller is this process from now on.
+    """Open the journal of the workflow in `directory`; this process becomes its controller.
 
     Raises:
-        JournalError: there is none, or a Snakemake is running there.
+        JournalError: there is no journal, or a Snakemake is running there.
     """
     state = directory / STATE
     journal_path(state)
@@ -55,20 +55,20 @@ def open_journal(directory: Path) -> Journal:
         raise JournalLocked(
             error.what,
             where=error.where,
-            do="It looks after its jobs itself: press Ctrl-C there, or send it SIGINT (kill -INT),"
-            " which cancels them; or wait for its end",
+            do="It manages its jobs itself: press Ctrl-C there, or send it SIGINT (kill -INT),"
+            " which cancels them; or wait until it ends",
         ) from None
 
 
 @dataclass(frozen=True)
 class ReconnectedSite:
-    """What an earlier run left, within reach.
+    """The sites of an earlier run that were reached.
 
     Attributes:
         journal: of the workflow.
-        workdir: its directory.
+        workdir: the workflow's directory.
         runners: the sites that answered, by name.
-        away: why the others cannot be reached.
+        away: why the other sites cannot be reached, by name.
     """
 
     journal: Journal
@@ -77,17 +77,17 @@ class ReconnectedSite:
     away: Mapping[str, str]
 
     def holds(self, record: TryRecord) -> bool:
-        """Whether a try is in a workspace that is within reach."""
+        """Check whether a try is in a workspace that was reached."""
         if (runner := self.runners.get(record.site)) is None:
             return False
         return runner.place.id == record.place
 
     def unreached(self, record: TryRecord) -> str:
-        """Why a try's workspace is not within reach."""
+        """Explain why a try's workspace was not reached."""
         return self.away.get(
             record.site,
-            f"its workspace {record.left_where} is not the one that the backend config names now;"
-            f" name that one's with --site {record.site}=FILE",
+            f"its workspace {record.left_where} is not the one in the current backend config;"
+            f" use the earlier config with --site {record.site}=FILE",
         )
 
 
@@ -95,16 +95,16 @@ class ReconnectedSite:
 async def reach_sites(
     journal: Journal, names: Sequence[str], given: Sequence[str], notify: Callable[[str], None]
 ) -> AsyncIterator[ReconnectedSite]:
-    """Open the sites `names` as the last run reached them; their clients are closed in the end.
+    """Open the sites `names` as the last run reached them; close their clients in the end.
 
     Args:
         journal: of the workflow; closed in the end, too.
-        names: of sites, as the journal knows them.
+        names: of sites in the journal.
         given: backend configs to use, `[NAME=]FILE`, instead of those that the last run used.
         notify: writes a line for the user.
 
     Raises:
-        MantikError: a config or credentials are missing; nothing has been asked of a site.
+        MantikError: a config or credentials are missing; no request was sent to a site.
     """
     with closing(journal):
         workdir = journal.path.parents[len(STATE.parts)].resolve()
@@ -138,9 +138,9 @@ def _configs(
     found = read_configs(given, Path(), check_files=False)
     if strange := sorted(set(found) - set(journal.sites())):
         raise UserError(
-            f"no job was sent to a site named {', '.join(strange)}",
+            f"no job was submitted to a site named {', '.join(strange)}",
             where="--site",
-            do=f"Those that were used are: {', '.join(journal.sites()) or 'none'}",
+            do=f"Use one of the workflow's sites: {', '.join(journal.sites()) or 'none'}",
         )
     for name in names:
         if name in found:
@@ -149,11 +149,11 @@ def _configs(
         config = known.config if known is not None else ""
         if not config or not Path(config).exists():
             raise UserError(
-                f"its backend config {config} is no longer there"
+                f"its backend config {config} no longer exists"
                 if config
-                else "where its backend config lies is not known",
+                else "the path of its backend config is unknown",
                 where=f"site {name}",
-                do=f"Name it with --site {name}=FILE",
+                do=f"Set it with --site {name}=FILE",
             )
         found[name] = read_config_named(name, config, Path(), project=None)
     return {name: found[name] for name in names}
@@ -178,12 +178,12 @@ async def _open(
                 facts = await site.open()
             place = await places.at(site, facts, planner.config.site, server)
         except TimeoutError:
-            away[name] = f"site {name}: it has not answered for {OPEN_WAIT_S:.0f} s."
+            away[name] = f"site {name}: no answer within {OPEN_WAIT_S:.0f} s."
             return
         except MantikError as error:
             away[name] = str(error)
             return
-        # Another one than the last run's is only visited.
+        # A place that differs from the last run's is only visited.
         if known.workspace == facts.workspace:
             journal.set_site(name, server, facts.workspace, place.id, known.config)
         runners[name] = SiteRunner(site, facts, planner, place, places, observer=tracker)
@@ -193,5 +193,5 @@ async def _open(
 
 
 async def _nobody(records: Sequence[TryRecord]) -> None:
-    """No job is run here, so none is given up for another."""
+    """Do nothing: no job is run here, so none is given up for another."""
     del records

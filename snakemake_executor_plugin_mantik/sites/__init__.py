@@ -15,17 +15,17 @@ def make_site(
     project: Path,
     account: str | None = None,
 ) -> Site:
-    """The site that a backend config describes; nothing is sent before it is opened.
+    """Make the site that a backend config describes; send no request before it is opened.
 
     Args:
         loaded: the backend config.
         credential: from `credentials.find_credentials`.
-        workspace_name: name of the workspace's directory, where its path is not configured.
+        workspace_name: name of the workspace's directory, used if its path is not configured.
         project: the project folder; the CA file is relative to it.
         account: the compute budget account, for jobs that a site itself needs to transfer files.
 
     Raises:
-        UserError: if the site's API is not supported, or its URL or CA file cannot be used.
+        UserError: the URL or CA file cannot be used.
     """
     if loaded.config.firecrest is not None:
         from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -53,11 +53,9 @@ def make_site(
 
 
 def make_issuer(loaded: LoadedConfig, project: Path) -> Issuer:
-    """Where the site's access tokens are got, as its backend config says.
+    """Return the issuer of the site's access tokens, as its backend config describes it.
 
-    Args:
-        loaded: the backend config.
-        project: the project folder; the CA file is relative to it.
+    A relative CA file is relative to `project`, the project folder.
     """
     config = loaded.config
     return Issuer(

@@ -1,4 +1,4 @@
-"""Base URLs of APIs, and the certificates that prove who answers there."""
+"""Base URLs of APIs, and the certificates that verify their servers."""
 
 import re
 import ssl
@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 
 
 def check_url(url: str, site: str, key: str) -> str:
-    """The base URL of an API without a slash at its end; plain HTTP only on this machine.
+    """Return the base URL of an API without a final slash; allow HTTP on this machine only.
 
     Args:
         url: as configured.
@@ -21,21 +21,21 @@ def check_url(url: str, site: str, key: str) -> str:
         key: the key of the backend config that holds the URL.
 
     Raises:
-        UserError: if credentials would travel readably, or the URL holds more than an address.
+        UserError: credentials would be sent unencrypted, or the URL is more than an address.
     """
     where = f"site {site}, {key}"
     if not is_confidential(url):
         raise UserError(
-            "is no https:// address, and nothing else keeps the credentials from being read",
+            "the URL is not an https:// address: credentials would be sent unencrypted",
             where=where,
-            do="Give the full URL, with https://",
+            do="Use the full URL, starting with https://",
         )
     parsed = httpx.URL(url)
     if parsed.userinfo or parsed.query or parsed.fragment:
         raise UserError(
-            "a user name, a query or a fragment has no place in the URL",
+            "the URL contains a user name, a query or a fragment",
             where=where,
-            do="Credentials come from the environment or the keyring",
+            do="Remove them; set credentials in the environment or the keyring",
         )
     return url.rstrip("/")
 
@@ -43,32 +43,32 @@ def check_url(url: str, site: str, key: str) -> str:
 _UNVERIFIED: Final = re.compile(
     r"CERTIFICATE_VERIFY_FAILED(?:\] certificate verify failed:?)? ?(.*)"
 )
-"""What OpenSSL says of a certificate, between other words."""
+"""OpenSSL's message about a certificate, between other words."""
 
 
 def explain_tls_error(error: Exception) -> tuple[str, str]:
-    """Why a server's certificate was not taken, and what to do; empty if that was not the trouble.
+    """Return why a server's certificate was rejected, and advice; empty for other errors.
 
-    Nothing of the request is in it.
+    The text holds nothing of the request.
     """
     found = _UNVERIFIED.search(" ".join(str(error).split()))
     if found is None:
         return "", ""
-    why = re.sub(r" ?\(_ssl\.c:\d+\)\.?", "", found[1]).strip(" .") or "it proves nothing"
+    why = re.sub(r" ?\(_ssl\.c:\d+\)\.?", "", found[1]).strip(" .") or "verification failed"
     if "expired" in why or "not yet valid" in why:
-        do = "Check the date of this machine, and tell the site"
+        do = "Check the clock of this machine; if it is right, report this to the site"
     elif "mismatch" in why or "not valid for" in why:
-        do = "Check the URL: it names another host than the certificate"
+        do = "Check the URL: the certificate names another host"
     else:
-        do = "Name the certificate of the site's authority with CAFile"
-    return f"the certificate was not taken: {why}", do
+        do = "Set CAFile to the certificate of the site's certificate authority"
+    return f"the server's certificate was rejected: {why}", do
 
 
 def tls_context(ca_file: Path | None, site: str) -> ssl.SSLContext:
-    """Certificates are always checked: against the system's, certifi's, and `ca_file`.
+    """Make a TLS context that trusts the system's and certifi's certificates, and `ca_file`.
 
     Raises:
-        UserError: if `ca_file` cannot be used.
+        UserError: `ca_file` cannot be used.
     """
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
@@ -77,8 +77,8 @@ def tls_context(ca_file: Path | None, site: str) -> ssl.SSLContext:
             context.load_verify_locations(ca_file)
         except (OSError, ssl.SSLError) as error:
             raise UserError(
-                f"{ca_file} cannot be used: {error}",
+                f"cannot load {ca_file}: {error}",
                 where=f"site {site}, CAFile",
-                do="Name a file with certificates in PEM form",
+                do="Set CAFile to a file with certificates in PEM format",
             ) from error
     return context

@@ -1,6 +1,6 @@
-"""What error answers of any API mean: one of five things, whatever the status says.
+"""Meanings of error answers, common to all APIs: one of five, whatever the status is.
 
-Each API has its own tables of texts and statuses; what becomes of a meaning is the same for all.
+Each API has its own tables of texts and statuses; the error for a meaning is the same for all.
 """
 
 import re
@@ -22,14 +22,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 
 MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""What taking an answer apart raises where it is not what it should be: JSON may hold anything."""
+"""Errors raised when parsing an answer of unexpected structure: JSON may hold anything."""
 
 LONGEST_TEXT: Final = 400
 """Characters of a server's text that go into an error."""
 
 
 class Meaning(Enum):
-    """What an error answer says about the act."""
+    """What an error answer means for the request; the value is the error to raise."""
 
     UNKNOWN = SiteUnreachable
     RETRY = SiteBusy
@@ -43,9 +43,9 @@ class Pattern:
     """A text in an error answer, and its meaning.
 
     Attributes:
-        text: regular expression, searched for without regard to case.
-        meaning: what it says.
-        do: what the user may do.
+        text: regular expression, searched case-insensitively.
+        meaning: of an answer with that text.
+        do: advice for the user.
     """
 
     text: str
@@ -54,21 +54,21 @@ class Pattern:
 
 
 def match_pattern(patterns: Iterable[Pattern], text: str) -> Pattern | None:
-    """The first of the patterns that fits an error's text."""
+    """Return the first pattern that matches an error's text."""
     return next((p for p in patterns if re.search(p.text, text, re.IGNORECASE)), None)
 
 
 def make_error(
     meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
 ) -> SiteError:
-    """The error for an answer that means `meaning`.
+    """Make the error for an answer that means `meaning`.
 
     Args:
-        meaning: what it says about the act.
+        meaning: of the answer.
         response: the answer, fully read.
         site: the site's name.
-        text: the server's own words; shortened here, so that all of them can be classified before.
-        do: what the user may do.
+        text: the server's full text; shortened here, so that callers can classify all of it first.
+        do: advice for the user.
     """
     request = response.request
     text = shorten(text)
@@ -84,18 +84,18 @@ def make_error(
 
 
 def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
-    """A server's text with its middle left out if it is longer than `longest` characters.
+    """Cut the middle out of a server's text that is longer than `longest` characters.
 
-    It begins with what was to be done and ends with the cause.
+    Such texts begin with the action and end with the cause.
     """
     half = longest // 2
     return text if len(text) <= longest else f"{text[:half]} … {text[-half:]}"
 
 
 def retry_after(header: str | None, now: float | None = None) -> float | None:
-    """The seconds that a Retry-After header asks to wait; None if it asks for nothing.
+    """Return the seconds to wait according to a Retry-After header; None if it names no time.
 
-    A date is compared with the server's own clock, which shows `now`: ours may be off.
+    A date is compared with `now`, the server's own clock, because ours may be off.
     """
     if header is None:
         return None
@@ -106,7 +106,7 @@ def retry_after(header: str | None, now: float | None = None) -> float | None:
 
 
 def server_time(response: httpx.Response) -> float | None:
-    """What the server's clock showed, seconds since the epoch; None if it does not tell."""
+    """Return the server's clock, seconds since the epoch; None if the answer has no valid Date."""
     return _date(response.headers.get("Date", ""))
 
 
@@ -118,11 +118,11 @@ def _date(text: str) -> float | None:
 
 
 _DEFINITE: Final = frozenset({413, 414, 431})
-"""Statuses that say of the request itself that it is too large, whoever answers."""
+"""Statuses that call the request itself too large, whoever answers."""
 
 
 def is_from_gateway(response: httpx.Response) -> bool:
-    """Whether a 4xx is the word of something in between, which knows no file and no job.
+    """Check whether a 4xx comes from a gateway, which knows no files and no jobs.
 
     The servers' own errors are JSON.
     """
@@ -132,5 +132,5 @@ def is_from_gateway(response: httpx.Response) -> bool:
 
 
 def is_web_page(response: httpx.Response) -> bool:
-    """Whether the body is HTML; downloads have another content type, whatever is in the file."""
+    """Check whether the body is HTML; downloads always have another content type."""
     return str(response.headers.get("Content-Type", "")).startswith("text/html")

@@ -1,4 +1,4 @@
-"""Kinds of credentials: each makes the Authorization header of requests, and shows nothing."""
+"""Kinds of credentials: each makes the Authorization header of requests and hides its values."""
 
 import asyncio
 import base64
@@ -21,24 +21,24 @@ RENEW_BEFORE_S: Final = 60.0
 _SIGNED_FOR_S: Final = 300
 """How long a token signed with an SSH key is valid, seconds."""
 _CLOCK_SLACK_S: Final = 30.0
-"""Differences between clocks that need no care, seconds."""
+"""Clock differences that are ignored, seconds."""
 _FARTHEST_CLOCK_S: Final = 86_400.0
-"""How far a server's clock may differ from ours if it is to be believed, seconds."""
+"""Largest difference from our clock for which a server's clock is believed, seconds."""
 _LOOK_AGAIN_S: Final = 5.0
-"""How often new credentials are looked for in the place of refused ones at most, seconds."""
+"""Minimum time between two searches for new credentials after a refusal, seconds."""
 
 CHECK_CREDENTIALS: Final = (
     "Check the credentials of this site; they are read from the environment or the keyring"
 )
-"""What to do about credentials of which nothing more is known."""
+"""Advice for a refusal without a known cause."""
 
 _FOR_ENCRYPTED_KEYS: Final = "Install the Python package bcrypt, which encrypted OpenSSH keys need"
 
 
 class Moment:
-    """A moment to come; it is over when one of two clocks says so.
+    """A moment in the future; it has come when one of two clocks says so.
 
-    One may be set while the machine runs, the other stands still while it sleeps.
+    The wall clock may be set while the machine runs; the monotonic one stops while it sleeps.
     """
 
     def __init__(self) -> None:
@@ -46,27 +46,25 @@ class Moment:
 
     @staticmethod
     def now() -> tuple[float, float]:
-        """What both clocks show, seconds."""
+        """Return the readings of both clocks, seconds."""
         return time.time(), time.monotonic()
 
     def set(self, start: tuple[float, float], seconds: float) -> None:
-        """It comes `seconds` after `start`."""
         self._clocks = (start[0] + seconds, start[1] + seconds)
 
     def over(self) -> bool:
-        """Whether it has come."""
         return any(now >= then for now, then in zip(self.now(), self._clocks, strict=True))
 
 
 class Credential:
-    """Gives the Authorization header of requests. Shows nothing of itself.
+    """Provides the Authorization header of requests; its `repr` hides its values.
 
-    Once a site or an issuer has refused it, it is looked for again where it came from: what the
-    user changes there is taken from then on, by all who hold this object.
+    After a site or an issuer has refused it, `renew` looks up new values at its origin. All
+    holders of this object then use them.
 
     Attributes:
-        origin: the variables that it was made of, by their names, for errors.
-        look: finds another one of the same kind in its place; None if there is none that is new.
+        origin: names of the variables that it was made of, for errors.
+        look: finds a replacement of the same kind; returns None if there is nothing new.
     """
 
     origin: str = ""
@@ -75,24 +73,24 @@ class Credential:
     _next_look: float = 0.0
 
     def advise(self, error: MantikError) -> None:
-        """Told of a site's error: name the variables in one that says just that it refuses."""
+        """Note an error of a site; name the variables in one that advises to check credentials."""
         self._is_refused = self._is_refused or isinstance(error, SiteUnauthorized)
         if self.origin and error.do == CHECK_CREDENTIALS:
             error.do = f"Check {self.origin}"
 
     def accepted(self) -> None:
-        """Told that a site has taken it: no other one is looked for until it is refused again."""
+        """Note that a site accepted the credential: stop looking for another one."""
         self._is_refused = False
 
     def login(self) -> None:
-        """Do what needs a person, once, when a run starts: nothing for most credentials.
+        """Log in interactively, once, at the start of a run; most credentials do nothing.
 
         Raises:
-            CredentialError: nobody is there, or it was refused.
+            CredentialError: there is no terminal, or the login was refused.
         """
 
     async def renew(self) -> None:
-        """Called before each request: make sure that the header will be valid."""
+        """Make sure that the header will be valid; called before each request."""
         now = time.monotonic()
         if self._is_refused and self.look is not None and now >= self._next_look:
             self._next_look = now + _LOOK_AGAIN_S
@@ -102,28 +100,28 @@ class Credential:
                 vars(self).update({**vars(newer), **kept, "_is_refused": False})
 
     def get_auth_header(self) -> str:
-        """The value of the Authorization header; the name is pyunicore's."""
+        """Return the value of the Authorization header; the method's name is pyunicore's."""
         raise NotImplementedError
 
     def headers(self) -> dict[str, str]:
-        """The headers that prove who we are; `renew` has been called before."""
+        """Return the authentication headers; call `renew` before."""
         return {"Authorization": self.get_auth_header()}
 
     def refused(self, headers: Mapping[str, str]) -> bool:
-        """Told that a server has refused `headers`; whether others can be had with `renew`."""
+        """Note that a server refused `headers`; return whether `renew` can get others."""
         del headers
         return False
 
     def set_clock(self, server: float) -> bool:
-        """Told what the clock shows of a server that refused us; whether that makes a difference.
+        """Note the clock of a server that refused us, seconds since the epoch.
 
-        Seconds since the epoch.
+        Returns whether that changes the credential.
         """
         del server
         return False
 
     def expires_at(self) -> float | None:
-        """When it ends without a way to renew it, seconds since the epoch; None: never, unknown."""
+        """Return its end if it cannot be renewed, seconds since the epoch; None: never, unknown."""
         return None
 
     def __repr__(self) -> str:
@@ -131,29 +129,27 @@ class Credential:
 
 
 class Password(Credential):
-    """User name and password; unlike pyunicore's it may hold any character (RFC 7617, UTF-8)."""
+    """User name and password; any character is allowed, unlike in pyunicore (RFC 7617, UTF-8)."""
 
     def __init__(self, username: str, password: str) -> None:
         encoded = base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
         self._header = f"Basic {encoded}"
 
     def get_auth_header(self) -> str:
-        """The Basic header."""
         return self._header
 
 
 class Bearer(Credential):
-    """An access token that was got elsewhere and is not renewed."""
+    """An access token from elsewhere, which is not renewed."""
 
     def __init__(self, token: str) -> None:
         self._token = check_header_value(token)
 
     def get_auth_header(self) -> str:
-        """The Bearer header."""
         return f"Bearer {self._token}"
 
     def expires_at(self) -> float | None:
-        """The `exp` that the token claims; its signature is the server's to check."""
+        """Return the token's `exp` claim; only the server verifies its signature."""
         return _expiry(self._token)
 
 
@@ -164,7 +160,7 @@ class ApiKey(Credential):
         self._key = check_header_value(key)
 
     def headers(self) -> dict[str, str]:
-        """The header that pyfirecrest's `ApiKeyAuth` sends."""
+        """Return the header that pyfirecrest's `ApiKeyAuth` sends."""
         return {"X-API-Key": self._key}
 
 
@@ -180,7 +176,7 @@ class SshKey(Credential):
         self._ahead = 0.0
 
     def get_auth_header(self) -> str:
-        """The Bearer header, of a token that is signed anew before it expires."""
+        """Return the Bearer header with a token that is signed anew before it expires."""
         if self._renew_at.over():
             started = Moment.now()
             signed = int(started[0] + self._ahead)
@@ -191,9 +187,9 @@ class SshKey(Credential):
         return f"Bearer {self._token}"
 
     def set_clock(self, server: float) -> bool:
-        """Sign by a server's clock if it differs, but not by one that is off by days.
+        """Sign by a server's clock if it differs from ours by less than a day.
 
-        Whoever says that it is next year already must not get a token for it.
+        A server that claims to be in the next year must not get a token that is valid then.
         """
         ahead = server - time.time()
         if abs(ahead) > _FARTHEST_CLOCK_S or abs(ahead - self._ahead) < _CLOCK_SLACK_S:
@@ -203,10 +199,10 @@ class SshKey(Credential):
 
 
 def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
-    """The private key in `file`, OpenSSH or PEM, and the algorithm that its tokens are signed with.
+    """Read the private key in `file`, OpenSSH or PEM, and choose its signature algorithm.
 
     Raises:
-        CredentialError: if it cannot be read.
+        CredentialError: it cannot be read or used.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -220,11 +216,11 @@ def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
         else:
             key = serialization.load_pem_private_key(data, password=secret)
     except OSError as error:
-        reason, do = f"cannot be read: {error.strerror}", "Name the file of a private key"
+        reason, do = f"cannot be read: {error.strerror}", "Set SSH_KEY to a private key file"
     except UnsupportedAlgorithm as error:
-        reason, do = f"is encrypted in a way that cannot be read: {error}", _FOR_ENCRYPTED_KEYS
+        reason, do = f"has an unsupported encryption: {error}", _FOR_ENCRYPTED_KEYS
     except (ValueError, TypeError) as error:
-        reason, do = f"is no private key that can be used: {error}", "Check SSH_KEY_PASSWORD"
+        reason, do = f"is not a usable private key: {error}", "Check SSH_KEY_PASSWORD"
     else:
         if isinstance(key, rsa.RSAPrivateKey):
             return key, "RS256"
@@ -232,16 +228,16 @@ def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
             return key, "ES256"
         if isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey):
             return key, "EdDSA"
-        reason, do = "has a type that UNICORE does not take", "Use RSA, Ed25519 or ECDSA P-256"
+        reason, do = "has a type that UNICORE does not accept", "Use RSA, Ed25519 or ECDSA P-256"
     raise CredentialError(f"the key {file} {reason}", do=do)
 
 
 def check_header_value(token: str) -> str:
-    """The token, if a header can carry it: the HTTP client's own error would show it."""
+    """Return the token if a header can carry it; the HTTP client's own error would show it."""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise CredentialError(
-            "the access token holds characters that no token has", do="Set the token again"
+            "the access token contains characters that no token has", do="Set the token again"
         )
     return token
 

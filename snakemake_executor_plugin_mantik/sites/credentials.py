@@ -1,9 +1,9 @@
-"""Who the user is at a site: credentials from the environment or the system's keyring.
+"""Credentials of the user at a site, from the environment or the system's keyring.
 
-They are never written anywhere by us, and never shown: no credential has its values in its text.
-Each variable is looked for under the site's own name before the API's (`-` becomes `_`):
-`MANTIK_<SITE>_USERNAME` before `MANTIK_UNICORE_USERNAME`; with `_FILE` behind its name it names a
-file that holds the value. See docs/credentials.md.
+We never write or show them: the text of a credential has none of its values. Each variable is
+looked up under the site's own name before the API's (`-` becomes `_`): `MANTIK_<SITE>_USERNAME`
+before `MANTIK_UNICORE_USERNAME`. With `_FILE` appended, it names a file that holds the value. See
+docs/credentials.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -56,7 +56,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of credentials: what it needs, and what it may have."""
+    """A kind of credentials with its required and optional values."""
 
     needs: tuple[str, ...]
     make: Callable[[Mapping[str, str], Issuer], Credential]
@@ -64,11 +64,10 @@ class _Kind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that it may have."""
         return (*self.needs, *self.optional)
 
     def made(self, found: Values, issuer: Issuer, known: "KnownCredentials") -> Credential:
-        """The credential of these values; the same one for the same values."""
+        """Make the credential of these values; return the same object for the same values."""
         names = [name for name in self.names if name in found]
         values = {name: found[name].value for name in names}
         key = (issuer.ca_file, issuer.proxy, *values.items())
@@ -81,7 +80,7 @@ class _Kind:
 
 
 KnownCredentials = dict[tuple[object, ...], Credential]
-"""Credentials by their values, and by the way to their issuer."""
+"""Credentials by their values and the way to their issuer."""
 
 
 def _client(values: Mapping[str, str], issuer: Issuer) -> Callable[[], httpx.Client]:
@@ -112,9 +111,9 @@ _LOGIN: Final = _Kind(
     ),
     ("CLIENT_SECRET",),
 )
-"""A login in a browser: taken when nothing else is complete in the environment."""
+"""A login in a browser: used if no other kind is complete in the environment."""
 
-# In this order; the first whose needs are all there is taken.
+# In this order: the first kind whose required values are all set is used.
 _KINDS: Final[Mapping[str, tuple[_Kind, ...]]] = {
     "unicore": (
         _TOKEN,
@@ -151,23 +150,23 @@ def find_credentials(
     issuer: Issuer | None = None,
     known: KnownCredentials | None = None,
 ) -> Credential:
-    """The credentials of a site.
+    """Find the credentials of a site.
 
-    For each kind of credentials the environment is asked before the keyring; a kind that is
-    complete under the site's own name comes before one under the API's name.
+    For each kind of credentials the environment is read before the keyring. A kind that is
+    complete under the site's own name precedes one under the API's name.
 
     Args:
         site: name of the site.
         api: `unicore` or `firecrest`.
         environ: the environment's variables.
-        keyring: where to look for what the environment lacks, under the service `mantik:<site>`;
-            by default the system's, if it has one.
-        issuer: of tokens, as the site's config says; the variable TOKEN_URL comes before its URL.
-        known: credentials that were made for other sites: the same values are the same credential,
-            which is then renewed once for all of them.
+        keyring: read for values that the environment lacks, under the service `mantik:<site>`; by
+            default the system's, if it has one.
+        issuer: of tokens, from the site's config; the variable TOKEN_URL precedes its URL.
+        known: credentials of other sites: equal values share one credential, which is then renewed
+            once for all of them.
 
     Raises:
-        CredentialError: if there are none, or if what is there cannot be used.
+        CredentialError: no credentials were found, or they cannot be used.
     """
     kinds = _KINDS[api]
     known = {} if known is None else known
@@ -208,8 +207,8 @@ def find_credentials(
                 return made(kind, with_ring)
     except CredentialError as error:
         raise CredentialError(error.what, where=f"site {site}", do=error.do) from error
-    told = missing_message(site, api, every.keys() - named.keys(), issuer.url is not None)
-    raise CredentialError(told, where=f"site {site}", do=_WHAT_TO_SET)
+    what = missing_message(site, api, every.keys() - named.keys(), issuer.url is not None)
+    raise CredentialError(what, where=f"site {site}", do=_WHAT_TO_SET)
 
 
 _WHAT_TO_SET: Final = (
@@ -218,12 +217,12 @@ _WHAT_TO_SET: Final = (
 
 
 def missing_message(site: str, api: str, found: Iterable[str] = (), token_url: bool = False) -> str:
-    """What was looked for in vain, as a text without any value.
+    """Describe which credentials were not found, as a text without any value.
 
     Args:
         site: name of the site.
         api: `unicore` or `firecrest`.
-        found: bare names of the variables that are there.
+        found: bare names of the variables that are set.
         token_url: whether the site's config names the issuer of tokens.
     """
     names = "; ".join(
@@ -249,12 +248,12 @@ def require_all(
     *,
     issuers: Mapping[str, Issuer] | None = None,
 ) -> dict[str, Credential]:
-    """The credentials of all `sites` (API by site name).
+    """Find the credentials of all `sites` (API by site name).
 
-    `issuers` are those of tokens as the sites' configs say, by site name.
+    `issuers` are the token issuers from the sites' configs, by site name.
 
     Raises:
-        CredentialError: with everything that is missing at any of them.
+        CredentialError: lists everything that is missing at any of them.
     """
     found: dict[str, Credential] = {}
     known: KnownCredentials = {}
@@ -268,23 +267,23 @@ def require_all(
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        told = "\n".join(f"  {error.where}: {error.what}" for error in errors)
+        listed = "\n".join(f"  {error.where}: {error.what}" for error in errors)
         raise CredentialError(
-            f"credentials of {len(errors)} sites cannot be used:\n{told}", do=_WHAT_TO_SET
+            f"credentials of {len(errors)} sites cannot be used:\n{listed}", do=_WHAT_TO_SET
         )
     return found
 
 
 def expires_at(credential: Credential) -> float | None:
-    """When a credential ends that cannot be renewed, seconds since the epoch; None if it does not.
+    """Return when a credential that cannot be renewed ends, seconds since the epoch; else None.
 
-    For a bearer token it is what the token itself claims, unverified: good for a warning only.
+    For a bearer token this is the token's own unverified claim: good for a warning only.
     """
     return credential.expires_at()
 
 
 def find_account(site: str, environ: Mapping[str, str]) -> str | None:
-    """The compute budget account: `MANTIK_<SITE>_COMPUTE_BUDGET_ACCOUNT` before the general one."""
+    """Return the account: `MANTIK_<SITE>_COMPUTE_BUDGET_ACCOUNT` or the one for all sites."""
     return (
         environ.get(f"{variable_prefix(site)}_COMPUTE_BUDGET_ACCOUNT")
         or environ.get("MANTIK_COMPUTE_BUDGET_ACCOUNT")
@@ -294,15 +293,15 @@ def find_account(site: str, environ: Mapping[str, str]) -> str | None:
 
 @dataclass
 class _Look:
-    """Looks for new values in the place of refused ones: in files, and in the keyring.
+    """Finds new values that replace refused ones: in files, and in the keyring.
 
-    The environment of a process stays as it was; so what the keyring has comes before a variable
-    whose value was refused. If that is refused as well, it is the variable's turn again: a site in
-    trouble refuses what is right, and the keyring may hold what has long been wrong.
+    The environment of a process does not change, so a value in the keyring precedes a variable
+    whose value was refused. If that is refused as well, the variable is used again: a site in
+    trouble refuses valid credentials, and the keyring may hold outdated ones.
 
     Attributes:
         known: the values that were used last.
-        seen: what the environment and its files held then.
+        seen: the values in the environment and its files at that time.
     """
 
     kind: _Kind
@@ -315,7 +314,7 @@ class _Look:
     seen: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __call__(self) -> Credential | None:
-        """The credential of new values; None if there are none."""
+        """Make a credential of new values; None if there are none."""
         try:
             now = self.now()
             for values in (self._newest(now), {**self.known, **now}):
@@ -324,11 +323,11 @@ class _Look:
                     self.known, self.seen = values, now
                     return made
         except CredentialError:
-            pass  # half written, say
+            pass  # for example half written
         return None
 
     def now(self) -> dict[str, str]:
-        """What the environment and its files hold now."""
+        """Read the current values of the environment and its files."""
         found = find_in_environment(self.environ, self.prefixes, self.kind.names)
         return {name: value.value for name, value in found.items()}
 

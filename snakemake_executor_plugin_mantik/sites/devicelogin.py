@@ -1,4 +1,4 @@
-"""Logging in in a browser: OAuth's device authorization grant (RFC 8628)."""
+"""Login in a browser: OAuth's device authorization grant (RFC 8628)."""
 
 import sys
 import time
@@ -23,19 +23,19 @@ from snakemake_executor_plugin_mantik.sites.issuers import (
 )
 
 INTERVAL_S: Final = 5.0
-"""Seconds between two questions where the issuer names none, and what `slow_down` adds."""
+"""Seconds between two polls if the issuer names none; `slow_down` adds as much."""
 _LONGEST_S: Final = 900.0
-"""Seconds that a person has, where the issuer names none."""
+"""Seconds that the user has to log in if the issuer names none."""
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 
 
 class DeviceLogin(Refreshed):
-    """A login that a person confirms in a browser; from then on its refresh token serves.
+    """A login that the user confirms in a browser; afterwards its refresh token is used.
 
-    `login` has to be called where a person is: when a run starts.
+    Call `login` at the start of a run, where a terminal is available.
     """
 
-    remedy = "Start again, and log in again"
+    remedy = "Start again and log in again"
 
     def __init__(
         self,
@@ -47,33 +47,37 @@ class DeviceLogin(Refreshed):
         client: Callable[[], httpx.Client],
         terminal: Callable[[], bool] = sys.stderr.isatty,
     ) -> None:
-        """Prepare; nothing is sent before `login`.
+        """Prepare; `login` makes the first request.
 
         Args:
             device_url: the issuer's device authorization endpoint.
-            token_url: its token endpoint.
+            token_url: the issuer's token endpoint.
             client_id: of a client that may use this grant.
             client_secret: of the client, if it has one.
             client: makes the HTTP client.
-            terminal: whether a person can be asked.
+            terminal: whether a user is at a terminal.
 
         Raises:
-            CredentialError: if others could read what is sent.
+            CredentialError: a URL would get credentials unencrypted.
         """
         super().__init__(token_url, client_id, "", client_secret, client=client)
         if not is_confidential(device_url):
-            raise CredentialError("the device URL has to be an https:// address")
+            raise CredentialError(
+                "the device URL is not an https:// address: credentials would be sent unencrypted",
+                where="DEVICE_URL",
+                do="Use the full URL, starting with https://",
+            )
         self._device_url = device_url
         self._keep_token: Callable[[str], None] = lambda _: None
         self._terminal = terminal
 
     def remember(self, refresh_token: str, keep: Callable[[str], None]) -> None:
-        """Try the refresh token of an earlier login first, if there is one; `keep` the newest."""
+        """Try the refresh token of an earlier login first, if any; `keep` stores the newest."""
         self._form["refresh_token"] = refresh_token
         self._keep_token = keep
 
     def logged_in_elsewhere(self, refresh_token: str) -> "DeviceLogin | None":
-        """This login with the refresh token that another process got meanwhile, if it is new."""
+        """Return this login with another process's newer refresh token; None if it is not new."""
         if not refresh_token or refresh_token == self._form["refresh_token"]:
             return None
         newer = copy(self)
@@ -82,10 +86,10 @@ class DeviceLogin(Refreshed):
         return newer
 
     def login(self) -> None:
-        """See to it that there is a token: of the earlier login, or of one that a person makes now.
+        """Get a token with the refresh token of an earlier login, or ask the user to log in.
 
         Raises:
-            CredentialError: nobody is there to log in, or it was denied, or took too long.
+            CredentialError: there is no terminal, or the login was denied or took too long.
             SiteUnreachable: the issuer does not answer.
         """
         if self._token:
@@ -99,9 +103,9 @@ class DeviceLogin(Refreshed):
                 return
         if not self._terminal():
             raise CredentialError(
-                "somebody has to log in in a browser, and there is no terminal to ask at",
+                "a login in a browser is needed, and there is no terminal to ask at",
                 where=self._device_url,
-                do="Start it once at a terminal, or set REFRESH_TOKEN",
+                do="Start once at a terminal, or set REFRESH_TOKEN",
             )
         who = {k: v for k, v in self._form.items() if k in ("client_id", "client_secret")}
         begun = self._post(self._device_url, {**who, "scope": "openid offline_access"})
@@ -110,18 +114,20 @@ class DeviceLogin(Refreshed):
             page = str(begun.get("verification_uri_complete") or begun["verification_uri"])
         except KeyError as error:
             raise SiteUnreachable(
-                f"the answer has no {error}", where=self._device_url, do="Check DEVICE_URL"
+                f"the issuer's answer has no {error}",
+                where=self._device_url,
+                do="Check DEVICE_URL",
             ) from None
         lasts = valid_lifetime(begun.get("expires_in"), _LONGEST_S)
         words = (
             f"To log in, open {page} and confirm the code {shown} (within {lasts / 60:.0f} min)."
         )
-        print(printable(words), file=sys.stderr, flush=True)  # noqa: T201 - a person is waiting
+        print(printable(words), file=sys.stderr, flush=True)  # noqa: T201 - the user waits for it
         form = {**who, "grant_type": _GRANT, "device_code": code}
         self._adopt(self._wait(form, valid_lifetime(begun.get("interval"), INTERVAL_S), lasts))
 
     def _wait(self, form: Mapping[str, str], interval_s: float, lasts_s: float) -> dict[str, Any]:
-        """The answer that brings the token, once the person has confirmed."""
+        """Poll until the user has confirmed; return the answer with the token."""
         end = time.monotonic() + lasts_s
         while time.monotonic() < end:
             time.sleep(interval_s)
@@ -139,10 +145,12 @@ class DeviceLogin(Refreshed):
                     raise CredentialError(
                         f"the login was refused ({error})", where=self._url, do=self.remedy
                     )
-        raise CredentialError("nobody logged in in time", where=self._url, do=self.remedy)
+        raise CredentialError(
+            "the login was not confirmed in time", where=self._url, do=self.remedy
+        )
 
     def _post(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
-        """An answer of the issuer, refusals (400) among them."""
+        """Post a form to the issuer; return its answer, also that of a refusal (400)."""
         try:
             with self._client() as client:
                 response = post_form(client, url, form, TOKEN_TIMEOUT_S)
@@ -154,7 +162,8 @@ class DeviceLogin(Refreshed):
             do = do or "Check the URLs and the network"
             raise SiteUnreachable(what, where=url, do=do) from None
         if not isinstance(answer, dict) or (not response.is_success and "error" not in answer):
-            raise SiteUnreachable(f"it answered with status {response.status_code}", where=url)
+            what = f"the issuer of tokens answered with status {response.status_code}"
+            raise SiteUnreachable(what, where=url)
         return answer
 
     def _keep(self, answer: Mapping[str, Any]) -> None:

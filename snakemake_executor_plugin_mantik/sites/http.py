@@ -1,8 +1,8 @@
-"""HTTP clients that take no more of an answer than they can hold, whoever gives it.
+"""HTTP clients that bound the size of an answer.
 
-HTTPX reads an answer to its end however long it is, and unpacks it whatever that makes of it. A
-server that is broken or hostile must not fill the memory of the machine that watches jobs. For how
-long an answer of a site may come is bounded where it is asked for (`sites.repeating.longest`).
+HTTPX reads and unpacks an answer to its end, however long it is. A broken or hostile server must
+not fill the memory of the machine that watches jobs. The callers bound how long a site's answer
+may take (`sites.rate_limits.longest_request_s`).
 """
 
 import json
@@ -14,30 +14,29 @@ from typing import Any, Final
 import httpx
 
 ANSWER_BYTES: Final = 64 << 20
-"""Longest answer that is read, unpacked; files that jobs made are streamed and have no limit here.
+"""Maximum size of an answer, unpacked. Outputs are streamed and have no limit here.
 
 UNICORE's largest is a listing of 10,000 entries (2 MB), firecREST's a file of `DIRECT_BYTES`."""
 _ENCODINGS: Final = frozenset(("", "identity", "gzip", "x-gzip", "deflate"))
-"""Each of these makes a thousand times as much of what it is given at most; two may make anything.
-"""
+"""Each of these expands its input a thousandfold at most; two combined have no such limit."""
 _NO_LONGER: Final = frozenset(("content-encoding", "content-length", "transfer-encoding"))
-"""Headers that are not true any more of a body that was read and unpacked."""
+"""Headers that are no longer true of a body that was read and unpacked."""
 
-# They log URLs, which give access to files of an object store, and headers of answers, which
-# firecREST puts tokens into that it refuses.
+# They log URLs, which give access to files of an object store, and headers of answers, in which
+# firecREST repeats tokens that it refuses.
 for _name in ("httpx", "httpcore"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class _Answer(httpx.Response):
-    """An answer whose JSON holds nothing but text in its strings."""
+    """An answer whose JSON strings hold only valid text."""
 
     def json(self, **named: Any) -> Any:
         """Like `httpx.Response.json`.
 
         Raises:
-            ValueError: it is no JSON, or escapes in it make halves of characters, which no URL and
-                no file can hold in the end.
+            ValueError: it is not JSON, or escapes in it make lone surrogates, which no URL and no
+                file can hold.
         """
         value = super().json(**named)
         if b"\\ud" in self.content.lower():
@@ -54,14 +53,9 @@ class _Body:
         self._size = 0
         coding = response.headers.get("Content-Encoding", "").strip().lower()
         if coding not in _ENCODINGS:
-            raise self._error(f"the answer is packed in an unknown way ({coding[:40]})")
+            raise self._error(f"the answer has an unknown Content-Encoding ({coding[:40]})")
 
     def add(self, part: bytes) -> None:
-        """Take a part.
-
-        Raises:
-            httpx.RemoteProtocolError: it is too much.
-        """
         self._size += len(part)
         if self._size > ANSWER_BYTES:
             raise self._error(f"the answer is longer than {ANSWER_BYTES >> 20} MiB")
@@ -71,7 +65,7 @@ class _Body:
         return httpx.RemoteProtocolError(text, request=self._response.request)
 
     def answer(self) -> httpx.Response:
-        """The answer with its body in memory."""
+        """Return the answer with its body in memory."""
         headers = [
             (k, v) for k, v in self._response.headers.raw if k.decode().lower() not in _NO_LONGER
         ]
@@ -85,14 +79,13 @@ class _Body:
 
 
 class HttpClient(httpx.AsyncClient):
-    """An HTTP client whose answers are bounded, and looked at before anybody else gets them."""
+    """An HTTP client that bounds answers and checks each before it is returned."""
 
     def __init__(self, *, look: Callable[[httpx.Response], None], **named: Any) -> None:
         """Make a client.
 
         Args:
-            look: sees each answer; of one that is streamed the body is left out, unless the answer
-                is no success.
+            look: called with each answer; a streamed one has no body yet, unless it is an error.
             named: arguments of `httpx.AsyncClient`.
         """
         super().__init__(**named)
@@ -101,7 +94,7 @@ class HttpClient(httpx.AsyncClient):
     async def send(
         self, request: httpx.Request, *, stream: bool = False, **named: Any
     ) -> httpx.Response:
-        """Like `httpx.AsyncClient.send`; it makes every request.
+        """Like `httpx.AsyncClient.send`, which every request passes through.
 
         Raises:
             httpx.RemoteProtocolError: the answer is too long.
@@ -124,10 +117,10 @@ class HttpClient(httpx.AsyncClient):
 def post_form(
     client: httpx.Client, url: str, form: Mapping[str, str], timeout_s: float
 ) -> httpx.Response:
-    """The answer of an issuer of tokens to a form, whose body may take `timeout_s`.
+    """Post a form to a token issuer and return its answer, whose body may take `timeout_s`.
 
     Raises:
-        httpx.HTTPError: there is none, or it is too long, or has no end.
+        httpx.HTTPError: there is no answer, or it is too long or does not end in time.
     """
     with client.stream("POST", url, data=dict(form)) as response:
         body = _Body(response)
@@ -135,5 +128,5 @@ def post_form(
         for part in response.iter_bytes():
             body.add(part)
             if time.monotonic() > until:
-                raise httpx.ReadTimeout("the answer did not come to an end")
+                raise httpx.ReadTimeout("the answer did not end in time")
         return body.answer()

@@ -1,4 +1,4 @@
-"""Access tokens that an OpenID Connect issuer gives for other credentials, renewed in time."""
+"""Access tokens from an OpenID Connect issuer, obtained with other credentials and renewed."""
 
 import asyncio
 import threading
@@ -25,36 +25,36 @@ from snakemake_executor_plugin_mantik.sites.authentication import (
 from snakemake_executor_plugin_mantik.sites.http import post_form
 
 _LEAST_LEFT_S: Final = 40.0
-"""How long a token is valid at least when it is used, if its whole life is not shorter, seconds.
+"""Minimum remaining life of a token that is used, unless its whole life is shorter, seconds.
 
 firecREST refuses tokens with less than 30 s left (its `min_token_ttl`)."""
 TOKEN_TIMEOUT_S: Final = 30.0
-"""How long the issuer of tokens may take to answer, seconds."""
+"""Time-out for requests to a token issuer, seconds."""
 _LONGEST_SPAN_S: Final = 366 * 86_400.0
-"""Longer than anything that an issuer means, seconds."""
+"""Longer lifetimes and intervals from an issuer are not believed, seconds."""
 _ASSUMED_LIFETIME_S: Final = 300.0
-"""Lifetime of an access token whose issuer does not tell it, seconds."""
+"""Lifetime of an access token if the issuer does not report it, seconds."""
 
 _BAD_GRANT: Final = frozenset((400, 401, 403))
 
 
 def issuer_error(error: CredentialError) -> SiteUnauthorized:
-    """The site's error for credentials that the issuer of its tokens refuses.
+    """Turn an issuer's refusal of credentials into an error of the site.
 
-    It ends a run that starts. It does not end jobs that run: the run waits until the issuer, or the
-    user, thinks better of it.
+    A `SiteUnauthorized` ends a run at its start but does not end running jobs: the run waits until
+    the issuer accepts the credentials or the user replaces them.
     """
     return SiteUnauthorized(error.what, where=error.where, do=error.do)
 
 
 @dataclass(frozen=True)
 class Issuer:
-    """Where a site's access tokens are got, and how that is reached: as its config says.
+    """The issuer of a site's access tokens and the way to reach it, from the site's config.
 
     Attributes:
         url: the token endpoint, None where the config does not name it.
-        ca_file: certificates that its own is checked against, too.
-        proxy: URL of a HTTP proxy.
+        ca_file: additional certificates to verify the issuer's.
+        proxy: URL of an HTTP proxy.
     """
 
     url: str | None = None
@@ -62,7 +62,7 @@ class Issuer:
     proxy: str | None = None
 
     def client(self, url: str) -> httpx.Client:
-        """A client for one request to `url`, the endpoint that is used in the end.
+        """Make a client for one request to `url`, the endpoint that is finally used.
 
         Raises:
             UserError: `ca_file` cannot be used.
@@ -76,8 +76,6 @@ class Issuer:
 
 
 class _Issued(Credential):
-    """Access tokens that are got from an OpenID Connect issuer, and renewed in time."""
-
     refusal = "the credentials were refused"
     remedy = "Check the credentials"
 
@@ -88,18 +86,22 @@ class _Issued(Credential):
         *,
         client: Callable[[], httpx.Client] | None = None,
     ) -> None:
-        """Prepare; nothing is sent before `renew`.
+        """Prepare; `renew` makes the first request.
 
         Args:
             token_url: the issuer's token endpoint.
-            form: what it is sent, without what `_ask` adds.
+            form: the fields of the request.
             client: makes the HTTP client.
 
         Raises:
-            CredentialError: if others could read what is sent to `token_url`.
+            CredentialError: `token_url` would get the credentials unencrypted.
         """
         if not is_confidential(token_url):
-            raise CredentialError("the token URL has to be an https:// address", where="TOKEN_URL")
+            raise CredentialError(
+                "the token URL is not an https:// address: credentials would be sent unencrypted",
+                where="TOKEN_URL",
+                do="Use the full URL, starting with https://",
+            )
         self._url = token_url
         self._form = dict(form)
         self._client = client or (lambda: Issuer().client(token_url))
@@ -108,28 +110,27 @@ class _Issued(Credential):
         self._lock = threading.Lock()
 
     async def renew(self) -> None:
-        """Get a new access token where the old one ends soon; requests in between wait.
+        """Get a new access token if the old one ends soon; concurrent requests wait for it.
 
         Raises:
-            CredentialError: if the issuer does not take the credentials (any more).
-            SiteUnreachable: if it does not answer as an issuer does.
+            CredentialError: the issuer does not accept the credentials (any more).
+            SiteUnreachable: the issuer does not answer, or its answer is not valid.
         """
         await super().renew()
         if self._renew_at.over():
             await asyncio.to_thread(self._renew)
 
     def get_auth_header(self) -> str:
-        """The Bearer header; `renew` has been called before."""
         return f"Bearer {self._token}"
 
     def refused(self, headers: Mapping[str, str]) -> bool:
-        """A token that a server refused before its time is renewed; the clocks may differ."""
+        """Renew a token that a server refused before its time: the clocks may differ."""
         if headers.get("Authorization") == self.get_auth_header():
             self.expire()
         return True
 
     def expire(self) -> None:
-        """Have a new token got before the next request."""
+        """Get a new token before the next request."""
         self._renew_at = Moment()
 
     def _renew(self) -> None:
@@ -140,17 +141,17 @@ class _Issued(Credential):
             self._adopt(self._ask(self._form), asked)
 
     def _adopt(self, answer: Mapping[str, Any], asked: tuple[float, float] | None = None) -> None:
-        """Use the token of an issuer's answer; `asked` is when it was asked for, by default now."""
+        """Use the token of an issuer's answer; `asked` is the time of the request, default now."""
         token, lifetime = answer.get("access_token"), answer.get("expires_in")
         if not isinstance(token, str):
-            raise SiteUnreachable("the answer has no access token", where=self._url)
+            raise SiteUnreachable("the issuer's answer has no access token", where=self._url)
         self._token = check_header_value(token)
         self._keep(answer)
         seconds = valid_lifetime(lifetime, _ASSUMED_LIFETIME_S)
         self._renew_at.set(asked or Moment.now(), seconds - _left(seconds))
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
-        """Keep what else an answer brings for the next request."""
+        """Keep other parts of an answer for the next request; a hook for subclasses."""
 
     def _ask(self, form: Mapping[str, str]) -> dict[str, Any]:
         try:
@@ -161,7 +162,7 @@ class _Issued(Credential):
             # Not chained: the request in the HTTP error holds the secrets.
             why, do = explain_tls_error(error)
             raise SiteUnreachable(
-                f"no token from its issuer: {why or type(error).__name__}",
+                f"no access token from the issuer: {why or type(error).__name__}",
                 where=self._url,
                 do=do or "Check TokenUrl and the network",
             ) from None
@@ -174,16 +175,15 @@ class _Issued(Credential):
             )
         if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
             raise SiteUnreachable(
-                f"no token from its issuer: status {response.status_code}", where=self._url
+                f"no access token from the issuer: status {response.status_code}", where=self._url
             )
         return answer
 
 
 class Refreshed(_Issued):
-    """An OpenID Connect refresh token: access tokens are got with it and renewed in time.
+    """An OpenID Connect refresh token that access tokens are obtained with.
 
-    Issuers may give a new refresh token each time; the newest is used from then on, in this process
-    only.
+    Issuers may give a new refresh token each time; this process uses the newest from then on.
     """
 
     refusal = "the refresh token was refused"
@@ -213,7 +213,7 @@ class Refreshed(_Issued):
 
 
 class ClientCredentials(_Issued):
-    """A client with a secret of its own (a robot account), as OAuth 2.0 has it."""
+    """A client with its own secret (a robot account): OAuth 2.0's client credentials grant."""
 
     refusal = "the client and its secret were refused"
     remedy = "Check CLIENT_ID and CLIENT_SECRET"
@@ -235,16 +235,16 @@ class ClientCredentials(_Issued):
 
 
 def valid_lifetime(told: object, otherwise: float) -> float:
-    """Seconds that an issuer tells, or `otherwise` where that is none or no such span."""
+    """Return the seconds that an issuer reports, or `otherwise` if they are not valid."""
     if isinstance(told, int | float) and 0 < told <= _LONGEST_SPAN_S:
         return float(told)
     return otherwise
 
 
 def _left(lifetime: float) -> float:
-    """How long before its end a token of `lifetime` seconds is renewed, seconds.
+    """Return how long before its end a token of `lifetime` seconds is renewed, seconds.
 
-    One that cannot be valid for `_LEAST_LEFT_S` at all is used for half of its life.
+    A token that cannot be valid for `_LEAST_LEFT_S` at all is used for half of its life.
     """
     if lifetime <= _LEAST_LEFT_S:
         return lifetime / 2

@@ -1,4 +1,4 @@
-"""Where the values of credentials are: in variables, in files that these name, in the keyring."""
+"""Lookup of credential values in variables, in files that these name, and in the keyring."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,48 +13,44 @@ _log = logging.getLogger(__name__)
 
 
 class Keyring(Protocol):
-    """What is used of the `keyring` package."""
+    """The functions used of the `keyring` package."""
 
-    def get_password(self, service_name: str, username: str) -> str | None:
-        """The secret of `username` for a service, None if there is none."""
-        ...
+    def get_password(self, service_name: str, username: str) -> str | None: ...
 
-    def set_password(self, service_name: str, username: str, password: str) -> None:
-        """Keep a secret."""
-        ...
+    def set_password(self, service_name: str, username: str, password: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A value, and the name of the variable that it came from; none for the config's own."""
+    """A value and the variable that it came from; `origin` is empty for the config's own values."""
 
     value: str
     origin: str
 
 
 Values = Mapping[str, FoundValue]
-"""What was found, by bare name (`USERNAME`)."""
+"""Values by bare name (`USERNAME`)."""
 
 
 def variable_prefix(name: str) -> str:
-    """How the variables of a site, or of all sites of an API, begin."""
+    """Return the prefix of the variables of a site, or of all sites of an API."""
     return f"MANTIK_{name.upper().replace('-', '_')}"
 
 
 def keyring_service(site: str) -> str:
-    """The service under which the keyring holds what belongs to a site."""
+    """Return the keyring service of a site."""
     return f"mantik:{site}"
 
 
 def find_in_environment(
     environ: Mapping[str, str], prefixes: Sequence[str], names: Iterable[str]
 ) -> dict[str, FoundValue]:
-    """The values of bare `names` (`USERNAME`) that there are; empty variables count as not set.
+    """Return the values of bare `names` (`USERNAME`) that are set and not empty.
 
-    The first prefix wins, and a variable before the file that one names.
+    The first prefix wins, and a variable precedes a file that a `_FILE` variable names.
 
     Raises:
-        CredentialError: such a file cannot be read, or holds no value.
+        CredentialError: such a file cannot be read, or is empty.
     """
     found: dict[str, FoundValue] = {}
     for name in dict.fromkeys(names):
@@ -72,20 +68,20 @@ def find_in_environment(
 def _held_by(file: Path, origin: str) -> str:
     try:
         value = file.expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody
-        reason = getattr(error, "strerror", None) or "it is no text"
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise CredentialError(
-            f"the file {file} cannot be read: {reason}", do=f"Name another one with {origin}"
+            f"the file {file} cannot be read: {reason}", do=f"Set {origin} to a readable file"
         ) from error
     if not value:
-        raise CredentialError(f"the file {file} is empty", do="Put the credential into it")
+        raise CredentialError(f"the file {file} is empty", do="Write the credential into it")
     return value
 
 
 def find_in_keyring(
     needs: Sequence[str], optional: Sequence[str], values: Values, site: str, ring: Keyring | None
 ) -> dict[str, FoundValue]:
-    """The values, and those of the keyring for what they lack; no more once one is missing."""
+    """Complete `values` from the keyring; stop at the first needed value that is missing."""
     found = dict(values)
     if ring is None:
         return found
@@ -101,7 +97,7 @@ def find_in_keyring(
 
 
 def tell_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
-    """Keep a refresh token for the next run, where the system has a place for it."""
+    """Store a refresh token for the next run, if the system has a keyring."""
     from keyring.errors import KeyringError
 
     if ring is None:
@@ -109,33 +105,33 @@ def tell_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
     try:
         ring.set_password(keyring_service(site), "REFRESH_TOKEN", refresh_token)
     except KeyringError as error:
-        _log.info("the login at %s is not kept for the next run: %s", site, error)
+        _log.info("cannot store the login at %s in the keyring for the next run: %s", site, error)
 
 
 def ask_keyring(ring: Keyring | None, site: str, name: str) -> str | None:
-    """What the keyring holds; None if it holds nothing."""
+    """Return a value from the keyring; None if it has none."""
     from keyring.errors import KeyringError
 
     if ring is None:
         return None
     try:
         return ring.get_password(keyring_service(site), name)
-    except KeyringError:  # no backend, locked, refused: as if it held nothing
+    except KeyringError:  # no backend, locked, refused: treated as empty
         return None
 
 
 def system_keyring() -> Keyring | None:
-    """The system's keyring; imported only when it is needed, it looks around on the machine."""
+    """Return the system's keyring; imported on demand, because the import probes the machine."""
     import keyring
 
-    return keyring  # the module has the method that the protocol asks for
+    return keyring  # the module has the protocol's functions
 
 
 def credential_files(environ: Mapping[str, str]) -> dict[str, Path]:
-    """The files that credentials are read from, by the variables that name them.
+    """Return the files that hold credentials, by the variables that name them.
 
-    They need not be there. Whether a site of that name is used is not asked: the file of another
-    workflow's password is as secret.
+    The files may be missing. Sites that are not used count, too: the file of another workflow's
+    password is as secret.
     """
     found: dict[str, Path] = {}
     for origin, value in environ.items():
@@ -154,5 +150,5 @@ def credential_files(environ: Mapping[str, str]) -> dict[str, Path]:
 def _expanded(path: Path) -> Path:
     try:
         return path.expanduser()
-    except RuntimeError:  # ~ of nobody
+    except RuntimeError:  # ~ of an unknown user
         return path

@@ -1,4 +1,4 @@
-"""How sites are asked: again where that may help, not too often, not in vain for each job."""
+"""Limits for requests to sites: repetition, rate, and giving up on a site that is away."""
 
 import asyncio
 import logging
@@ -12,27 +12,27 @@ import stamina
 from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteError, SiteUnreachable
 
 REPEAT_ATTEMPTS: Final = 4
-"""How often an idempotent request is made at most before its error is told."""
+"""Maximum number of attempts of an idempotent request before its error is raised."""
 _REPEAT_S: Final = 30.0
-"""How long the attempts of an idempotent request may take together, seconds."""
+"""Maximum time for all attempts of an idempotent request together, seconds."""
 REPEAT_FIRST_S: Final = 0.2
 """Wait before the first repetition, seconds; doubled for each further one."""
 REPEAT_LONGEST_S: Final = 5.0
 """Longest wait between two attempts, seconds."""
 _SLOW_BYTES: Final = 1 << 20
-"""Bytes of a file for which a request may take as long again as one without a file. What comes more
-slowly is broken off, or an answer that drips for ever would hold up all that waits for it."""
+"""Bytes of a file for which a request may take as long again as one without a file. A slower
+transfer is aborted: an endless trickle would block everything that waits for it."""
 
-# stamina warns of each repetition; an error that stays is told by whoever asked.
+# stamina warns of each repetition; the caller reports an error that stays.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 _T = TypeVar("_T")
 
 
 async def repeat_request(act: Callable[[], Awaitable[_T]], *, answered: bool = True) -> _T:
-    """Do `act`, and again a few times if the site is busy or cannot be reached.
+    """Call `act`, and repeat it a few times if the site is busy or cannot be reached.
 
-    With `answered` also after an answer that leaves it unknown whether it happened.
+    With `answered`, also repeat it after an answer that leaves the outcome unknown.
     """
 
     def worth(error: Exception) -> bool | float:
@@ -62,15 +62,15 @@ def _worth_repeating(error: Exception) -> bool | float:
 
 
 def longest_request_s(timeout_s: float, size: int = 0) -> float:
-    """Seconds that a request may take in all that carries `size` bytes of a file."""
+    """Return the maximum seconds of a request that carries `size` bytes of a file."""
     return timeout_s * (1 + size / _SLOW_BYTES)
 
 
 async def read_steadily(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterator[bytes]:
-    """The chunks of a download, as long as they come fast enough.
+    """Yield the chunks of a download as long as they arrive fast enough.
 
     Raises:
-        TimeoutError: they have all but stopped.
+        TimeoutError: the download has nearly stopped.
     """
     clock = asyncio.get_running_loop().time
     came, waited = 0, 0.0
@@ -80,7 +80,7 @@ async def read_steadily(chunks: AsyncIterator[bytes], timeout_s: float) -> Async
             chunk = await anext(chunks, None)
         if chunk is None:
             return
-        # How long the reader takes for what it got is its own affair.
+        # The time that the reader takes for a chunk does not count.
         came, waited = came + len(chunk), waited + clock() - asked
         yield chunk
 
@@ -91,10 +91,10 @@ async def ask_all(
     max_concurrency: int,
     give_up: tuple[type[SiteError], ...] = (),
 ) -> dict[str, _T | SiteError]:
-    """What `act` gives for each job, or its error; `max_concurrency` of them at the same time.
+    """Return the result or error of `act` for each job, up to `max_concurrency` at a time.
 
-    Once the site gives no answer at all, in spite of repetitions, or one of the errors `give_up`,
-    the other jobs are not asked for: each of them would wait as long.
+    If the site does not answer at all in spite of repetitions, or raises one of `give_up`, all
+    remaining jobs get that error: each request would wait as long.
     """
     left = iter(dict.fromkeys(ids))
     answers: dict[str, _T | SiteError] = {}
@@ -116,33 +116,32 @@ async def ask_all(
 
 
 class RateLimiter:
-    """Lets submissions out one by one, and always leaves room for other requests.
+    """Spaces out submissions and reserves capacity for other requests.
 
-    However many wait for their turn, there is a place for those who watch, fetch and cancel.
+    However many submissions wait, one request slot stays free for watching, fetching, cancelling.
     """
 
     def __init__(self, interval: float, max_concurrency: int) -> None:
-        """Let one out every `interval` seconds, with at most `max_concurrency` requests at once."""
+        """Start one submission per `interval` seconds, below `max_concurrency` requests at once."""
         self._pace = _RateLimit(interval)
         self._free = asyncio.Semaphore(max(1, max_concurrency - 1))
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """The context of one submission, once it is its turn."""
+        """Wait for a turn, then hold a slot for one submission."""
         async with self._free:
             await self._pace.wait()
             yield
 
 
 class _RateLimit:
-    """Lets one pass every `interval` seconds."""
+    """Lets one caller pass every `interval` seconds."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
         self._next = 0.0
 
     async def wait(self) -> None:
-        """Return when it is the caller's turn."""
         now = time.monotonic()
         turn = max(now, self._next)
         self._next = turn + self._interval

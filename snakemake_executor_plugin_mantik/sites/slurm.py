@@ -1,4 +1,4 @@
-"""Slurm's own words for why a job ended, whatever API hands them on."""
+"""Slurm's words for states and ends of jobs, independent of the API."""
 
 import re
 import signal as signals
@@ -24,31 +24,30 @@ SLURM_STATES: Final = {
     "CANCELLED": Reason.CANCELLED,
     "REVOKED": Reason.CANCELLED,
 }
-"""`JobState` of Slurm, for jobs without an exit code of their own."""
+"""`JobState` of jobs that ended without an exit code of their own."""
 
 _MEMORY_TEXTS: Final = re.compile(
     r"exceeded (job |step )?memory limit|oom[-_]kill|OOM Killed|Out Of Memory|out-of-memory",
     re.IGNORECASE,
 )
-"""What slurmstepd writes into a job's standard error when it or the kernel killed it."""
+"""What slurmstepd writes to a job's standard error when it or the kernel killed the job."""
 
 _LONGEST_WORDS: Final = 500
 
 TOO_MANY_JOBS: Final = re.compile(
     r"\b(QOS|Assoc)\w*Submit\w*Limit|would exceed \S+ (per-\S+ )?limit of jobs", re.IGNORECASE
 )
-"""What sbatch, and qsub, say of a limit on how many jobs are submitted; other limits stay exceeded.
-"""
+"""Errors of sbatch and qsub about a limit on submitted jobs; other limits stay exceeded."""
 
 _ITS_TURN: Final = re.compile(
     r"None|Priority|Resources|Licenses|BeginTime|Cleaning|Prolog|(QOS|Assoc)MaxJobs\w*Limit"
 )
-"""Reasons for which a job waits that pass by themselves."""
+"""Pending reasons that pass by themselves."""
 _NEVER: Final = re.compile(
     r"PartitionTimeLimit|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
     r"|(QOS|Assoc)Max\w*Per(Job|Node)(Limit)?|QOSMin\w+"
 )
-"""Reasons for which a job waits for ever as it is: its own request is beyond a limit.
+"""Pending reasons that never pass: the job's own request is beyond a limit.
 
 Not PartitionNodeLimit and BadConstraints, which also stand for nodes that are down."""
 
@@ -57,20 +56,19 @@ AWAY: Final = re.compile(
     r"Slurm backup controller in standby mode|Slurm temporarily unable to accept job",
     re.IGNORECASE,
 )
-"""What sbatch says while its controller is away, restarts or has too much to do."""
+"""Errors of sbatch while its controller is away, restarts or is overloaded."""
 
 LAUNCH_SIGNAL: Final = 53
-"""The signal that Slurm tells of a job whose working directory or output file cannot be had.
+"""The signal that Slurm reports if a job's working directory or output file cannot be used.
 
-It calls every job so whose batch script a signal ended: `Reason=JobLaunchFailure` (22.05).
+Slurm sets `Reason=JobLaunchFailure` for every job whose batch script a signal ended (22.05).
 """
 
 
 def pending_obstacle(reason: str) -> tuple[str, bool]:
-    """Why a pending job cannot start, empty if it is only not its turn; and whether it never will.
+    """Return why a pending job cannot start, and whether it never will, from Slurm's `StateReason`.
 
-    Args:
-        reason: Slurm's `StateReason`.
+    The reason is empty if the job only waits its turn.
     """
     if not reason or _ITS_TURN.fullmatch(reason):
         return "", False
@@ -78,12 +76,12 @@ def pending_obstacle(reason: str) -> tuple[str, bool]:
 
 
 def end_reason(state: str, code: int | None, signal: int | None) -> Reason | None:
-    """Why a job ended; None if Slurm's state of it is none of an end.
+    """Return why a job ended; None if Slurm's state is not an end.
 
     Args:
-        state: Slurm's word for it.
-        code: the exit code of the batch script, where one is told.
-        signal: the signal that ended it, 0 or None if none did.
+        state: Slurm's `JobState`.
+        code: exit code of the batch script, if reported.
+        signal: signal that ended it, 0 or None if none did.
     """
     if state == "COMPLETED":
         return Reason.SUCCESS
@@ -97,10 +95,10 @@ def end_reason(state: str, code: int | None, signal: int | None) -> Reason | Non
 
 
 def describe_end(state: str, reason: str, code: int | None, signal: int | None) -> str:
-    """Slurm's words for an end on one line, without those that mislead.
+    """Describe an end in Slurm's words on one line, without misleading reasons.
 
-    It gives the reason `JobLaunchFailure` to all jobs that a signal ended, and leaves to those that
-    are cancelled the one that they waited for.
+    Slurm reports `JobLaunchFailure` for all jobs that a signal ended, and for cancelled jobs still
+    the reason for which they waited.
     """
     misleads = state == "CANCELLED" or (reason == "JobLaunchFailure" and signal != LAUNCH_SIGNAL)
     words = state if misleads or reason in ("", "None") else f"{state} ({reason})"
@@ -114,10 +112,10 @@ def describe_end(state: str, reason: str, code: int | None, signal: int | None) 
 
 
 def memory_message(output: str) -> str:
-    """The line of a job's output in which Slurm says that it ran out of memory; else empty.
+    """Return the line of a job's output in which Slurm reports a lack of memory; else empty.
 
-    Slurm's state of such a job need not say it: it kills one process after the other, and may see
-    a batch script end by itself whose command was killed (COMPLETED, exit code 0).
+    Slurm's state need not show it: Slurm kills one process after the other, and the batch script
+    may end by itself after its command was killed (COMPLETED, exit code 0).
     """
     for line in output.splitlines():
         if _MEMORY_TEXTS.search(line):

@@ -89,9 +89,9 @@ def test_cancel_where_the_config_is_gone(project: Project) -> None:
     moved = project.config.rename(project.directory / "moved.yaml")
     lacking = smk_mantik(project, "cancel", "slow")
     assert lacking.code == 2
-    tells(lacking.output, "is no longer there", "--site hpc1=FILE")
+    tells(lacking.output, "no longer exists", "--site hpc1=FILE")
     strange = smk_mantik(project, "cancel", "slow", "--site", str(moved))
-    tells(strange.output, "no job was sent to a site named moved")
+    tells(strange.output, "no job was submitted to a site named moved")
     assert ended(project) == set()
 
     smk_mantik(project, "cancel", "slow", "--site", f"hpc1={moved}").ok()

@@ -1,1 +1,1 @@
-"""What every room may use: errors, locks, the state directory, amounts for people."""
+"""Shared by all rooms: errors, locks, the state directory, readable amounts."""

@@ -1,7 +1,7 @@
 """The errors of the mantik executor.
 
-Every error says three things: what happened, where (file and key, site and job), and what to do.
-The class says whose it is, and so what a caller may do about it:
+Every error names what happened, where (file and key, site and job), and what to do. Its class tells
+a caller whose error it is, and so what to do about it:
 
     MantikError
     ├── UserError               the user's: reported at once, never retried
@@ -9,15 +9,15 @@ The class says whose it is, and so what a caller may do about it:
     │   ├── CredentialError     credentials that are missing or that a site refuses
     │   ├── WorkflowNotRunnable rules or options of a workflow that the executor cannot run
     │   └── PlaceTaken          another workflow owns a workspace, or another controller leads it
-    ├── SiteError               what a site answered, or that it did not
-    │   ├── SiteUnreachable     no answer, or none that can be trusted: the act may have happened
-    │   ├── SiteBusy            the site asks to come later: the act did not happen
+    ├── SiteError               an error that a site answered, or a missing answer
+    │   ├── SiteUnreachable     no answer, or none that can be trusted: the action may have happened
+    │   ├── SiteBusy            the site asks to retry later: the action did not happen
     │   ├── SiteUnauthorized    the credentials are not, or no longer, accepted: it did not happen
     │   ├── SiteNotFound        there is no such file or job: proves nothing about a running job
-    │   └── SiteRejected        a definite no: the act did not happen and will not if repeated
-    ├── TransferError           a file that came back is not what the job made; can be fetched again
-    │   └── OutputsLost         what the job made is not to be had any more, however often asked
-    ├── OutputMissing           a job ended well without making an output that it promised
+    │   └── SiteRejected        a definite refusal: it did not happen and will not if repeated
+    ├── TransferError           a downloaded file is not what the job made; can be downloaded again
+    │   └── OutputsLost         the job's files cannot be downloaded, however often it is repeated
+    ├── OutputMissing           a job succeeded without making an output that it promised
     └── JournalError            the journal cannot be used (damaged, newer) or written (a full disk)
         └── JournalLocked       another controller holds it
 """
@@ -28,24 +28,24 @@ from dataclasses import dataclass
 
 
 def printable(text: str) -> str:
-    """Text of a server or a job, without the control characters that could change a terminal."""
+    """Remove control characters, which could change a terminal, from a server's or job's text."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return "".join(c for c in text if c in "\n\t" or c.isprintable())
 
 
 def one_line(text: str) -> str:
-    """The same in one line, so that no text can look like more of ours."""
+    """Make a text printable on one line, so that it cannot imitate further lines of ours."""
     return printable(text).replace("\n", " ")
 
 
 def json_text(value: object) -> str:
-    """A value as JSON for people and programs; what could change a terminal is escaped."""
+    """Format a value as JSON; escape characters that could change a terminal."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _sentence(text: str) -> str:
-    """The text with one full stop at its end, unless it is a question; three of them stay."""
+    """End a text with one full stop, unless it is a question; an ellipsis stays."""
     if text.endswith("?"):
         return text
     return f"{text if text.endswith('..') else text.removesuffix('.')}."
@@ -54,8 +54,8 @@ def _sentence(text: str) -> str:
 class MantikError(Exception):
     """Something went wrong; `what` happened, `where`, and what to `do` now.
 
-    Each part is a sentence or a short text without a final full stop, which is left out where a
-    server's words bring one; `where` and `do` may be empty where `what` says it all.
+    Each part is a sentence or a short text. A final full stop, as in a server's words, is removed.
+    `where` and `do` may be empty.
     """
 
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
@@ -72,7 +72,7 @@ class MantikError(Exception):
 
 
 class UserError(MantikError):
-    """A mistake that only the user can mend."""
+    """A mistake that only the user can correct."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Mistake:
     Attributes:
         file: the file's path as the user gave it.
         key: the offending entry as a dotted path (`Resources.Nodes`), empty for the whole file.
-        message: what was found and what is allowed, one line.
+        message: the value found and the values allowed, one line.
     """
 
     file: str
@@ -98,7 +98,7 @@ class Mistake:
 
 
 class ConfigError(UserError):
-    """All mistakes of all configuration files, told at once."""
+    """All mistakes of all configuration files, reported at once."""
 
     def __init__(self, mistakes: Sequence[Mistake], *, do: str = "") -> None:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
@@ -114,19 +114,19 @@ class CredentialError(UserError):
     """Credentials are missing, unusable or refused by a site."""
 
 
-class WorkflowNotRunnable(UserError):  # noqa: N818 - reads as what it says
-    """The workflow asks for something that the executor cannot do."""
+class WorkflowNotRunnable(UserError):  # noqa: N818 - a plain name
+    """The workflow needs something that the executor does not support."""
 
 
-class PlaceTaken(UserError):  # noqa: N818 - reads as what it says
+class PlaceTaken(UserError):  # noqa: N818 - a plain name
     """Another workflow owns a workspace, or another controller of this one leads it."""
 
 
 class SiteError(MantikError):
-    """What a site answered, or that it did not answer.
+    """A site's error answer, or a missing answer.
 
     Attributes:
-        status: the HTTP status where there was an answer, else None.
+        status: the HTTP status if there was an answer, else None.
     """
 
     def __init__(
@@ -139,16 +139,16 @@ class SiteError(MantikError):
 class SiteUnreachable(SiteError):  # noqa: N818
     """No answer, or one that cannot be trusted (time-out, reset, 5xx, cut body).
 
-    Whether the act happened is unknown. What is idempotent may be repeated as long as it takes;
+    Whether the action happened is unknown. Idempotent actions may be repeated as long as it takes;
     a submission must be looked up first.
     """
 
 
 class SiteBusy(SiteError):  # noqa: N818
-    """The site asks to come later (429, 503 with Retry-After); the act did not happen.
+    """The site asks to retry later (429, 503 with Retry-After); the action did not happen.
 
     Attributes:
-        retry_after: seconds to wait as the site said, else None.
+        retry_after: seconds to wait according to the site, else None.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class SiteBusy(SiteError):  # noqa: N818
 
 
 class SiteUnauthorized(SiteError):  # noqa: N818
-    """The site does not accept the credentials (any more); the act did not happen."""
+    """The site does not accept the credentials (any more); the action did not happen."""
 
 
 class SiteNotFound(SiteError):  # noqa: N818
@@ -173,15 +173,15 @@ class SiteNotFound(SiteError):  # noqa: N818
 
 
 class SiteRejected(SiteError):  # noqa: N818
-    """A definite no of the site; repeating the request will not help."""
+    """A definite refusal; repeating the request will not help."""
 
 
 class TransferError(MantikError):
-    """A file that came back differs from what the job made; it can be fetched again."""
+    """A downloaded file differs from what the job made; it can be downloaded again."""
 
 
 class OutputsLost(TransferError):  # noqa: N818
-    """What a job made is not to be had any more, however often it is asked for."""
+    """A job's files cannot be downloaded any more, however often it is repeated."""
 
 
 class OutputMissing(MantikError):  # noqa: N818

@@ -1,8 +1,8 @@
-"""Bytes and seconds as people read them."""
+"""Readable sizes and durations."""
 
 
 def humanize_size(number: float) -> str:
-    """Bytes as people read them: `3.2 MiB`."""
+    """Format bytes: `3.2 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -11,7 +11,7 @@ def humanize_size(number: float) -> str:
 
 
 def humanize_duration(seconds: float) -> str:
-    """Seconds as people read them: `4.0 s`, `3 min 20 s`, `2 h 5 min`, `24 h`, `3 days`."""
+    """Format seconds: `4.0 s`, `3 min 20 s`, `2 h 5 min`, `24 h`, `3 days`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

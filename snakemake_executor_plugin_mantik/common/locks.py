@@ -1,4 +1,4 @@
-"""Locks on files. They end with the process that holds them, whatever ends it."""
+"""Locks on files. They end with the process that holds them, however it ends."""
 
 import fcntl
 import time
@@ -12,14 +12,13 @@ _PAUSE_S: Final = 0.1
 
 
 def take_lock(file: IO[Any] | int) -> bool:
-    """Take the lock of an open file, which is then the caller's until the file is closed.
+    """Take the lock of an open file; the caller holds it until the file is closed.
 
-    Returns:
-        Whether it was to be had. Whoever looks at a lock holds it for a moment, so it is tried for
-        some tenths of a second.
+    Returns whether the lock was free. `hold_if_free` holds a lock for a moment to check it, so a
+    taken lock is tried again for some tenths of a second.
 
     Raises:
-        OSError: the file system has no locks.
+        OSError: the file system does not support locks.
     """
     for left in reversed(range(_TRIES)):
         try:
@@ -33,23 +32,23 @@ def take_lock(file: IO[Any] | int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has taken the lock of a file, which need not be there."""
+    """Check whether a process holds the lock of a file, which may be missing."""
     with hold_if_free(path) as free:
         return not free
 
 
 @contextmanager
 def hold_if_free(path: Path) -> Iterator[bool]:
-    """Whether no process has taken the lock of a file; while that is so, none gets it.
+    """Yield whether no process holds the lock of a file; if so, none can take it meanwhile.
 
-    A file that is not there, or goes at this moment, is nobody's.
+    The lock of a missing file, also of one that vanishes at this moment, is free.
     """
     with ExitStack() as opened:
         free = True
         with suppress(FileNotFoundError):
             file = opened.enter_context(path.open("rb"))
             try:
-                # Shared: others may look at the same time.
+                # Shared: other processes may check at the same time.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 free = False

@@ -1,11 +1,11 @@
-"""The journal: what was done and what is about to be done, written before it is done.
+"""The journal: completed steps and steps about to be taken, written before they are taken.
 
 One SQLite file per workflow directory, `.snakemake/mantik/journal.sqlite`, used by one controller
 at a time (a lock that dies with its process). Every write is a transaction of its own that survives
-kill -9 when the method returns. What comes before a submission survives power loss, too: the next
-controller knows each try that may exist at a site. What comes after it may be forgotten by that: it
-is then asked of the site again. A spare file holds what a damaged journal must not take with it.
-Readers (`smk-mantik jobs`) may look at any time.
+kill -9 when the method returns. Writes before a submission also survive power loss: the next
+controller knows each try that may exist at a site. Later writes may be lost then; their facts are
+queried from the site again. A spare file holds the facts that must survive a damaged journal.
+Readers (`smk-mantik jobs`) may read at any time.
 """
 
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, JournalCopy

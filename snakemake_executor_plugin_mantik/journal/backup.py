@@ -1,9 +1,9 @@
-"""The spare: what must not be forgotten with a damaged journal, in a second file.
+"""The spare: a second file with the facts that must survive a damaged journal.
 
-A line of JSON for each fact, only ever added to; a damaged line is one fact lost and no other. It
-holds what no site can tell: the workflow's name, where its workspaces are, and which tries may be
-there. How far these are is asked of the sites again. Written anew at each start, so that it holds
-what is open and little else.
+One line of JSON per fact, append-only; a damaged line loses one fact and no other. It holds the
+facts that no site can report: the workflow's name, the paths of its workspaces, and the tries that
+may be there. The progress of these is queried from the sites again. The file is rewritten at each
+start, so that it holds little more than open tries.
 """
 
 import json
@@ -20,15 +20,15 @@ Fact = Mapping[str, Any]
 
 @dataclass
 class BackupContents:
-    """What a spare tells.
+    """The facts in a spare.
 
     Attributes:
-        workflow: the workflow's name; empty if that is lost.
+        workflow: the workflow's name; empty if it is lost.
         instance: the name of the journal's file (`Database.instance`).
         seat: where that file was, as a digest.
         sites: the columns of the table `sites`, by site.
-        tries: the columns of `tries` that are settled before a try is submitted, and `members`, of
-            the tries that are not known to be over, by id.
+        tries: by id, for the tries not known to be over: the columns of `tries` that are settled
+            before submission, and `members`.
     """
 
     workflow: str = ""
@@ -39,10 +39,10 @@ class BackupContents:
 
 
 class JournalBackup:
-    """An open spare, to be added to. Belongs to who holds the journal's lock."""
+    """An open spare, for appending. Belongs to the holder of the journal's lock."""
 
     def __init__(self, directory: Path, facts: Iterable[Fact]) -> None:
-        """Write the spare in `directory` anew: it holds `facts`, and the old one goes last.
+        """Write a new spare with `facts` to `directory`, then replace the old one.
 
         Raises:
             OSError: it cannot be written.
@@ -57,43 +57,42 @@ class JournalBackup:
         self._file = path.open("ab", buffering=0)
 
     def add(self, fact: Fact, *, lasting: bool = False) -> None:
-        """Add a fact; on disk when it returns if it is to be `lasting`.
+        """Add a fact; with `lasting` it is on disk when the method returns.
 
         Raises:
             OSError: it cannot be written.
         """
-        # What was cut off before by a full disk spoils its own line only.
+        # A line that a full disk cut off before spoils only itself.
         self._file.write(b"\n" + _line(fact))
         if lasting:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def try_fact(columns: Fact, members: Mapping[str, str]) -> Fact:
-    """The fact that a try may be at its site from now on."""
+    """Make the fact that a try may be at its site from now on."""
     return {"try": dict(columns), "members": dict(members)}
 
 
 def end_fact(try_id: str) -> Fact:
-    """The fact that a try is final."""
+    """Make the fact that a try is final."""
     return {"over": try_id}
 
 
 def site_fact(columns: Fact) -> Fact:
-    """The fact where a site's workspace is."""
+    """Make the fact that names a site's workspace."""
     return {"site": dict(columns)}
 
 
 def workflow_fact(name: str, instance: str, seat: str) -> Fact:
-    """The fact which workflow it is, and which of its journals."""
+    """Make the fact that names the workflow and this journal of it."""
     return {"workflow": name, "instance": instance, "seat": seat}
 
 
 def read_backup(directory: Path) -> BackupContents:
-    """What the spare in `directory` tells; nothing if there is none."""
+    """Read the spare in `directory`; empty if there is none."""
     known = BackupContents()
     over: set[str] = set()
     for fact in _facts(directory / _FILE):

@@ -1,4 +1,4 @@
-"""The journal's file: its tables, its lock, its transactions; and a copy of it to look at."""
+"""The journal's file with its tables, lock and transactions; and an in-memory copy for reading."""
 
 import hashlib
 import itertools
@@ -78,8 +78,8 @@ CREATE TABLE local_files (
     ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, sha256 TEXT NOT NULL
 );
 """
-"""Until a site is opened again, what an older journal knows has no place: its files and bundles
-stand under the site's name (`Journal.set_site`)."""
+"""Until a site is opened again, files and bundles of an older journal have no place: they are
+listed under the site's name (`Journal.set_site`)."""
 
 _SCHEMA = f"""
 {_ADDED_IN_2}
@@ -125,15 +125,15 @@ _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8,
 }  # fmt: skip
-"""What each version has beyond the one before."""
+"""The additions of each version."""
 
 
 class Tables:
-    """The journal's tables, open. Not thread-safe: they belong to the thread that opened them.
+    """The journal's open tables. Not thread-safe: they belong to the thread that opened them.
 
     Attributes:
         path: the journal's file, for messages.
-        db: where they are.
+        db: the connection.
     """
 
     path: Path
@@ -143,16 +143,16 @@ class Tables:
         return JournalError(
             f"the journal cannot be read ({why})",
             where=str(self.path),
-            do="Start again: what its spare knows is taken up. If that does not help keep a copy,"
-            " then move it away; jobs that still run are then not adopted",
+            do="Start again: it is restored from its spare. If that does not help, move it away"
+            " and keep it; running jobs are then not adopted",
         )
 
     def _prepare(self) -> None:
-        """Make the tables, or bring those of an older version up to date."""
+        """Create the tables, or migrate those of an older version."""
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
         if version > JOURNAL_VERSION:
             raise JournalError(
-                f"the journal is of version {version}, this executor knows up to {JOURNAL_VERSION}",
+                f"the journal has version {version}; this executor reads up to {JOURNAL_VERSION}",
                 where=str(self.path),
                 do="Update snakemake-executor-plugin-mantik",
             )
@@ -164,10 +164,10 @@ class Tables:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it is in the tables afterwards, or nothing.
+        """A transaction, written completely or not at all.
 
         Raises:
-            JournalError: it cannot be written, the disk is full, say.
+            JournalError: it cannot be written, for example because the disk is full.
         """
         try:
             self.db.execute("BEGIN IMMEDIATE")
@@ -182,29 +182,29 @@ class Tables:
                 raise JournalError(
                     f"the journal cannot be written ({error})",
                     where=str(self.path),
-                    do="Free space here and start again: what runs is taken up",
+                    do="Free disk space here and start again: running jobs are taken up again",
                 ) from error
             raise
 
 
 class JournalCopy(Tables):
-    """What the journal holds just now, in memory: what is written to it is forgotten.
+    """An in-memory copy of the journal's current contents; writes to it are not kept.
 
-    Needs no lock, so it may be made beside a running controller; without a journal it is empty.
+    Needs no lock, so it can be made beside a running controller; empty if there is no journal.
     """
 
     def __init__(self, directory: Path) -> None:
         """Copy the journal in `directory`.
 
         Raises:
-            JournalError: it is damaged, or of a newer version.
+            JournalError: it is damaged, or has a newer version.
         """
         self.path = directory / JOURNAL_FILE
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.db.row_factory = sqlite3.Row
         try:
             if self.path.exists():
-                # Where nobody works with it, SQLite is not to leave files beside it.
+                # If no controller uses the journal, SQLite must not leave files beside it.
                 quiet = not self.path.with_name(f"{JOURNAL_FILE}-wal").exists()
                 source = f"file:{quote(str(self.path))}?mode=ro{'&immutable=1' * quiet}"
                 with closing(sqlite3.connect(source, uri=True)) as journal:
@@ -215,14 +215,14 @@ class JournalCopy(Tables):
 
 
 class Database(Tables):
-    """An open journal file, locked.
+    """An open and locked journal file.
 
     Attributes:
-        instance: a random name of this file; a copy of it gets another one.
+        instance: random name of this file; a copy of it gets another one.
         seat: a digest of where the file lies: its machine, path and inode.
         predecessor: the instance of the damaged journal that this one replaces; empty if it
             replaces none, or if that one lay elsewhere and may be in use there.
-        remark: what the user has to be told of it; empty if nothing.
+        remark: a notice for the user; may be empty.
     """
 
     remark = ""
@@ -232,11 +232,11 @@ class Database(Tables):
         """Open or create the journal in `directory` and take its lock.
 
         A new directory is closed to others, unless it is `shared` with its group. A damaged
-        journal is made anew of its spare, and kept beside.
+        journal is restored from its spare, and a copy of it is kept.
 
         Raises:
-            JournalError: another controller holds it, it is of a newer version, or so damaged that
-                nothing is known of what it held.
+            JournalError: another controller holds it, it has a newer version, or nothing of its
+                contents can be restored.
         """
         make_private(directory, shared=shared)
         self.path = directory / JOURNAL_FILE
@@ -264,10 +264,10 @@ class Database(Tables):
         self._prepare()
 
     def _anew(self, error: sqlite3.DatabaseError) -> None:
-        """Put a new journal, with what the spare knows, in the place of a damaged one.
+        """Replace a damaged journal by a new one with the facts of the spare.
 
         Raises:
-            JournalError, sqlite3.DatabaseError, OSError: that cannot be done; nothing has changed.
+            JournalError, sqlite3.DatabaseError, OSError: that failed; nothing has changed.
         """
         known = backup.read_backup(self.path.parent)
         if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or not known.workflow:
@@ -285,15 +285,15 @@ class Database(Tables):
         new.replace(self.path)
         self._open(self.path)
         self.remark = (
-            f"The journal was damaged ({error}). It has been made anew of what its spare knows;"
-            f" the damaged one is kept as {kept}. Of the jobs that were at the sites,"
-            f" {len(known.tries)} are looked for there; files go up again."
+            f"The journal was damaged ({error}). It has been restored from its spare; the damaged"
+            f" one is kept as {kept}. Jobs to look for at the sites: {len(known.tries)}. Files are"
+            " uploaded again."
         )
 
     def _instance(self) -> str:
-        """The name of this file, a new one if it is a copy of the one that had it.
+        """Return the name of this file; choose a new one if it is a copy.
 
-        A copy lies on another machine, at another path or in another inode.
+        A copy is on another machine, at another path or in another inode.
         """
         row = self.db.execute("SELECT instance, seat FROM workflow").fetchone()
         if row["instance"] and row["seat"] == self.seat:
@@ -301,12 +301,12 @@ class Database(Tables):
         instance = uuid.uuid4().hex[:16]
         with self.write() as db:
             db.execute("UPDATE workflow SET instance = ?, seat = ?", (instance, self.seat))
-            # The one that it is a copy of may go on to fill its buckets.
+            # The original may continue to fill its buckets.
             db.execute("UPDATE places SET bucket = NULL")
         return instance
 
     def close(self) -> None:
-        """Close the file and give the locks back."""
+        """Close the file and release the locks."""
         if hasattr(self, "db"):
             self.db.close()
         self._locks.close()
@@ -320,23 +320,22 @@ def _seat(directory: Path) -> str:
 
 
 def _machine() -> str:
-    """What tells this machine from others."""
     with suppress(OSError):
         return f"{Path('/etc/machine-id').read_text().strip()} {platform.node()}"
     return platform.node()
 
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""What SQLite says of a file that is damaged, and not just out of reach."""
+"""SQLite's error codes for a damaged file, in contrast to one that is not accessible."""
 
 
 def _locked(directory: Path) -> ExitStack:
-    """The locks of the journal in `directory`, one of which tells who holds it.
+    """Take the locks of the journal in `directory`; its lock file names the holder.
 
-    The other one is that of the workflow's directory: it outlives the removal of `.snakemake`.
+    The second lock is on the workflow's directory: it survives the removal of `.snakemake`.
 
     Raises:
-        JournalError: somebody does.
+        JournalError: another process holds them.
     """
     locks = ExitStack()
     lock = locks.enter_context((directory / JOURNAL_LOCK).open("a+"))
@@ -349,7 +348,7 @@ def _locked(directory: Path) -> ExitStack:
         raise JournalError(
             f"the journal cannot be locked ({error.strerror})",
             where=str(directory),
-            do="Work in a directory on a file system that has locks",
+            do="Work in a directory on a file system that supports locks",
         ) from error
     if not taken:
         lock.seek(0)
@@ -369,9 +368,9 @@ def _locked(directory: Path) -> ExitStack:
 
 
 def _take_directory(directory: Path, locks: ExitStack) -> bool:
-    """Whether nobody holds the lock of a directory, which is ours from now on.
+    """Take the lock of a directory; return whether it was free.
 
-    Some network file systems have no locks on directories: the journal's own has to do there.
+    Some network file systems cannot lock directories: the journal's own lock has to do there.
     """
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     locks.callback(os.close, opened)
@@ -382,7 +381,7 @@ def _take_directory(directory: Path, locks: ExitStack) -> bool:
 
 
 def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
-    """Write into empty tables what a spare knows: of each try that the site may know it."""
+    """Fill empty tables from a spare; each of its tries counts as possibly known to the site."""
     db.execute("UPDATE workflow SET id = ?", (known.workflow,))
     rows = [("sites", columns) for columns in known.sites.values()]
     for columns in known.tries.values():
@@ -403,7 +402,7 @@ def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Keep a damaged journal under another name, too; its file stays until it is replaced."""
+    """Copy a damaged journal to another name; the original stays until it is replaced."""
     kept = next(
         name
         for number in itertools.count(1)

@@ -1,4 +1,4 @@
-"""What the journal knows of files: here, at the sites, and in bundles on their way."""
+"""The journal's records of files: local ones, those at the sites, and those in pending bundles."""
 
 import json
 import sqlite3
@@ -10,17 +10,17 @@ from snakemake_executor_plugin_mantik.journal.database import Tables
 from snakemake_executor_plugin_mantik.journal.records import FileRecord
 
 MADE = ""
-"""In the place of a checksum: what a try makes, which nobody knows before."""
+"""In place of the checksum of a file that a try makes: its content is not known before."""
 
 
 @dataclass(frozen=True)
 class WriteConflict:
-    """What may put another file in the place of one.
+    """A bundle or try that may overwrite a file.
 
     Attributes:
-        id: of a bundle, or of a try.
+        id: of the bundle or try.
         bundle: whether it is a bundle; else a try whose script carries the file or makes it.
-        makes: whether it makes it.
+        makes: whether it makes the file.
     """
 
     id: str
@@ -29,17 +29,17 @@ class WriteConflict:
 
 
 class FileLedger:
-    """The files of the workflow: their checksums here, and what lies in the workspaces."""
+    """The workflow's files: local checksums, and the contents of the workspaces."""
 
     def __init__(self, database: Tables) -> None:
-        """Keep the ledger in `database`."""
+        """Use the tables of `database`."""
         self._database = database
         self._db = database.db
 
     def local_file(
         self, path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int
     ) -> str | None:
-        """The checksum of a local file, if it was taken when all of this was the same."""
+        """Return the checksum of a local file if it was taken with the same values; else None."""
         row = self._db.execute(
             "SELECT sha256 FROM local_files WHERE path = ? AND size = ? AND mtime_ns = ?"
             " AND ctime_ns = ? AND inode = ?",
@@ -48,12 +48,12 @@ class FileLedger:
         return row["sha256"] if row else None
 
     def set_local_files(self, files: Iterable[tuple[str, int, int, int, int, str]]) -> None:
-        """Note (path, size, mtime and ctime in ns, inode, sha256) of local files."""
+        """Record (path, size, mtime and ctime in ns, inode, sha256) of local files."""
         with self._database.write() as db:
             db.executemany("INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?)", files)
 
     def remote_file(self, place: str, path: str) -> FileRecord | None:
-        """What lies at `path` in the workspace at `place`, as far as is known."""
+        """Return the file known to be at `path` in the workspace at `place`."""
         row = self._db.execute(
             "SELECT path, size, sha256, source FROM remote_files WHERE place = ? AND path = ?",
             (place, path),
@@ -61,7 +61,7 @@ class FileLedger:
         return _file(row) if row else None
 
     def remote_files(self, place: str, *, below: str = "") -> list[FileRecord]:
-        """All that is known to lie in the workspace at `place`, or in a directory of it."""
+        """Return all files known to be in the workspace at `place`, or in a directory of it."""
         # "0" is the character after "/".
         low, high = (f"{below}/", f"{below}0") if below else ("", "\U0010ffff")
         rows = self._db.execute(
@@ -72,7 +72,7 @@ class FileLedger:
         return [_file(row) for row in rows]
 
     def set_remote_files(self, place: str, files: Iterable[FileRecord]) -> None:
-        """These files lie in the workspace at `place` now."""
+        """Record that files are in the workspace at `place` now."""
         with self._database.write() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?)",
@@ -80,7 +80,7 @@ class FileLedger:
             )
 
     def forget_remote_files(self, place: str, paths: Iterable[str]) -> None:
-        """These files may no longer lie in the workspace at `place`."""
+        """Record that files may no longer be in the workspace at `place`."""
         with self._database.write() as db:
             db.executemany(
                 "DELETE FROM remote_files WHERE place = ? AND path = ?",
@@ -90,12 +90,12 @@ class FileLedger:
     # Links
 
     def set_links(self, links: Iterable[tuple[str, str]]) -> None:
-        """Note (path, target) of symbolic links that jobs made and that came here with outputs."""
+        """Record (path, target) of symbolic links that jobs made and that were downloaded."""
         with self._database.write() as db:
             db.executemany("INSERT OR REPLACE INTO links VALUES (?, ?)", links)
 
     def links(self, path: str) -> dict[str, str]:
-        """The links that jobs made at `path` or below it, with what each points to."""
+        """Return the links that jobs made at `path` or below it, with their targets."""
         rows = self._db.execute(
             "SELECT path, target FROM links WHERE path = ? OR path >= ? AND path < ?",
             (path, f"{path}/", f"{path}0"),  # "0" is the character after "/"
@@ -105,7 +105,7 @@ class FileLedger:
     # Bundles
 
     def add_bundle(self, place: str, bundle: str, files: Iterable[FileRecord]) -> None:
-        """A bundle has been uploaded; the next job that names it unpacks it."""
+        """Record an uploaded bundle; the next job that names it unpacks it."""
         with self._database.write() as db:
             db.execute("INSERT INTO bundles VALUES (?, ?, 'uploaded')", (bundle, place))
             db.executemany(
@@ -114,7 +114,7 @@ class FileLedger:
             )
 
     def pending_bundles(self, place: str) -> dict[str, list[FileRecord]]:
-        """Bundles that were uploaded and are not known to have been unpacked, with their files."""
+        """Return uploaded bundles that are not known to be unpacked, with their files."""
         rows = self._db.execute(
             "SELECT bundle, path, size, sha256, source FROM bundle_files JOIN bundles"
             " ON bundle = bundles.id WHERE place = ? AND state = 'uploaded' ORDER BY bundles.rowid",
@@ -126,7 +126,7 @@ class FileLedger:
         return bundles
 
     def loose_bundles(self, place: str) -> list[str]:
-        """Bundles of older versions, which lie in no bucket's directory."""
+        """Return the bundles of older versions, which are in no bucket's directory."""
         rows = self._db.execute(
             "SELECT id FROM bundles WHERE place = ? AND state IN ('uploaded', 'unpacked')"
             " AND instr(id, '/') = 0",
@@ -135,14 +135,14 @@ class FileLedger:
         return [row["id"] for row in rows]
 
     def bundle_files(self, bundle: str) -> list[FileRecord]:
-        """The files of a bundle that is not known to have been unpacked, else none."""
+        """Return the files of a bundle that is not known to have been unpacked, else none."""
         rows = self._db.execute(
             "SELECT path, size, sha256, source FROM bundle_files WHERE bundle = ?", (bundle,)
         )
         return [_file(row) for row in rows]
 
     def forget_bundled_files(self, place: str, paths: Iterable[str]) -> None:
-        """No bundle on its way to `place` brings these files any more."""
+        """Record that no pending bundle at `place` brings these files any more."""
         with self._database.write() as db:
             db.executemany(
                 "DELETE FROM bundle_files WHERE path = ? AND bundle IN"
@@ -151,18 +151,18 @@ class FileLedger:
             )
 
     def set_bundle(self, bundle: str, state: str) -> None:
-        """Note that a bundle is `unpacked`, or `gone` from the site."""
+        """Record that a bundle is `unpacked`, or `gone` from the site."""
         with self._database.write() as db:
             db.execute("UPDATE bundles SET state = ? WHERE id = ?", (state, bundle))
             db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
 
-    # What is newer
+    # Numbers of contents
 
     def number(self, place: str, path: str, sha256: str, floor: int = 0) -> int:
-        """The number of a content that is sent for `path`; the newest one has the greatest.
+        """Return the number of a content that is uploaded for `path`; newer ones have greater.
 
-        It is 0 unless another content may still be put there, or was numbered before; greater than
-        `floor` if that is not 0: so many may another controller have given.
+        It is 0 unless another content may still be written there, or was numbered before. It
+        exceeds a `floor` other than 0, which is the highest that another controller may have given.
         """
         row = self._db.execute(
             "SELECT number, sha256 FROM numbered WHERE place = ? AND path = ?", (place, path)
@@ -180,23 +180,23 @@ class FileLedger:
         return number
 
     def superseded(self, place: str, file: FileRecord) -> bool:
-        """Whether another content than this one was sent for its path since."""
+        """Check whether another content was uploaded for the file's path since."""
         row = self._db.execute(
             "SELECT sha256 FROM numbered WHERE place = ? AND path = ?", (place, file.path)
         ).fetchone()
         return row is not None and row["sha256"] != file.sha256
 
-    # What is in the way of others
+    # Conflicts
 
     def carry(
         self, place: str, try_id: str, files: Iterable[FileRecord], makes: Iterable[str]
     ) -> None:
-        """A try is about to be sent to `place`.
+        """Record the files of a try that is about to be submitted.
 
         Args:
-            place: its identity.
+            place: the place's identity.
             try_id: the try.
-            files: what its script holds and unpacks when it starts.
+            files: files that its script carries and unpacks when it starts.
             makes: paths of the files and directories that it makes.
         """
         rows = [(try_id, f.path, f.size, f.sha256, f.source) for f in files]
@@ -206,9 +206,9 @@ class FileLedger:
             db.executemany("INSERT OR REPLACE INTO bundle_files VALUES (?, ?, ?, ?, ?)", rows)
 
     def conflicts(self, place: str, path: str, sha256: str = MADE) -> list[WriteConflict]:
-        """What may still put something else in the place of `path` in the workspace at `place`.
+        """Return what may still overwrite `path`, or files below it, in the workspace at `place`.
 
-        Or of files below it. What brings the content `sha256` is not among them.
+        A bundle or try that brings the content `sha256` is not included.
         """
         at_or_above = [path, *map(str, PurePosixPath(path).parents)]
         rows = self._db.execute(
@@ -226,16 +226,17 @@ class FileLedger:
         ]
 
     def landed(self, try_id: str) -> None:
-        """What a try's script, or a bundle, carried is put nowhere any more; see `mark_landed`."""
+        """Record that a try's script, or a bundle, writes no more files; see `mark_landed`."""
         if self._db.execute("SELECT 1 FROM bundles WHERE id = ?", (try_id,)).fetchone():
             with self._database.write() as db:
                 mark_landed(db, try_id)
 
 
 def mark_landed(db: sqlite3.Connection, try_id: str) -> None:
-    """In a transaction: a try is over, and what its script carried is put nowhere any more.
+    """Record, in a transaction, that a try is over and its script writes no more files.
 
-    Where it carried something else than what is known to lie there, that is not known any more.
+    If the script carried other contents than those on record, the record is deleted: either may be
+    there.
     """
     db.execute(
         "DELETE FROM remote_files WHERE (place, path) IN"

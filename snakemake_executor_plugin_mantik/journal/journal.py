@@ -27,8 +27,8 @@ class Journal:
 
     Attributes:
         path: its file.
-        remark: what the user has to be told of it; empty if nothing.
-        files: what it knows of files.
+        remark: a notice for the user; may be empty.
+        files: its records of files.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
@@ -37,7 +37,8 @@ class Journal:
         A new directory is closed to others, unless it is `shared` with its group.
 
         Raises:
-            JournalError: another controller holds it, it is damaged, or of a newer version.
+            JournalError: another controller holds it, it has a newer version, it is damaged beyond
+                repair, or its spare cannot be written.
         """
         self._database = Database(directory, shared=shared)
         self._db = self._database.db
@@ -52,7 +53,6 @@ class Journal:
             raise self._full(error) from error
 
     def close(self) -> None:
-        """Close the file and give the lock back."""
         self._backup.close()
         self._database.close()
 
@@ -85,13 +85,13 @@ class Journal:
         return JournalError(
             f"the journal's spare cannot be written ({error.strerror})",
             where=str(self.path.parent),
-            do="Free space here and start again: what runs is taken up",
+            do="Free disk space here and start again: running jobs are taken up again",
         )
 
     # Sites
 
     def sites(self) -> dict[str, SiteRecord]:
-        """The sites that there are records of, by name."""
+        """Return the sites on record, by name."""
         rows = self._db.execute(
             "SELECT site, url, workspace, config, place FROM sites ORDER BY site"
         )
@@ -101,15 +101,15 @@ class Journal:
     def workflow(self) -> str:
         """A random name of the workflow, made with the journal.
 
-        Whoever has lost the journal knows nothing of the jobs that may still run: the new journal's
-        workspaces are other ones, so that the jobs of the two do not meet.
+        A new journal does not know the jobs of a lost one that may still run. Its name makes it use
+        other workspaces, so that the jobs of the two do not meet.
         """
         name: str = self._db.execute("SELECT id FROM workflow").fetchone()["id"]
         return name
 
     @property
     def instance(self) -> str:
-        """A random name of this very journal: a copy of it, wherever that lies, has another one."""
+        """A random name of this journal file; a copy of it, wherever it is, has another one."""
         return self._database.instance
 
     @property
@@ -120,11 +120,11 @@ class Journal:
     def set_site(
         self, site: str, url: str, workspace: str, place: str, config: str = ""
     ) -> list[TryRecord]:
-        """Note at which place the jobs of `site` run.
+        """Record the place at which the jobs of `site` run, and the site's backend config.
 
-        If the name meant another place before, the tries that were open there are left to
-        themselves; they are returned, to be told. Behind another URL, or on another machine, the
-        ids that jobs had may mean others. `config` is the backend config that tells of the site.
+        If the name meant another place before, the open tries there are left behind and returned,
+        to be reported. If the URL differs, the sites' ids of its jobs are deleted: on another
+        server they may mean other jobs.
         """
         known = self.sites().get(site)
         left: list[TryRecord] = []
@@ -157,9 +157,9 @@ class Journal:
         return left
 
     def _unite(self, known: SiteRecord, place: str) -> None:
-        """The directory of a site turns out to be at `place`, under whatever name it was known."""
+        """Record that the directory of a site is at `place`, under all names it was known by."""
         with self._database.write() as db:
-            # Of an older journal the path alone says little: another server may have the same one.
+            # In an older journal the path alone proves little: other servers may have the same.
             names = db.execute(
                 "SELECT site FROM sites WHERE place = ? AND workspace = ?"
                 " AND (place <> '' OR url = ?)",
@@ -173,7 +173,7 @@ class Journal:
                 )
                 db.execute("UPDATE sites SET place = ? WHERE site = ?", (place, name))
                 for table in ("remote_files", "bundles", "numbered"):
-                    # The files of an older journal stand under the site's name.
+                    # The files of an older journal are listed under the site's name.
                     db.execute(
                         f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?",  # noqa: S608
                         (place, known.place or name),
@@ -187,11 +187,11 @@ class Journal:
     # Buckets
 
     def bucket(self, place: str) -> int:
-        """The bucket that is being filled at a place.
+        """Return the bucket that is being filled at a place.
 
-        Its number is random: a bucket that was removed is never used again, so that a job of it
-        that the site starts late finds no directory in which it could make a claim, and two copies
-        of a journal have no bucket in common.
+        Its number is random, so that a removed bucket is never used again: a job that the site
+        starts late finds no directory for its claim. Random numbers also keep the buckets of two
+        copies of a journal apart.
         """
         row = self._db.execute("SELECT bucket FROM places WHERE place = ?", (place,)).fetchone()
         if row is not None and row["bucket"] is not None:
@@ -208,18 +208,18 @@ class Journal:
         return bucket
 
     def retire_buckets(self, place: str) -> list[int]:
-        """Fill no bucket of a place any further; those that may lie there."""
+        """Stop filling any bucket of a place; return those that may exist there."""
         with self._database.write() as db:
             db.execute("UPDATE places SET bucket = NULL WHERE place = ?", (place,))
         return self.buckets(place)
 
     def buckets(self, place: str) -> list[int]:
-        """The buckets that may lie at a place."""
+        """Return the buckets that may exist at a place."""
         rows = self._db.execute("SELECT bucket FROM buckets WHERE place = ?", (place,))
         return [row["bucket"] for row in rows]
 
     def bucket_gone(self, place: str, bucket: int) -> None:
-        """A bucket, and all that belongs to it, was removed."""
+        """Record that a bucket was removed with all that belongs to it."""
         with self._database.write() as db:
             db.execute("DELETE FROM buckets WHERE place = ? AND bucket = ?", (place, bucket))
 
@@ -238,8 +238,7 @@ class Journal:
     ) -> TryRecord:
         """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
 
-        The arguments are those of `TryRecord`, and `members`, the names of the jobs that a group
-        consists of, by these jobs.
+        The arguments are those of `TryRecord`; `members` maps the jobs of a group to their names.
         """
         row = self._db.execute("SELECT place FROM sites WHERE site = ?", (site,)).fetchone()
         place = row["place"] if row is not None else site
@@ -261,24 +260,24 @@ class Journal:
         return record
 
     def secrets_sent(self, try_id: str) -> None:
-        """About to upload the secrets of the try: until told otherwise they are at the site."""
+        """Record that the try's secrets are about to be uploaded, and count as present from now."""
         with self._database.write() as db:
             db.execute("INSERT OR IGNORE INTO secrets VALUES (?)", (try_id,))
 
     def secrets_gone(self, try_id: str) -> None:
-        """The secrets of the try, if it had any, are no longer at the site."""
+        """Record that the try's secrets, if it had any, are no longer at the site."""
         if not self.has_secrets(try_id):
             return  # a transaction for each job would cost more than that
         with self._database.write() as db:
             db.execute("DELETE FROM secrets WHERE try = ?", (try_id,))
 
     def has_secrets(self, try_id: str) -> bool:
-        """Whether secrets of the try may be at the site."""
+        """Check whether secrets of the try may be at the site."""
         found = self._db.execute("SELECT 1 FROM secrets WHERE try = ?", (try_id,))
         return found.fetchone() is not None
 
     def forgotten_secrets(self, site: str) -> list[TryRecord]:
-        """The tries that are over and whose secrets may still be at the site."""
+        """Return the tries that are over and whose secrets may still be at the site."""
         return self._tries(
             "WHERE site = ? AND state IN ('done', 'abandoned') AND id IN (SELECT try FROM secrets)"
             " AND place = (SELECT place FROM sites WHERE site = ?)",
@@ -286,7 +285,7 @@ class Journal:
         )
 
     def submitting(self, try_id: str, queue: str) -> None:
-        """About to submit the try: from now on the site may know it. On disk when it returns."""
+        """Record that the try is about to be submitted. On disk when the method returns."""
         if try_id not in self._spared:
             for fact in self._try_facts("id = ?", try_id):
                 self._note(fact, lasting=True)
@@ -296,7 +295,7 @@ class Journal:
         self._db.execute("PRAGMA synchronous = NORMAL")
 
     def submitted(self, try_id: str, site_job: str, sent: float | None = None) -> None:
-        """The site has acknowledged the try under the id `site_job`, when its clock showed `sent`.
+        """Record that the site has acknowledged the try as `site_job`, at `sent` by its clock.
 
         Of several submissions the first one counts.
         """
@@ -309,7 +308,7 @@ class Journal:
             )
 
     def waiting(self, try_id: str, why: str) -> None:
-        """The scheduler's word for why the try cannot start; empty if it only waits its turn."""
+        """Record the scheduler's reason why the try cannot start; empty if it waits its turn."""
         with self._database.write() as db:
             db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
 
@@ -323,33 +322,33 @@ class Journal:
         log: str,
         reason: str = "",
     ) -> None:
-        """The end of the try is known and told; its results are here or will not be wanted."""
+        """Record the reported end of the try; its results are here or will not be wanted."""
         self._advance(
             try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
             reason=reason, finished=time.time(),
         )  # fmt: skip
 
     def spoiled(self, try_id: str) -> None:
-        """What the try made is not what its rule wants: it failed, after all."""
+        """Record that a try failed after all, because its outputs are not what its rule wants."""
         self._advance(
             try_id, TryState.ENDED, outcome="failed: Snakemake did not take its outputs",
             reason=Reason.OUTPUTS,
         )  # fmt: skip
 
     def done(self, try_id: str) -> None:
-        """Snakemake has taken the results: nothing at the site is needed any more."""
+        """Record that Snakemake has taken the results: nothing at the site is needed any more."""
         self._advance(try_id, TryState.DONE)
         self._over(try_id)
 
     def abandoned(self, try_id: str, outcome: str) -> None:
-        """The try is known never to run, or has ended and is not wanted."""
+        """Record that the try will never run, or has ended and is not wanted."""
         self._advance(try_id, TryState.ABANDONED, outcome=outcome, finished=time.time())
         self._over(try_id)
 
     def left_behind(self, try_id: str, where: str) -> None:
-        """Nobody waits for the try any more, and it may still run, `where` it was sent to.
+        """Record that the try is no longer observed and may still run in the workspace `where`.
 
-        What it does there is of no concern to what the site's name means now.
+        It does not affect the place that the site's name means now.
         """
         self.abandoned(try_id, f"{LEFT}{where}")
 
@@ -377,10 +376,10 @@ class Journal:
                 mark_landed(db, try_id)
 
     def open_tries(self, *jobs: str) -> list[TryRecord]:
-        """The tries of jobs, and of groups that they are members of, that are not final.
+        """Return the open tries of jobs, and of groups that these are members of, oldest first.
 
-        The oldest come first. Two groups may share a member: from run to run Snakemake may gather
-        other jobs into a group, and rules may get or lose theirs.
+        Two groups may share a member: Snakemake may group jobs differently in each run, and rules
+        may get or lose their group.
         """
         found: dict[str, TryRecord] = {}
         for job in jobs:
@@ -393,7 +392,7 @@ class Journal:
         return sorted(found.values(), key=lambda record: record.created)
 
     def left_tries(self, jobs: Sequence[str], place: str) -> list[TryRecord]:
-        """The tries of jobs that were left behind at a place, where they may still run."""
+        """Return the tries of jobs that were left behind at a place, where they may still run."""
         found: dict[str, TryRecord] = {}
         for job in jobs:
             of_job = self._tries(
@@ -405,11 +404,10 @@ class Journal:
         return list(found.values())
 
     def tries(self, ids: Iterable[str]) -> list[TryRecord]:
-        """The tries of these ids."""
         return [record for one in ids for record in self._tries("WHERE id = ?", (one,))]
 
     def all_open_tries(self) -> list[TryRecord]:
-        """All tries that are not final, the oldest first."""
+        """Return all tries that are not final, the oldest first."""
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
 
     def _tries(self, where: str, values: Sequence[object]) -> list[TryRecord]:
@@ -417,7 +415,7 @@ class Journal:
 
 
 def _read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
-    """The tries that fit the SQL condition `where`, the oldest first."""
+    """Return the tries that match the SQL condition `where`, the oldest first."""
     rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
     for row in rows:
@@ -428,15 +426,15 @@ def _read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) ->
 
 
 def journal_path(directory: Path) -> Path:
-    """The journal's file, in a workflow's directory for our state.
+    """Return the journal's file, in a workflow's state directory.
 
     Raises:
-        JournalError: there is none.
+        JournalError: it does not exist.
     """
     path = directory / JOURNAL_FILE
     if not path.exists():
         raise JournalError(
-            "no job has been sent from here yet",
+            "no job has been submitted from here yet",
             where=str(path),
             do="Run snakemake first, or name the workflow's working directory with -d",
         )
@@ -444,9 +442,9 @@ def journal_path(directory: Path) -> Path:
 
 
 def read_history(directory: Path, name: str = "") -> list[TryRecord]:
-    """All tries of the workflow in `directory`, or those of the job `name` and of its groups.
+    """Return all tries of the workflow in `directory`, or those of the job `name` and its groups.
 
-    The oldest first, read beside a running controller.
+    The oldest come first. Works beside a running controller.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
@@ -467,5 +465,5 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
         raise JournalError(
             f"the journal cannot be read ({error})",
             where=str(path),
-            do="If it is damaged, start snakemake: what its spare knows is taken up",
+            do="If it is damaged, start snakemake: it is restored from its spare",
         ) from error

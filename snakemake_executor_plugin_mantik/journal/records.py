@@ -1,4 +1,4 @@
-"""What the journal tells: values."""
+"""The values in the journal."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from enum import StrEnum
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 
 LEFT = "left in "
-"""How the outcome of a try begins that nobody waits for any more and that may still run."""
+"""Prefix of the outcome of a try that was left behind: it may still run, unobserved."""
 
 
 class TryState(StrEnum):
-    """How far a try is. The order is the order of life; a try never goes back.
+    """Progress of a try. The states are in the order of a try's life; it never goes back.
 
-    PLANNED: it exists here only. SUBMITTING: the site may have heard of it. SUBMITTED: the site has
+    PLANNED: it exists here only. SUBMITTING: the site may know it. SUBMITTED: the site has
     acknowledged it. ENDED: its end is known, its results may still be at the site. DONE: committed,
     nothing of it is needed any more. ABANDONED: it will never run or its results are not wanted.
     """
@@ -32,26 +32,26 @@ class TryState(StrEnum):
 
 
 def job_name(rule: str, wildcards: Mapping[str, object]) -> str:
-    """A job's readable name, which the journal finds it by: its rule and its wildcards."""
+    """Return a job's readable name, which the journal finds it by: its rule and its wildcards."""
     details = ", ".join(f"{key}={value}" for key, value in wildcards.items())
     return f"{rule} {details}" if details else rule
 
 
 @dataclass(frozen=True)
 class TryRecord:
-    """A try as the journal knows it; times are seconds since the epoch, durations seconds.
+    """A try in the journal; times are seconds since the epoch, durations seconds.
 
     Attributes:
-        job: what the try is a try of: stable over runs (rule, wildcards, outputs).
+        job: key of the job, stable over runs (rule, wildcards, outputs).
         fingerprint: of command, parameters, inputs, site and environment.
         outcome: empty while open, else `succeeded`, `failed: …` or `cancelled`.
         reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
-        log: local path of the job's log once it is there.
+        log: local path of the job's log once it was downloaded.
         sent: when its submission was acknowledged, by the site's own clock.
-        waits: the scheduler's word for why it cannot start; empty if there is none, or it started.
-        made_of: what it is made of, to tell changes later (`engine.adopt.note`).
-        place: the place that it was sent to; empty in a journal of an older version until one of
-            its sites is opened again.
+        waits: the scheduler's reason why it cannot start; empty if there is none, or it started.
+        made_of: what it was made of, to name changes later (`engine.adopt.encode_basis`).
+        place: the place that it was submitted to; empty in a journal of an older version until one
+            of its sites is opened again.
     """
 
     id: str
@@ -79,46 +79,46 @@ class TryRecord:
 
     @property
     def may_run(self) -> bool:
-        """Whether the site may have heard of it, and its end is not known here."""
+        """Whether the site may know it while its end is not known here."""
         return self.state in (TryState.SUBMITTING, TryState.SUBMITTED) or self.left_behind
 
     @property
     def hindrance(self) -> str:
-        """The scheduler's word for why it cannot start, as long as it is open."""
+        """The scheduler's reason why it cannot start, as long as it is open."""
         return "" if self.outcome else self.waits
 
     @property
     def left_behind(self) -> bool:
-        """Whether nobody waits for it any more although it may still run."""
+        """Whether it may still run without being observed."""
         return bool(self.left_where)
 
     @property
     def left_where(self) -> str:
-        """The workspace that it was left in, if it was."""
+        """The workspace in which it was left behind; empty if it was not."""
         left = self.state is TryState.ABANDONED and self.outcome.startswith(LEFT)
         return self.outcome.removeprefix(LEFT) if left else ""
 
     @property
     def paths(self) -> TryPaths:
-        """Where the try's own things lie in the workspace."""
+        """Paths of the try's own files in the workspace."""
         return TryPaths(self.bucket, self.id)
 
 
 def sent_try_ids(records: Iterable[TryRecord]) -> list[str]:
-    """The ids of the tries that a site may know of, and that nobody has done with."""
+    """Return the ids of the tries that a site may know and that are not final."""
     return [r.id for r in records if r.state is not TryState.PLANNED and not r.state.final]
 
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """Where the records of a site are about.
+    """The API and workspace that the records of a site refer to.
 
     Attributes:
         site: its name in the workflow.
         url: of its API, and the machine behind it where that has several.
-        workspace: absolute path there.
+        workspace: absolute path at the site.
         config: absolute path of the backend config that described it last; empty if not known.
-        place: the identity of its workspace; empty where no version with places has opened it.
+        place: identity of its workspace; empty if no version that knows places has opened it.
     """
 
     site: str
@@ -130,7 +130,7 @@ class SiteRecord:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file's content as the journal knows it, `path` relative to the workflow's directory."""
+    """A file's content; `path` is relative to the workflow's directory."""
 
     path: str
     size: int

@@ -75,13 +75,13 @@ async def read_steadily(chunks: AsyncIterator[bytes], timeout_s: float) -> Async
     clock = asyncio.get_running_loop().time
     came, waited = 0, 0.0
     while True:
-        asked = clock()
+        started = clock()
         async with asyncio.timeout(longest_request_s(timeout_s, came) - waited):
             chunk = await anext(chunks, None)
         if chunk is None:
             return
         # The time that the reader takes for a chunk does not count.
-        came, waited = came + len(chunk), waited + clock() - asked
+        came, waited = came + len(chunk), waited + clock() - started
         yield chunk
 
 

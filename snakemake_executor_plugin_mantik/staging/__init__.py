@@ -1,1 +1,1 @@
-"""What lies where: local files, the site's manifest, bundles up, transfers down."""
+"""Staging: local files, sources, bundles to upload, and downloads."""

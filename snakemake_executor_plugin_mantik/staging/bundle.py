@@ -1,7 +1,7 @@
-"""Bundles: one gzipped tar of what a job needs that the workspace does not hold yet.
+"""Bundles: one gzipped tar of the files that a job needs and that the workspace does not hold yet.
 
 A file that is needed under several names (through symbolic links, mostly) is packed once. Its other
-names are links in the tar, of which the job that unpacks it makes copies.
+names are links in the tar; the job that unpacks it turns them into copies.
 """
 
 import io
@@ -15,18 +15,18 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
 
 
-class FileChanged(UserError):  # noqa: N818 - reads as what it says
-    """A file changed, or went, between the moment it was looked at and the end of its sending.
+class FileChanged(UserError):  # noqa: N818 - a plain name
+    """A file changed, or vanished, between its first check and the end of its upload.
 
     Attributes:
-        path: where it belongs in the workspace.
+        path: its path in the workspace.
     """
 
     def __init__(self, file: LocalFile) -> None:
         super().__init__(
-            "the file changed while it was being sent",
+            "the file changed while it was being uploaded",
             where=str(file.local),
-            do="Start again when nothing writes to it any more",
+            do="Start again when no program writes to it any more",
         )
         self.path = file.path
 
@@ -36,10 +36,10 @@ _STORE_ABOVE = 64 << 20
 
 
 def pack(files: Sequence[LocalFile]) -> bytes:
-    """The bundle of `files` in memory; for small ones that travel in the script.
+    """Make the bundle of `files` in memory; for small ones that travel in the script.
 
     Raises:
-        FileChanged: a file did, while it was read.
+        FileChanged: a file changed while it was read.
     """
     buffer = io.BytesIO()
     _write(files, buffer)
@@ -50,7 +50,7 @@ def pack_to(files: Sequence[LocalFile], target: Path) -> None:
     """Write the bundle of `files` to the local path `target`.
 
     Raises:
-        FileChanged: a file did, while it was read.
+        FileChanged: a file changed while it was read.
     """
     with target.open("wb") as file:
         _write(files, file)
@@ -62,13 +62,13 @@ def _write(files: Sequence[LocalFile], target: IO[bytes]) -> None:
         fileobj=target, mode="w:gz", compresslevel=level, format=tarfile.PAX_FORMAT
     ) as tar:
         originals: dict[tuple[int, int], str] = {}
-        # One may be named by itself and lie in a directory that is named, too.
+        # A file may be named by itself and also lie in a named directory.
         for file in {file.path: file for file in files}.values():
             _add(tar, file, originals)
 
 
 def _add(tar: tarfile.TarFile, file: LocalFile, originals: dict[tuple[int, int], str]) -> None:
-    """Add one file; `originals` are those that are packed, by device and inode."""
+    """Add one file; `originals` are the files already packed, by device and inode."""
     if file.content is not None:
         member = tarfile.TarInfo(file.path)
         member.mode, member.size = 0o700, file.size
@@ -81,7 +81,7 @@ def _add(tar: tarfile.TarFile, file: LocalFile, originals: dict[tuple[int, int],
         raise FileChanged(file) from error
     member = tarfile.TarInfo(file.path)
     member.mode = status.st_mode & 0o777 | 0o600
-    # The mtime goes along: programs compare it (an index with its data). Owners do not.
+    # Keep the mtime: programs compare it (an index with its data). Owners are dropped.
     member.mtime = status.st_mtime_ns // 10**9
     if file.directory:
         member.type = tarfile.DIRTYPE

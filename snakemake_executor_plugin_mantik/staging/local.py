@@ -1,4 +1,4 @@
-"""Local files as they go up: their content's checksum, taken once per content."""
+"""Local files to be uploaded, and their checksums, computed once per content."""
 
 import asyncio
 import errno
@@ -21,12 +21,12 @@ _CHUNK = 1 << 20
 Key = tuple[str, int, int, int, int]
 """A content: path, size, modification and change time in ns, inode.
 
-Size and modification time can be those of another content (`cp -p`, `rsync -t`, archives); no
+Another content can have the same size and modification time (`cp -p`, `rsync -t`, archives); no
 program can set the change time."""
 
 SETTLED_NS = 50_000_000
-"""File systems tell times in steps of some ms: a file that was changed less than so many ns ago may
-change again and keep its times, so that its checksum is not remembered."""
+"""File systems record times in steps of some ms: a file that was changed less than so many ns ago
+may change again and keep its times, so its checksum is not stored."""
 
 _Found = tuple[str, Path, os.stat_result]
 """Path in the workspace, local path, status."""
@@ -34,18 +34,17 @@ _Found = tuple[str, Path, os.stat_result]
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A local file or empty directory and where it belongs in the workspace.
+    """A local file or empty directory, and its path in the workspace.
 
     Attributes:
-        path: where it belongs, relative to the workspace.
-        local: where it is here.
+        path: relative to the workspace.
+        local: the local path.
         size: bytes; 0 for a directory.
-        key: what tells its content from another one's, as it was when it was looked at; None if
-            there is no such file here.
+        key: identifies the content at the time of the check; None if there is no local file.
         sha256: checksum of its content; empty for a directory.
         directory: whether it is a directory.
-        source: whether it goes up as one of the working directory's sources.
-        content: what it holds, if there is no such file here; `local` is then its path.
+        source: whether it is uploaded as one of the working directory's sources.
+        content: its bytes if there is no local file; `local` is then `path`.
     """
 
     path: str
@@ -59,9 +58,9 @@ class LocalFile:
 
     @classmethod
     def holding(cls, path: str, content: bytes | None) -> "LocalFile":
-        """A file at `path` of the workspace that no file of this machine is the origin of.
+        """Make a file at `path` of the workspace that does not come from a local file.
 
-        Without any content it is an empty directory.
+        Without content it is an empty directory.
         """
         if content is None:
             return cls(path, Path(path), 0, directory=True, content=b"")
@@ -69,7 +68,7 @@ class LocalFile:
         return cls(path, Path(path), len(content), sha256=digest, content=content)
 
     def is_touched(self) -> bool:
-        """Whether it may be another one than when it was looked at; it may be gone."""
+        """Check whether it changed, or vanished, since it was examined."""
         try:
             return file_key(self.local, self.local.stat()) != self.key
         except OSError:
@@ -77,14 +76,14 @@ class LocalFile:
 
     @property
     def record(self) -> FileRecord:
-        """What the manifest says of it once it lies at a site."""
+        """The manifest's record of it once it is at a site."""
         return FileRecord(self.path, self.size, self.sha256, self.source)
 
 
 class LocalFiles:
-    """Looks at files in the workflow's directory; reads each content once.
+    """Examines files in the workflow's directory and reads each content once.
 
-    Belongs to the event loop's thread; the reading itself happens in worker threads.
+    Belongs to the event loop's thread; files are read in worker threads.
     """
 
     def __init__(self, workdir: Path, ledger: FileLedger) -> None:
@@ -96,22 +95,22 @@ class LocalFiles:
     async def look_at(
         self, wanted: Iterable[tuple[str, Path | None]], *, source: bool = False
     ) -> list[LocalFile]:
-        """Files, and all files and empty directories below directories.
+        """Examine files, and all files and empty directories below directories.
 
         Args:
-            wanted: where each belongs in the workspace, and where it is, if not where that tells
-                (`jobs.paths.local_path`).
-            source: whether they go up as sources; one that is no longer there is none.
+            wanted: for each its path in the workspace, and its local path if that does not follow
+                from the former (`jobs.paths.local_path`).
+            source: whether they are uploaded as sources; missing sources are skipped.
 
         Raises:
-            UserError: there is no such file, it cannot be read, or a credential is read from it.
+            UserError: a file is missing or cannot be read, or a credential is read from it.
         """
         roots = [
             (local or local_path(path, self._workdir), path, self._ledger.links(path))
             for path, local in wanted
         ]
         if not roots:
-            return []  # a thread is not worth it
+            return []  # not worth a thread
         found = await asyncio.to_thread(_walk_all, roots, may_go=source)
         checksums = await self._checksums(found)
         return [
@@ -125,7 +124,7 @@ class LocalFiles:
         ]  # fmt: skip
 
     async def _checksums(self, found: Iterable[_Found]) -> dict[Key, str]:
-        """The checksums of files: known, being taken for another job, or taken now."""
+        """Return checksums that are known, being computed for another job, or computed now."""
         keys = [file_key(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
         checksums = {key: sha for key in keys if (sha := self._ledger.local_file(*key)) is not None}
         unknown = dict.fromkeys(key for key in keys if key not in checksums)
@@ -157,13 +156,13 @@ class LocalFiles:
                 self._reading.pop(key, None)
 
     def settled(self, files: Iterable[FileRecord]) -> None:
-        """Files have just come here, verified."""
+        """Note files that have just been downloaded and verified."""
         for file in files:
             with suppress(OSError):
                 self._inodes[file.path] = local_path(file.path, self._workdir).stat().st_ino
 
     def touched(self, files: Iterable[FileRecord]) -> None:
-        """Snakemake has touched files that had `settled`: note it, so that none is read again."""
+        """Note that Snakemake has touched files that had `settled`, so that none is read again."""
         known = []
         for file in files:
             local = local_path(file.path, self._workdir)
@@ -178,7 +177,7 @@ class LocalFiles:
 
 
 def file_key(path: Path, status: os.stat_result) -> Key:
-    """What tells a file's content from any other that it had or will have."""
+    """Return the key that identifies a file's content among all its past and future contents."""
     return str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -186,17 +185,17 @@ def _unreadable(path: object, error: OSError) -> UserError:
     return UserError(
         f"the file cannot be read ({error.strerror or error})",
         where=str(path),
-        do="See to it that it exists and is readable",
+        do="Check that it exists and is readable",
     )
 
 
 def _walk_all(
     roots: Iterable[tuple[Path, str, Mapping[str, str]]], *, may_go: bool
 ) -> list[_Found]:
-    """What `_walk` finds at each of several places; with `may_go` there may be nothing.
+    """Walk several roots; with `may_go` missing ones are skipped.
 
     Raises:
-        UserError: there is no such file, or it cannot be sent.
+        UserError: a file is missing or cannot be uploaded.
     """
     found: list[_Found] = []
     credentials = CredentialFiles.named_by(os.environ)
@@ -210,7 +209,7 @@ def _walk_all(
             raise UserError(
                 f"a file has the name {error.object!r}, which is not UTF-8",
                 where=str(root).encode(errors="replace").decode(),
-                do="Give it another name",
+                do="Rename the file",
             ) from error
         except OSError as error:
             if may_go and error.errno == errno.ENOENT:
@@ -221,16 +220,15 @@ def _walk_all(
 
 
 def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
-    """A file, or all that is below a directory.
+    """Return a file, or all files and empty directories below a directory.
 
-    Symbolic links count as what they lead to; left out are those that lead nowhere or back to a
-    directory above them, and what is neither a file nor a directory. A link that a job made, one of
-    `made` (path to target), means a place at its site: nothing of this machine that it happens to
-    lead to here goes up.
+    Symbolic links count as their targets. Links that lead nowhere or back to a directory above
+    them, and special files, are left out. A link in `made` (path to target) was made by a job and
+    means a place at its site: a local file that it happens to lead to is not uploaded.
 
     Raises:
         UserError: the path itself is neither a file nor a directory.
-        OSError: it cannot be looked at.
+        OSError: it cannot be examined.
     """
     found: list[_Found] = []
 
@@ -250,9 +248,9 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
                 found.append((at, local, status))
             elif local == root:  # reading a named pipe might never end
                 raise UserError(
-                    "it is neither a file nor a directory, and cannot be sent",
+                    "it is neither a file nor a directory, and cannot be uploaded",
                     where=str(root),
-                    do="Name a file as input, or run the rule here (localrules:)",
+                    do="Use a file as input, or run the rule here (localrules:)",
                 )
             return
         identity = (status.st_dev, status.st_ino)
@@ -269,7 +267,7 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
 
 
 def _checksums(keys: Iterable[Key]) -> dict[Key, str | OSError]:
-    """The checksum of each file, or why it cannot be read."""
+    """Return the checksum of each file, or the error from reading it."""
     digests: dict[Key, str | OSError] = {}
     for key in keys:
         try:
@@ -280,7 +278,7 @@ def _checksums(keys: Iterable[Key]) -> dict[Key, str | OSError]:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content, hexadecimal."""
+    """Return the SHA-256 of a file's content, hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -1,9 +1,9 @@
-"""Recognise files that hold secrets, so that none is uploaded unasked.
+"""Recognition of files that hold secrets, so that none is uploaded by mistake.
 
-A site's administrators and every process of the user there can read what a job is sent. So a
-file from which a credential was read is never uploaded. The working directory's sources leave out
-copies of it and, unless `Site: Include` names it, what looks like a secret by its name, its mode or
-its content, and what lies behind a link that leads out of the directory.
+A site's administrators and every process of the user there can read the files of a job. So a file
+from which a credential was read is never uploaded. Nor are copies of it uploaded as sources. The
+sources also leave out, unless `Site: Include` names them, files that look like a secret by their
+name, mode or content, and links that lead out of the working directory.
 """
 
 import filecmp
@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 
 _MOST_NAMED: Final = 20
-"""Files that a message names."""
+"""Maximum number of files that a message names."""
 
 _LOOKED_AT: Final = 1 << 20
 """Bytes of a file that are searched for a private key."""
@@ -44,7 +44,7 @@ _NAMES: Final = re.compile(
 """Names of files in which programs keep secrets; not those of code (`token.py`)."""
 
 _DIRECTORIES: Final = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".docker", ".azure", ".gcloud"})
-"""Directories in which programs keep secrets, where a link leads into one."""
+"""Directories in which programs keep secrets, checked for targets of links."""
 
 _KEYS: Final = re.compile(
     rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----[ \t]*(\r|\n|\\[nr])"  # PEM, OpenSSH, PGP
@@ -55,19 +55,19 @@ _KEYS: Final = re.compile(
     rb"|^untrusted comment: .*secret key",
     re.MULTILINE,
 )
-"""How private keys look, also as a text in JSON or YAML."""
+"""Patterns of private keys, also as text in JSON or YAML."""
 
 _Identity = tuple[int, int]
-"""A file, whatever links lead to it: device and inode."""
+"""A file independent of links: device and inode."""
 
 
 @dataclass(frozen=True)
 class CredentialFiles:
-    """The files from which credentials are read, links and hard links to them included.
+    """The files from which credentials are read, including links and hard links to them.
 
     Attributes:
         variables: the environment variable that names each.
-        paths: where each lies, links resolved.
+        paths: the path of each, links resolved, with its variable.
         sizes: of each, bytes.
     """
 
@@ -77,7 +77,7 @@ class CredentialFiles:
 
     @classmethod
     def named_by(cls, environ: Mapping[str, str]) -> "CredentialFiles":
-        """Those that an environment's variables name and that are there now."""
+        """Find the existing files that an environment's variables name."""
         variables: dict[_Identity, str] = {}
         paths: dict[Path, str] = {}
         sizes: dict[Path, int] = {}
@@ -87,17 +87,17 @@ class CredentialFiles:
                 variables[_identity(status)] = variable
                 paths[at], sizes[at] = variable, status.st_size
             except OSError:
-                continue  # told where the credential is read
+                continue  # reported where the credential is read
         return cls(variables, paths, sizes)
 
     def variable_of(self, status: os.stat_result) -> str:
-        """The variable that names a file as a credential's; empty if none does."""
+        """Return the variable that names a file as a credential's; empty if none does."""
         return self.variables.get(_identity(status), "")
 
     def copied_in(self, path: str, status: os.stat_result) -> str:
-        """The variable that names the file of which `path` is a copy; empty if there is none.
+        """Return the variable whose file `path` is a copy of; empty if there is none.
 
-        Only a file of the same size is read. One without content is no copy of anything.
+        Only files of the same size are compared. An empty file is not a copy of anything.
         """
         for original, size in self.sizes.items():
             if size != status.st_size or not size:
@@ -108,16 +108,16 @@ class CredentialFiles:
         return ""
 
     def refuse(self, path: object, status: os.stat_result) -> None:
-        """See to it that a file is no credential's.
+        """Refuse a credential's file.
 
         Raises:
-            UserError: it is one.
+            UserError: the file is one.
         """
         if variable := self.variable_of(status):
             raise _refusal(path, variable)
 
     def below(self, path: str) -> dict[Path, str]:
-        """The files, with their variables, that are `path` or lie below this directory."""
+        """Return the credential files that are `path` or below it, with their variables."""
         if not self.variables:
             return {}
         try:
@@ -130,19 +130,18 @@ class CredentialFiles:
 
 
 def _refusal(path: object, variable: str) -> UserError:
-    """The error for a credential's file that is to be uploaded."""
     return UserError(
-        f"the file holds the credential that {variable} names, which is never sent to a site",
+        f"the file holds the credential of {variable}, which is never uploaded to a site",
         where=str(path),
-        do="Move it out of the directory that is an input, and name no credential as an input",
+        do="Move it out of the input directory, or remove it from the inputs",
     )
 
 
 class Matching(Protocol):
-    """Matches paths; `config.exclude.Exclude` does."""
+    """Matches paths, like `config.exclude.Exclude`."""
 
     def matches(self, path: str, *, is_dir: bool = False) -> bool:
-        """Whether `path`, relative to the directory, is meant."""
+        """Check whether `path`, relative to the directory, matches."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +161,10 @@ EVERYTHING: Final[Matching] = _Always(True)
 
 
 class Withheld:
-    """What is not sent of the files below one directory; as a text, one line that reports it."""
+    """Files below a directory that are not uploaded; `str()` gives a line that reports them."""
 
     def __init__(self, directory: Path, include: Matching) -> None:
-        """Withhold secrets of `directory`, but for what `include` matches."""
+        """Withhold secrets of `directory`, except files that `include` matches."""
         self._directory = directory
         self._root = os.path.realpath(directory)
         self._include = include
@@ -174,11 +173,11 @@ class Withheld:
         self._never: dict[str, str] = {}
 
     def withholds(self, path: str, status: os.stat_result) -> bool:
-        """Whether a file is not sent, which is noted then.
+        """Check whether a file must not be uploaded, and record it if so.
 
         Args:
             path: of the file, relative to the directory.
-            status: of what links lead to.
+            status: of the file, or of a link's target.
         """
         local = os.path.join(self._directory, path)
         if variable := self._credentials.variable_of(status):
@@ -195,15 +194,15 @@ class Withheld:
         return bool(why)
 
     def __str__(self) -> str:
-        told = []
+        parts = []
         if self._secret:
-            told.append(
-                f"not sent, since they may hold secrets: {_named(self._secret)}; to send one after"
-                " all, name it under Site: Include in the backend config"
+            parts.append(
+                f"not uploaded, since they may hold secrets: {_named(self._secret)}; to upload one"
+                " anyway, add it to Site: Include in the backend config"
             )
         if self._never:
-            told.append(f"never sent, since they hold credentials: {_named(self._never)}")
-        return "; ".join(told)
+            parts.append(f"never uploaded, since they hold credentials: {_named(self._never)}")
+        return "; ".join(parts)
 
 
 def _named(files: Mapping[str, str]) -> str:
@@ -213,15 +212,15 @@ def _named(files: Mapping[str, str]) -> str:
 
 
 def _suspicion(path: str, local: str, status: os.stat_result, root: str) -> str:
-    """Why a file seems to hold a secret, in a few words; empty if it does not."""
+    """Return why a file may hold a secret, in a few words; empty if it does not look so."""
     target = PurePath(os.path.realpath(local))
     if not target.is_relative_to(root):
-        return "a link that leads out"
+        return "a link out of the directory"
     if _DIRECTORIES & set(target.relative_to(root).parts):
-        return "a link to where secrets are kept"
+        return "a link into a directory of secrets"
     if any(_NAMES.fullmatch(name) for name in (PurePath(path).name, target.name)):
         return "named like a secret"
-    # With a file mode mask that closes every new file, the mode says nothing.
+    # If the umask closes every new file, the mode proves nothing.
     if not status.st_mode & 0o077 and read_umask() & 0o077 != 0o077:
         return f"closed to others, mode {stat.S_IMODE(status.st_mode):04o}"
     return "a private key" if _holds_key(local) else ""
@@ -232,7 +231,7 @@ def _holds_key(local: str) -> bool:
         with open(local, "rb") as file:
             content = file.read(_LOOKED_AT)
     except OSError:
-        return False  # told where it is to be sent
+        return False  # reported when it is uploaded
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, as some editors write
         content = content[2:].replace(b"\0", b"")
     return _KEYS.search(content) is not None

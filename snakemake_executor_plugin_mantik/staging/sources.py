@@ -1,10 +1,10 @@
-"""Which files of the working directory go up besides a job's inputs.
+"""Selection of the sources: files of the working directory to upload besides a job's inputs.
 
-A rule names its inputs, but not the scripts that its command calls, nor what those import. So all
-small files of the working directory go up as its sources, once per site and content, except: hidden
-files and directories, what the backend config's Exclude names, what rules make or read (that goes
-up as inputs), virtual environments and caches of Python, MLflow's own files, logs, files
-above the size limit, and what seems to hold a secret (`staging.secrecy`).
+A rule names its inputs, but not the scripts that its command calls, nor their imports. So all small
+files of the working directory are uploaded as sources, once per site and content, except: hidden
+files and directories, files in the backend config's Exclude, files that rules make or read (they
+are uploaded as inputs), virtual environments and caches of Python, MLflow's own files, logs, files
+above the size limit, and files that may hold a secret (`staging.secret_files`).
 """
 
 import os
@@ -24,8 +24,8 @@ _MLFLOW = "mlflow.db"
 
 
 _LOG = (".log", "nohup.out")
-"""How names of logs end. `snakemake > run.log` and its like grow while they would be sent, and are
-others in each run."""
+"""Endings of the names of logs. `snakemake > run.log` and its like grow during the upload, and
+differ in each run."""
 
 
 MIB = 1 << 20
@@ -33,14 +33,14 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Sources:
-    """The chosen sources.
+    """The selected sources.
 
     Attributes:
         paths: relative to the working directory, in order.
         size: bytes of all of them together.
         too_large: paths left out because of the limit for one file.
-        withheld: what was left out as a secret and how to send it after all, in one line; empty
-            if nothing was.
+        withheld: one line about files withheld as secrets and how to upload them anyway; may be
+            empty.
     """
 
     paths: tuple[str, ...]
@@ -58,19 +58,19 @@ def select_sources(
     total_limit: int,
     include: Matching = NOTHING,
 ) -> Sources:
-    """Choose the sources below `workdir`.
+    """Select the sources below `workdir`.
 
     Args:
         workdir: the workflow's working directory.
         exclude: the backend config's Exclude.
         products: files and directories that rules of the workflow make or read.
         file_limit: bytes above which a file is left out.
-        total_limit: bytes that all sources may have together.
-        include: matches what goes up although it seems to hold a secret: the backend config's
-            `Site: Include`.
+        total_limit: maximum bytes of all sources together.
+        include: matches files that are uploaded although they may hold a secret: the backend
+            config's `Site: Include`.
 
     Raises:
-        UserError: they are larger than `total_limit`.
+        UserError: the sources are larger than `total_limit`.
     """
     paths: list[str] = []
     too_large: list[str] = []
@@ -89,9 +89,9 @@ def select_sources(
             largest = ", ".join(f"{n} ({s / MIB:.1f} MiB)" for n, s in sizes.most_common(3))
             raise UserError(
                 "the sources in the working directory are larger than"
-                f" {total_limit / MIB:.1f} MiB; most of what was seen is in {largest}",
+                f" {total_limit / MIB:.1f} MiB; the largest parts so far are {largest}",
                 where=str(workdir),
-                do="Name what the jobs do not need under Exclude in the backend config, name data"
+                do="Add files that the jobs do not need to Exclude in the backend config, name data"
                 " as inputs of the rules, or raise Site: SourcesLimit",
             )
     return Sources(tuple(paths), total, tuple(too_large), str(withheld))
@@ -100,9 +100,9 @@ def select_sources(
 def list_candidates(
     workdir: Path, exclude: Matching, products: Container[str], include: Matching = NOTHING
 ) -> Iterator[tuple[str, int]]:
-    """All files below `workdir` that are sources whatever their size, with their sizes in bytes.
+    """Yield all files that are sources whatever their size, with their sizes in bytes.
 
-    In a fixed order. Arguments as for `select_sources`; `products` is asked about directories, too.
+    In a fixed order. Arguments as for `select_sources`; `products` must also contain directories.
     """
     withheld = Withheld(workdir, include)
     for path, status in _walk(workdir, exclude, products):
@@ -113,7 +113,7 @@ def list_candidates(
 def _walk(
     workdir: Path, exclude: Matching, products: Container[str]
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """The candidates, secrets included, with the status of what links lead to."""
+    """Yield the candidates, secrets included; the status is that of links' targets."""
     own = _own_output()
     for at, directories, files in os.walk(workdir):
         below = Path(at).relative_to(workdir).as_posix()
@@ -139,7 +139,7 @@ def _walk(
 
 
 def _status(path: str) -> os.stat_result | None:
-    """A file's status; None if it is no file, or has just gone."""
+    """Return a file's status; None if it is not a regular file, or is gone."""
     try:
         status = os.stat(path)
     except OSError:
@@ -148,7 +148,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _own_output() -> set[tuple[int, int]]:
-    """The files, as device and inode, that this process writes its output to."""
+    """Return the files, as device and inode, that this process writes its output to."""
     found = set()
     for descriptor in (1, 2):
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Bringing files back: whole and verified, or not at all.
+"""Downloads: complete and verified, or not at all.
 
-A file is written beside its place under a name of our own, compared with what the job said of it,
-and renamed into place only when everything of the job is there. A transfer that breaks goes on
-where it stopped.
+A file is written beside its final path under a temporary name, compared with the job's record of
+it, and renamed only when all files of the job are there. A broken transfer continues where it
+stopped.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_ta
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Repeats what the site does not answer or answers oddly, as `engine.site_retry.SiteRetry` does."""
+"""Repeats an attempt while the site fails, as `engine.site_retry.SiteRetry` does."""
 
 SUFFIX = ".mantik-part"
 
 
 class _ShorterError(TransferError):
-    """The site itself says that a file is shorter than what the job made."""
+    """The site itself reports that a file is shorter than the one that the job made."""
 
 
 class _OtherError(TransferError):
-    """A file has the right size and another content."""
+    """A file has the right size but another content."""
 
 
 async def read_file(
     site: Site, path: str, limit: int = 64 << 20, *, size: int | None = None
 ) -> bytes:
-    """A small file's content, `limit` bytes at most; `size` as for `Site.get`.
+    """Read a small file's content, at most `limit` bytes; `size` as for `Site.get`.
 
     Raises:
         SiteUnreachable: the connection broke.
@@ -65,23 +65,23 @@ async def read_file(
 async def download_file(
     site: Site, path: str, target: Path, *, size: int, sha256: str, repeat: Repeat
 ) -> None:
-    """Fetch one file to the local `target`, going on where an earlier attempt stopped.
+    """Download one file to the local `target`; continue where an earlier attempt stopped.
 
     Args:
-        site: where it is.
+        site: to download from.
         path: of the file, relative to the workspace.
-        target: where its content goes.
-        size: bytes that it has to have.
-        sha256: of what it has to hold; empty if that is not known.
-        repeat: repeats an attempt, for as long as it thinks fit.
+        target: local path to write to.
+        size: expected bytes.
+        sha256: expected checksum; empty if it is not known.
+        repeat: repeats an attempt as long as it sees fit.
 
     Raises:
-        TransferError: what arrives is not what the job made, and differs from attempt to attempt.
-        OutputsLost: the file at the site is not what the job made: it is shorter, or one and the
-            same other content arrived in all attempts.
-        SiteNotFound: it is no longer there.
-        SiteRejected: the site refuses it.
-        OSError: it cannot be written here.
+        TransferError: the downloads are not what the job made, and differ between attempts.
+        OutputsLost: the file at the site is not what the job made: it is shorter, or all attempts
+            brought the same other content.
+        SiteNotFound: the file no longer exists.
+        SiteRejected: the site refuses the download.
+        OSError: the file cannot be written here.
     """
     others: list[str] = []
     try:
@@ -98,18 +98,18 @@ async def download_file(
 async def _attempt(
     site: Site, path: str, target: Path, size: int, sha256: str, *, others: list[str]
 ) -> None:
-    """Fetch the rest of a file; a wrong checksum is added to `others`."""
+    """Download the rest of a file; add a wrong checksum to `others`."""
     await _append(site, path, target, size)
     if target.stat().st_size == size:
         found = await asyncio.to_thread(_sha256, target) if sha256 else ""
         if found == sha256:
             return
         others.append(found)
-    target.unlink()  # nothing of it can be trusted
+    target.unlink()  # none of it can be trusted
     raise _OtherError(
         "the file is not what the job made (its checksum differs)",
         where=f"site {site.name}, file {path}",
-        do="Something changed it at the site or on its way",
+        do="It was changed at the site or during the download",
     )
 
 
@@ -128,18 +128,18 @@ async def _append(site: Site, path: str, target: Path, size: int) -> None:
 
 
 async def _not_whole(site: Site, path: str, here: int, size: int) -> None:
-    """Tell a transfer that broke off, to be gone on with, from a file that became shorter."""
+    """Raise the error for a transfer that broke off, or for a file that became shorter."""
     where = f"site {site.name}, file {path}"
     entry = await site.stat(path)
     if entry is None:
         raise SiteNotFound(f"there is no file {path}", where=where)
     if entry.size < size:
         raise _ShorterError(
-            f"the file has {entry.size} bytes there, the job made {size}",
+            f"the file has {entry.size} bytes at the site, but the job made {size}",
             where=where,
             do="Something changed it at the site; run the rule again",
         )
-    raise SiteUnreachable(f"{here} of {size} bytes came", where=where)
+    raise SiteUnreachable(f"{here} of {size} bytes arrived", where=where)
 
 
 def _sha256(path: Path) -> str:
@@ -148,10 +148,10 @@ def _sha256(path: Path) -> str:
 
 
 class OutputStaging:
-    """Where the outputs of one try are put together before they take their places.
+    """Temporary paths of one try's outputs until all of them are complete.
 
     Attributes:
-        settled: whether they have.
+        settled: whether the outputs have been moved to their final paths.
     """
 
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
@@ -160,24 +160,24 @@ class OutputStaging:
         self._workdir = workdir
         self._made: set[str] = set()
         declared = dict.fromkeys(outputs)
-        # What lies in an output that is a directory comes and goes with that.
+        # Files in an output directory are moved together with it.
         outer = [p for p in declared if not any(str(up) in declared for up in PurePath(p).parents)]
-        # Numbered, since a name of our own added to a long one would be too long.
+        # Numbered, since a suffix to a long name would make it too long.
         self._roots = {
             path: str(local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}"))
             for number, path in enumerate(outer)
         }
 
     def place(self, entry: OutputEntry) -> Path:
-        """The local path that an output's content is to be written to for now.
+        """Return the temporary local path of an output's content.
 
         Raises:
-            OutputsLost: the job tells of a file that the rule does not declare.
+            OutputsLost: the job reports a file that the rule does not declare.
         """
         return Path(self._place(entry)[1])
 
     def _place(self, entry: OutputEntry) -> tuple[str, str]:
-        """The local path, for now, of the declared output that it belongs to, and its own."""
+        """Return the temporary paths of the declared output that contains it, and of itself."""
         if entry.path in self._roots and entry.type != "l":
             return self._roots[entry.path], self._roots[entry.path]
         for end in (end for end, letter in enumerate(entry.path) if letter == "/"):
@@ -187,38 +187,38 @@ class OutputStaging:
                     raise OutputsLost(
                         f"the job made directories nested more than {MAX_PATH_DEPTH} levels deep",
                         where=entry.path[:end],
-                        do="Have it make an archive of them",
+                        do="Let it pack them into an archive",
                     )
-                # An absolute path would lead anywhere, and so would a step upwards.
+                # Absolute paths and `..` would lead out of the output.
                 if not {"", ".", ".."} & set(parts) and "\0" not in entry.path:
                     return temporary, f"{temporary}/{entry.path[end + 1 :]}"
         raise OutputsLost(
-            "the job tells of a file that is none of the rule's outputs", where=entry.path
+            "the job reports a file that is none of the rule's outputs", where=entry.path
         )
 
     def write(self, entry: OutputEntry, content: bytes) -> None:
-        """Put down an output's content, already compared with the marker.
+        """Write an output's content, already compared with the marker.
 
         Raises:
-            OutputsLost: the job tells of a file that the rule does not declare.
+            OutputsLost: the job reports a file that the rule does not declare.
             OSError: it cannot be written here.
         """
         with open_private(self._with_folder(entry), "wb") as file:
             file.write(content)
 
     def directory(self, entry: OutputEntry) -> None:
-        """Make an output directory, or one in it."""
+        """Make an output directory, or a directory in it."""
         root, path = self._place(entry)
         self._make(path, root)
 
     def _with_folder(self, entry: OutputEntry) -> str:
-        """Where the content of a file goes, in a directory that is there now."""
+        """Return the temporary path of a file; make its directory."""
         root, path = self._place(entry)
         self._make(os.path.dirname(path), root if path != root else None)
         return path
 
     def _make(self, folder: str, root: str | None) -> None:
-        """Make a directory; what is below the `root` of an output is closed to others."""
+        """Make a directory; the `root` of an output is closed to others."""
         if root is not None and root not in self._made:
             make_private(Path(root))
             self._made.add(root)
@@ -227,10 +227,10 @@ class OutputStaging:
             self._made.add(folder)
 
     def unpack(self, archive: Path, entries: Sequence[OutputEntry]) -> None:
-        """Take `entries` out of a downloaded archive, which holds them under their own names.
+        """Extract `entries` from a downloaded archive, which has them under their own names.
 
         Raises:
-            OutputsLost: one is missing there or differs.
+            OutputsLost: a file is missing or differs.
         """
         wanted = {entry.path: entry for entry in entries}
         try:
@@ -254,15 +254,15 @@ class OutputStaging:
             raise OutputsLost("the content is not what the job made", where=entry.path)
 
     def settle(self, entries: Iterable[OutputEntry]) -> None:
-        """Give every output its mode and rename it into its place; all of them are there.
+        """Give every output its mode and rename it to its final path, once all are complete.
 
-        What lies in an output that is a directory keeps its modification time, unless that is still
-        to come by the clock of this machine. A rule's outputs themselves are as new as they are
-        here, because Snakemake compares them with its inputs.
+        Files in an output directory keep their modification time, unless it is in the future by the
+        clock of this machine. The rule's outputs themselves get the time of the download, because
+        Snakemake compares them with its inputs.
 
         Raises:
-            OutputsLost: the job tells of something below a link, or of one path twice.
-            OSError: it cannot be written here.
+            OutputsLost: the job reports a file below a link, or one path twice.
+            OSError: a file cannot be written here.
         """
         entries = list(entries)
         links = {self.place(entry): entry.target for entry in entries if entry.type == "l"}
@@ -270,16 +270,16 @@ class OutputStaging:
             path = self._place(entry)[1]
             if links and _is_below(Path(path), links, itself=entry.type != "l"):
                 raise OutputsLost(
-                    "the job tells of a file below a link, or of two under one name",
+                    "the job reports a file below a link, or two files under one name",
                     where=entry.path,
                 )
             if entry.type != "l":
                 mode = entry.mode & ~read_umask()  # a job may have opened it to everybody
                 change_mode(path, mode | (0o700 if entry.type == "d" else 0o400))
-        # Made last, so that nothing is ever written through a link.
+        # Made last, so that no file is ever written through a link.
         for place, target in links.items():
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.unlink(missing_ok=True)  # of a run that was killed just here
+            place.unlink(missing_ok=True)  # left by a run that was killed just here
             place.symlink_to(target)
         self._date(entries)
         for root, temporary in self._roots.items():
@@ -293,7 +293,7 @@ class OutputStaging:
 
     def _date(self, entries: Sequence[OutputEntry]) -> None:
         now = time.time_ns()
-        # What is in a directory first: making it has changed the directory's own time.
+        # Contents of a directory first: making them has changed the directory's own time.
         for entry in sorted(entries, key=lambda each: each.path.count("/"), reverse=True):
             modified, path = entry.modified_ns, self._place(entry)[1]
             if modified is not None and entry.path not in self._roots:
@@ -301,7 +301,7 @@ class OutputStaging:
                 os.utime(path, ns=(modified, modified), follow_symlinks=False)
 
     def clear(self) -> None:
-        """Remove what has not been settled."""
+        """Remove all outputs that have not been settled."""
         for temporary in map(Path, self._roots.values()):
             if temporary.is_dir() and not temporary.is_symlink():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -311,6 +311,6 @@ class OutputStaging:
 
 
 def _is_below(path: Path, places: Collection[Path], *, itself: bool) -> bool:
-    """Whether a path lies below one of `places`, or is one where that counts, too."""
+    """Check whether a path lies below one of `places`, or with `itself` is one of them."""
     above = (path, *path.parents) if itself else path.parents
     return any(each in places for each in above)

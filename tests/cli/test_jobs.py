@@ -61,7 +61,7 @@ def test_only_the_last_try_of_a_job_is_shown(
 
 
 def test_a_directory_without_jobs_is_told(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="no job has been sent"):
+    with pytest.raises(JournalError, match="no job has been submitted"):
         jobs(tmp_path)
 
 

@@ -162,7 +162,7 @@ def test_journal_that_is_damaged(project: Project) -> None:
     said = project.run("--nolock", "--rerun-incomplete").ok().output
 
     tells(said, "The journal was damaged", "journal.sqlite.damaged-1")
-    known = re.search(r" (\d) are looked for there", said)
+    known = re.search(r"Jobs to look for at the sites: (\d)", said)
     # The quick one may have been done before.
     assert known is not None
     assert said.count("taken up again at ") == int(known[1]) >= 2
@@ -177,7 +177,7 @@ def test_journal_that_is_damaged(project: Project) -> None:
 def test_where_nothing_was_sent(project: Project, command: str) -> None:
     said = smk_mantik(project, command)
     assert said.code == 2
-    tells(said.output, "no job has been sent from here yet")
+    tells(said.output, "no job has been submitted from here yet")
     said = smk_mantik(project, command, "-d", "nowhere")
     assert said.code == 2
     tells(said.output, "'nowhere' does not exist")

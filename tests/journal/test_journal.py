@@ -389,7 +389,7 @@ def test_damaged_file_is_made_anew_of_its_spare(tmp_path: Path, damage: str) -> 
 
     with closing(Journal(tmp_path)) as journal:
         assert "was damaged" in journal.remark
-        assert f"{len(opened)} are looked for there" in journal.remark
+        assert f"Jobs to look for at the sites: {len(opened)}." in journal.remark
         assert journal.workflow == workflow, "its workspace is the same"
         assert journal.sites() == {"hpc1": SiteRecord("hpc1", "url", "/ws", "/a/config.yaml", "p")}
         found = journal.all_open_tries()

@@ -162,8 +162,8 @@ def test_links_that_lead_out_stay_here(here: Path, tmp_path: Path) -> None:
     found = chosen(here)
     assert found.paths == ("absolute", "inside", "real.txt")
     for name in ("out", "relative", "chain", "beside"):
-        assert f"{name} (a link that leads out)" in found.withheld
-    assert "hidden (a link to where secrets are kept)" in found.withheld
+        assert f"{name} (a link out of the directory)" in found.withheld
+    assert "hidden (a link into a directory of secrets)" in found.withheld
 
 
 def test_a_link_counts_as_what_it_leads_to(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sites behind firecREST v2, spoken to through pyfirecrest."""
+"""Sites behind firecREST v2, reached through pyfirecrest."""
 
 from snakemake_executor_plugin_mantik.sites.firecrest.site import FirecrestSite
 

@@ -1,7 +1,7 @@
-"""What firecREST's answers and pyfirecrest's exceptions mean: all of them to `SiteError`s.
+"""Meanings of firecREST's answers and pyfirecrest's exceptions: all of them to `SiteError`s.
 
-firecREST runs commands over ssh and answers with what they wrote, mostly as 500, so some texts have
-to be told apart: they stand in one table, and a test holds answers of a real server against it.
+firecREST runs commands over ssh and answers with their output, mostly as 500, so some texts have to
+be recognised: they are in one table, and a test checks it against answers of a real server.
 """
 
 from collections.abc import Callable
@@ -38,15 +38,15 @@ from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTI
 from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 
 TIMEOUT_PATTERNS: Final = 408
-"""A command at the site took longer than the server waits for it (5 s by default)."""
+"""A command at the site took longer than the server's time-out (5 s by default)."""
 TOO_LARGE: Final = frozenset((413, TIMEOUT_PATTERNS, 500))
-"""How a server answers a download that is larger than its `max_ops_file_size`: it stops to read at
-its limit and waits for the command, which waits for the rest to be read."""
+"""Statuses of a download that is larger than the server's `max_ops_file_size`: the server stops
+reading at its limit and waits for the command, which waits for the rest to be read."""
 
 _ERROR_TEXTS: Final = (
-    # A command with input (submission, upload) that took longer than 5 s: it may go on.
+    # A command with input (submission, upload) took longer than 5 s: it may go on.
     Pattern(r"Channel not open for sending", Meaning.UNKNOWN),
-    # MaxSessions of the login node's sshd: other clients of the user count as well.
+    # MaxSessions of the login node's sshd: the user's other clients count as well.
     Pattern(r"Unable to open a new SSH channel", Meaning.RETRY),
     Pattern(r"is unhealthy", Meaning.RETRY),
     Pattern(
@@ -64,16 +64,16 @@ _ERROR_TEXTS: Final = (
     Pattern(
         r"accounting/QOS policy limit exceeded|\b(QOS|Assoc)(Max|Min|Grp)\w*Limit",
         Meaning.REJECTED,
-        "Ask for less, or for another account, queue or QoS",
+        "Request less, or use another account, queue or QoS",
     ),
-    # The scheduler does not answer: a submission may have got through.
+    # The scheduler does not answer: a submission may have reached it.
     Pattern(
         r"Socket timed out|Unable to contact slurm controller|temporarily unable to accept|"
         r"Resource temporarily unavailable|Communication failure|cannot connect to server",
         Meaning.UNKNOWN,
     ),
     Pattern(r"sbatch: (error|fatal)|\bqsub: ", Meaning.REJECTED, "Check the job's resources"),
-    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Make room at the site"),
+    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Free space at the site"),
     Pattern(r"File exists|Is a directory|Not a directory", Meaning.REJECTED),
     Pattern(r"No such file or directory|Job not found", Meaning.NOT_FOUND),
     Pattern(
@@ -88,7 +88,7 @@ _ERROR_TEXTS: Final = (
         "Set MANTIK_COMPUTE_BUDGET_ACCOUNT: large files go through jobs at this site",
     ),
 )
-"""Texts of `message` and `causedBy`; the first that fits counts."""
+"""Texts of `message` and `causedBy`; the first match counts."""
 
 _BY_STATUS: Final = {
     401: Meaning.CREDENTIALS,
@@ -105,7 +105,7 @@ _BY_STATUS: Final = {
 
 
 def firecrest_error(error: Exception, site: str) -> SiteError | None:
-    """The error that an exception of a request stands for; None if it is none of a request."""
+    """Return the site error for an exception of a request; None for other exceptions."""
     where = f"site {site}"
     if isinstance(error, FirecrestException):
         return error_of_answer(error.responses[-1], site)
@@ -130,21 +130,23 @@ _OF_PYFIRECREST: Final[
     ),
     (
         (MultipartUploadException,),  # its text holds URLs that give access to the file
-        lambda site: SiteUnreachable("the site's object store took no file", where=f"site {site}"),
+        lambda site: SiteUnreachable(
+            "the site's object store did not accept a file", where=f"site {site}"
+        ),
     ),
     (
         (NotImplementedOnAPIversion,),
         lambda site: SiteRejected("the site's firecREST is too old for this", where=f"site {site}"),
     ),
-    # pyfirecrest takes an answer apart without looking at it; JSON errors are ValueErrors.
+    # pyfirecrest parses an answer without checking it; JSON errors are ValueErrors.
     (MALFORMED, lambda site: malformed_answer("a request", site)),
 )
 
 
 def malformed_answer(path: str, site: str) -> SiteUnreachable:
-    """The error for an answer that cannot be what firecREST says."""
+    """Make the error for an answer that cannot come from firecREST v2."""
     return SiteUnreachable(
-        f"{path} was answered with something that firecREST v2 does not say",
+        f"the answer to {path} is not a valid answer from firecREST v2",
         where=f"site {site}",
         do="Check ApiUrl and the network (proxy, VPN, a login page)",
     )
@@ -159,9 +161,9 @@ def _no_answer(error: Exception, where: str) -> SiteUnreachable:
 
 
 def error_of_answer(response: httpx.Response, site: str) -> SiteError:
-    """The error that `response` stands for, which is not what was expected.
+    """Return the error in a `response` that was not expected.
 
-    An answer that is not the server's own (a web page, of a proxy or a login portal) proves
+    An answer that is not the server's own (a web page of a proxy or a login portal) proves
     nothing, whatever its status.
     """
     status = response.status_code
@@ -170,12 +172,12 @@ def error_of_answer(response: httpx.Response, site: str) -> SiteError:
             Meaning.UNKNOWN,
             response,
             site,
-            "a web page instead of an answer of firecREST",
+            "a web page instead of an answer from firecREST",
             "Check ApiUrl and the network (proxy, VPN, a login page)",
         )
     if status < 400:
         return make_error(
-            Meaning.UNKNOWN, response, site, "not what firecREST v2 says", "Check ApiUrl"
+            Meaning.UNKNOWN, response, site, "not an answer from firecREST v2", "Check ApiUrl"
         )
     body = answer_body(response)
     text = _text_of(response, body)
@@ -186,13 +188,13 @@ def error_of_answer(response: httpx.Response, site: str) -> SiteError:
     if gateways and meaning is Meaning.REJECTED:
         meaning = Meaning.UNKNOWN
     if meaning is Meaning.NOT_FOUND and "errorType" not in body:
-        meaning = Meaning.UNKNOWN  # of a gateway: no word about the file or the job
+        meaning = Meaning.UNKNOWN  # from a gateway: it proves nothing about the file or the job
     do = CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
     return make_error(meaning, response, site, text, do)
 
 
 def answer_body(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object in `response`, empty if there is none."""
+    """Return the JSON object in `response`; empty if there is none."""
     try:
         answer = response.json()
     except MALFORMED:
@@ -201,16 +203,16 @@ def answer_body(response: httpx.Response) -> dict[str, Any]:
 
 
 def closes_connection(response: httpx.Response) -> bool:
-    """Whether the server closes the connection behind this answer (measured).
+    """Check whether the server closes the connection after this answer (measured).
 
-    After an error that it did not handle itself, its own 500 names no user, uvicorn drops the
+    After an error that it did not handle itself (its own 500 names no user), uvicorn drops the
     connection a little later: the next request on it is reset.
     """
     return response.status_code == 500 and answer_body(response).get("user") is None
 
 
 def _text_of(response: httpx.Response, body: dict[str, Any]) -> str:
-    """The server's own words on one line, shortened at the front: the reason comes last."""
+    """Return the server's own words on one line, shortened at the front: the reason comes last."""
     caused = body.get("causedBy")
     parts = [body.get("message"), *(caused if isinstance(caused, list) else [])]
     text = " ".join(" ".join(str(part).split()) for part in parts if part)

@@ -1,4 +1,4 @@
-"""pyfirecrest's client with one pooled HTTP client of ours, and the requests that it lacks."""
+"""pyfirecrest's client with our pooled HTTP client, and the requests that it lacks."""
 
 import ssl
 from collections.abc import Mapping
@@ -12,17 +12,15 @@ from snakemake_executor_plugin_mantik.sites import http
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import answer_body
 
 kind: ContextVar[str] = ContextVar("kind", default="other")
-"""What the requests that are being made count as."""
+"""The kind under which current requests are counted."""
 
 _OCTETS: Final = "application/octet-stream"
 
 
 class Authorization(Protocol):
-    """What pyfirecrest asks for headers."""
+    """The source of pyfirecrest's authentication headers."""
 
-    async def auth_headers(self) -> Mapping[str, str]:
-        """The headers that prove who we are."""
-        ...
+    async def auth_headers(self) -> Mapping[str, str]: ...
 
 
 class FirecrestSession(http.HttpClient):
@@ -31,8 +29,8 @@ class FirecrestSession(http.HttpClient):
     def build_request(self, *arguments: Any, **named: Any) -> httpx.Request:
         """Like `httpx.AsyncClient.build_request`.
 
-        pyfirecrest completes uploads with a text as `data`, which HTTPX warns of, and lets parts
-        of an upload take for ever.
+        pyfirecrest completes uploads with a text as `data`, which makes HTTPX warn, and sets no
+        time-out for parts of an upload.
         """
         if named.get("timeout", self.timeout) is None:
             del named["timeout"]
@@ -42,10 +40,10 @@ class FirecrestSession(http.HttpClient):
 
 
 class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is not typed
-    """pyfirecrest's client.
+    """pyfirecrest's client with our HTTP client.
 
-    Its own HTTP client keeps idle connections for 5 s, less than the time between two looks at
-    jobs, and has no time-outs, and it waits for ever where it is told to come later (429).
+    pyfirecrest's own HTTP client has no time-outs and keeps idle connections for 5 s, less than the
+    time between two polls of jobs. It would also wait without a limit after 429.
     """
 
     def __init__(
@@ -62,17 +60,17 @@ class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is no
         self.timeout = timeout
         self.num_retries_rate_limit = 0
         self.disable_client_logging = True
-        # Whether a file goes directly or through a transfer job is decided in `files`.
+        # `files` decides whether a file is transferred directly or by a transfer job.
         self.MAX_DIRECT_UPLOAD_SIZE = 0
 
     async def status(self) -> tuple[dict[str, Any], str]:
-        """The answer about all systems whatever its form, and the version that the server says."""
+        """Return the answer about all systems, unchecked, and the server's version."""
         response = await self._get_request(endpoint="/status/systems")
         self._check_response(response, 200, return_json=False)
         return answer_body(response), str(response.headers.get("f7t-appversion", ""))
 
     async def store(self, system: str, directory: str, name: str, content: bytes) -> None:
-        """Write a file directly, an old one replaced; pyfirecrest's upload() wants a local file."""
+        """Write a file directly, replace an old one; pyfirecrest's upload() needs a local file."""
         response = await self._post_request(
             endpoint=f"/filesystem/{system}/ops/upload",
             params={"path": directory},
@@ -81,10 +79,10 @@ class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is no
         self._check_response(response, 204)
 
     async def load(self, system: str, path: str) -> bytes:
-        """A file's bytes, directly; pyfirecrest's download() asks for its size first.
+        """Read a file directly; pyfirecrest's download() requests its size first.
 
         Raises:
-            ValueError: it is not the server that answered.
+            ValueError: the answer is not from the server.
         """
         response = await self._get_request(
             endpoint=f"/filesystem/{system}/ops/download", params={"path": path}
@@ -96,7 +94,7 @@ class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is no
         return content
 
     def stream(self, url: str, offset: int) -> Any:
-        """A context with the answer that brings an object of the site's store from `offset` on."""
+        """Open a stream of an object in the site's store from `offset` on."""
         headers = {"Accept-Encoding": "identity"}
         if offset:
             headers["Range"] = f"bytes={offset}-"

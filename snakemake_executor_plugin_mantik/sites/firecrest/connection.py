@@ -1,7 +1,7 @@
 """The connection to a firecREST server: pooled, verified, counted, with typed errors.
 
-pyfirecrest makes the requests; this module gives it an HTTP client and adds what it lacks: errors
-with a meaning, tokens that the server takes, limits, repetition of what may be repeated.
+pyfirecrest makes the requests; this module gives it an HTTP client and adds what it lacks: typed
+errors, tokens with enough time left, limits, and repetition of idempotent requests.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ from snakemake_executor_plugin_mantik.sites.rate_limits import (
 )
 
 _CONNECT_S: Final = 30.0
-"""How long a connection may take to be made, seconds."""
+"""Time-out for connecting, seconds."""
 _IDLE_S: Final = 60.0
 """How long an idle connection is kept, seconds; one that the other side has closed meanwhile is
 noticed before it is used again."""
 _SETTLE_S: Final = 0.5
-"""How long nothing is sent after an answer behind which the server drops the connection."""
+"""Pause before the next request after an answer with which the server drops the connection."""
 JOB_CHANNELS: Final = 2
-"""ssh channels that firecREST opens to ask for jobs: sacct and squeue at the same time."""
+"""ssh channels that firecREST opens to query jobs: sacct and squeue run concurrently."""
 
 _T = TypeVar("_T")
 
@@ -52,9 +52,9 @@ class FirecrestConnection:
     """Requests to one firecREST server, as one user.
 
     Attributes:
-        requests: how many requests were made, by kind, repetitions included.
-        max_concurrency: how many requests may be under way at the same time.
-        clock: what the server's clock showed in its last answer; None if it does not tell.
+        requests: number of requests so far, by kind, repetitions included.
+        max_concurrency: maximum number of concurrent requests.
+        clock: the server's clock in its last answer; None if it was not reported.
         client: pyfirecrest's client; use it through `ask` and `once`.
     """
 
@@ -101,11 +101,10 @@ class FirecrestConnection:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._session.aclose()
 
     async def auth_headers(self) -> Mapping[str, str]:
-        """The headers that prove who we are; pyfirecrest asks for them before each request."""
+        """Return the authentication headers; pyfirecrest calls this before each request."""
         await self._credential.renew()
         self._sent = self._credential.headers()
         return self._sent
@@ -119,10 +118,10 @@ class FirecrestConnection:
         size: int = 0,
         answered: bool = True,
     ) -> _T:
-        """Make an idempotent request; repeated when that may help.
+        """Make an idempotent request; repeat it where that may help.
 
-        With `answered` that is also after an error that the server has answered. See `once` for the
-        other arguments.
+        With `answered`, also repeat it after an error in an answer. See `once` for the other
+        arguments.
         """
         return await repeat_request(
             lambda: self.once(what, act, channels=channels, size=size), answered=answered
@@ -136,13 +135,13 @@ class FirecrestConnection:
         channels: int = 1,
         size: int = 0,
     ) -> _T:
-        """Make a request, once more only if its token was refused and there is another one.
+        """Make a request; repeat it only if its token was refused and there is another one.
 
         Args:
-            what: what it counts as in `requests`.
-            act: makes it with pyfirecrest's client.
-            channels: how many ssh channels it takes at the site.
-            size: bytes that the file may have that it carries.
+            what: its key in `requests`.
+            act: makes the request with pyfirecrest's client.
+            channels: number of ssh channels that it takes at the site.
+            size: maximum bytes of the file that it carries.
         """
         again = False
         async with self._channels.take(channels):
@@ -150,7 +149,7 @@ class FirecrestConnection:
                 try:
                     result = await self._act(what, act, size)
                 except SiteUnauthorized as error:
-                    # 403 is for who may not use the site: no other token changes that.
+                    # 403 means that the user may not use the site: no other token changes that.
                     renewable = not again and error.status == httpx.codes.UNAUTHORIZED
                     if not renewable or not self._credential.refused(self._sent):
                         self._credential.advise(error)
@@ -163,7 +162,7 @@ class FirecrestConnection:
     async def store(
         self, what: str, act: Callable[[FirecrestClient], Awaitable[_T]], size: int
     ) -> _T:
-        """Bring `size` bytes to the site's object store, which needs no ssh."""
+        """Upload `size` bytes to the site's object store, which needs no ssh."""
         async with self._stores:
             return await self._act(what, act, size)
 
@@ -171,7 +170,7 @@ class FirecrestConnection:
     async def download(
         self, url: str, offset: int
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """The answer that brings an object of the site's store, and its bytes, for the context."""
+        """Open a download of an object in the site's store, for the context."""
         async with self._stores:
             token = kind.set("download")
             try:
@@ -202,7 +201,7 @@ class FirecrestConnection:
         self.requests[kind.get()] += 1
 
     def _look(self, response: httpx.Response) -> None:
-        if kind.get() != "download":  # that is of the object store
+        if kind.get() != "download":  # its answer is from the object store
             self.clock = server_time(response)
         if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and closes_connection(
             response
@@ -211,20 +210,20 @@ class FirecrestConnection:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn what pyfirecrest and the HTTP client raise into site errors."""
+        """Turn errors of pyfirecrest and the HTTP client into site errors."""
         try:
             yield
         except CredentialError as error:
             raise issuer_error(error) from error
         except Exception as error:
-            told = firecrest_error(error, self.site)
-            if told is None:
+            site_error = firecrest_error(error, self.site)
+            if site_error is None:
                 raise
-            raise told from error
+            raise site_error from error
 
 
 class _Channels:
-    """The ssh channels that we open at the site: firecREST has one ssh connection per user.
+    """The ssh channels that we use at the site: firecREST has one ssh connection per user.
 
     OpenSSH allows ten on one (MaxSessions), shared with the user's other firecREST clients.
     """
@@ -236,10 +235,9 @@ class _Channels:
 
     @asynccontextmanager
     async def take(self, number: int) -> AsyncIterator[None]:
-        """Hold `number` channels in the context."""
         taken = 0
         try:
-            # One at a time: of two that want two each, none may wait for the other's second one.
+            # One at a time: otherwise two tasks may each hold a channel that the other waits for.
             async with self._turn:
                 for _ in range(min(number, self._count)):
                     await self._free.acquire()

@@ -56,13 +56,13 @@ class FirecrestFiles:
         self._zone = 0.0
         self._made: set[str] = set()
         self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        # Files come as base64 through a buffer of the size that files may have on their way up.
+        # Downloads are base64 in a buffer of the size that uploaded files may have.
         self._down_bytes = system.direct_bytes * 3 // 4 - 3
 
     async def make_workspace(self, *, shared: bool) -> None:
-        """Make the workspace's directory unless it is there, open to its group if `shared`.
+        """Make the workspace's directory unless it exists, open to its group if `shared`.
 
-        In one that the user made only what is ours is closed to others.
+        In a directory that the user made, only our own subdirectory is closed to others.
         """
         known = await self._stat(JOBS)
         new = known is None and await self._stat(".") is None
@@ -78,9 +78,9 @@ class FirecrestFiles:
             raise malformed_answer("mkdir", self._connection.site) from error
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
-        """See `Site.put`; a private file is made without its content, closed to others, and filled.
+        """See `Site.put`; a private file is created with a newline, protected, and then filled.
 
-        Not made empty: a server waits 5 s for the end of a file without content.
+        It is not created empty, because a server waits 5 s for the end of an empty file.
         """
         self._paths.absolute(path)
         if private:
@@ -96,7 +96,7 @@ class FirecrestFiles:
             await self._transfers.upload(path, content, size, self)
 
     async def _store(self, path: str, content: bytes) -> None:
-        """Write a file directly; its directory is made where it is not known to be there."""
+        """Write a file directly; make its directory unless it is known to exist."""
         directory, name = parent_directory(path), path.rpartition("/")[2]
         where = self._paths.absolute(directory)
         self._paths.absolute(path)
@@ -110,20 +110,20 @@ class FirecrestFiles:
                     size=len(content),
                 )
             except SiteNotFound as error:
-                # Somebody removed the directory: repeat, and make it again.
+                # The directory was removed: repeat, and make it again.
                 self._made.discard(directory)
                 raise SiteUnreachable(error.what, where=error.where, status=error.status) from error
             except SiteUnreachable as error:
                 if not content and error.status == TIMEOUT_PATTERNS and await self._is_empty(path):
                     return
-                # Where the directory is missing a server says so, or that its input broke.
+                # If the directory is missing, a server answers so, or that its input broke.
                 self._made.discard(directory)
                 raise
 
         await repeat_request(act)
 
     async def _is_empty(self, path: str) -> bool:
-        """Whether the file without content is there: a server makes it and tells a time-out."""
+        """Check for an empty file, which a server creates although it answers with a time-out."""
         entry = await self.stat(path)
         return entry is not None and not entry.directory and entry.size == 0
 
@@ -132,12 +132,12 @@ class FirecrestFiles:
         await self._connection.ask("chmod", lambda c: c.chmod(self._system.name, target, mode))
 
     async def get(self, path: str, offset: int, size: int | None = None) -> AsyncIterator[bytes]:
-        """See `Site.get`; what the server does not give directly comes by a transfer.
+        """See `Site.get`; a file that the server does not return directly needs a transfer.
 
-        The way is chosen before anything is asked for: beyond its limit a server may refuse at once
-        (413), or only after it has waited in vain for a process that waits for it (408 and 500). A
-        small file of known size is one request; the server has no way to give bytes from the middle
-        (its `view` makes text of them, and replaces what is none).
+        The way is chosen before the first request: beyond its limit a server may refuse at once
+        (413), or only after a deadlock with its own process (408 and 500). A small file of known
+        size is one request. The server cannot return bytes from the middle: its `view` decodes them
+        as text, and replaces invalid bytes.
         """
         entry = None
         if offset or size is None or size > self._down_bytes:
@@ -157,7 +157,7 @@ class FirecrestFiles:
             yield chunk
 
     async def _direct(self, path: str) -> bytes | None:
-        """The bytes of a file that is small, as far as we know; None if it has become too large."""
+        """Return the bytes of a presumably small file; None if it has become too large."""
         target = self._paths.absolute(path)
 
         async def act() -> bytes | None:
@@ -175,7 +175,7 @@ class FirecrestFiles:
         return await repeat_request(act)
 
     async def _is_large(self, path: str) -> bool:
-        """Whether a file has to come by a transfer."""
+        """Check whether a file needs a transfer."""
         entry = await self.stat(path)
         return entry is not None and entry.size > self._down_bytes
 
@@ -192,7 +192,7 @@ class FirecrestFiles:
         return entry
 
     async def list(self, path: str) -> dict[str, Entry]:
-        # With a slash `ls` tells what is in a directory, also behind a link, and refuses a file.
+        # With a slash, `ls` lists a directory's entries, also behind a link, and refuses a file.
         target = f"{self._paths.absolute(path)}/"
         try:
             answer = await self._connection.ask(
@@ -200,14 +200,14 @@ class FirecrestFiles:
             )
         except SiteRejected as error:
             if "Not a directory" in error.what:
-                raise SiteNotFound(f"{path} is no directory", where=self._where) from error
+                raise SiteNotFound(f"{path} is not a directory", where=self._where) from error
             raise
         try:
             entries = [self._entry(found) for found in answer]
         except MALFORMED as error:
             raise malformed_answer("ls", self._connection.site) from error
         if any("/" in entry.name for entry in entries):
-            raise SiteNotFound(f"{path} is no directory", where=self._where)
+            raise SiteNotFound(f"{path} is not a directory", where=self._where)
         return {entry.name: entry for entry in entries}
 
     def _entry(self, found: Any) -> Entry:
@@ -244,7 +244,7 @@ class FirecrestFiles:
         return answer
 
     async def checksum(self, path: str) -> str:
-        """The SHA-256 of a file, in hexadecimal digits."""
+        """Return the SHA-256 of a file, in hexadecimal digits."""
         target = self._paths.absolute(path)
         answer = await self._connection.ask(
             "checksum", lambda c: c.checksum(self._system.name, target)
@@ -265,7 +265,7 @@ class FirecrestFiles:
         return answer if isinstance(answer, dict) else {}
 
     async def _make(self, directory: str) -> None:
-        """Make a directory unless we have made it before; many at once make it once."""
+        """Make a directory unless we have made it before; concurrent calls make it once."""
         if directory in self._made:
             return
         async with self._making[directory]:
@@ -275,7 +275,7 @@ class FirecrestFiles:
     async def remove(self, path: str) -> None:
         target = self._paths.absolute(path)
         if target == self._paths.root:
-            raise SiteRejected("the workspace itself is not removed", where=self._where)
+            raise SiteRejected("the workspace itself cannot be removed", where=self._where)
         self._made = {d for d in self._made if d != path and not d.startswith(f"{path}/")}
         try:
             job = await self._connection.ask(
@@ -291,7 +291,7 @@ class FirecrestFiles:
 
 
 def _unescaped(name: str) -> str:
-    """A name as it is: `ls` in the C locale tells bytes outside of ASCII as octal numbers."""
+    """Restore a name: `ls` in the C locale prints non-ASCII bytes as octal numbers."""
     if "\\" not in name:
         return name
     raw = name.encode("utf-8", "surrogateescape")

@@ -28,23 +28,22 @@ from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, ask_
 from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 
 _LIST_WINDOW: Final = "1h"
-"""How far back ended jobs are listed for their states; those that wait or run are listed always."""
+"""Age up to which ended jobs are listed for their states; waiting and running ones always are."""
 _LONG_WINDOW: Final = "24h"
-"""The same where many jobs are missing in that list; few are asked for singly."""
+"""The same if many jobs are missing in that list; a few are queried one by one."""
 _FIND_WINDOW: Final = "7d"
-"""How far back jobs are looked for by their names: as far as firecREST goes."""
+"""Age up to which jobs are searched for by their names: the maximum of firecREST."""
 _NAMES_LENGTH: Final = 235
-"""Characters of the names, with commas between them, that one list is limited to (`name` of
+"""Maximum length of the comma-separated names for one list (`name` of
 `GET /compute/{system}/jobs`)."""
 _FEW_LISTS: Final = 8
-"""Lists of some names that cost a site less than one of all of the user's jobs: 0.1 s each, where
+"""So many lists by name cost a site less than one list of all of the user's jobs: 0.1 s each, where
 1,850 jobs take 1.3 s."""
 OUTPUT_BYTES: Final = 16_384
-"""How much of the end of a job's output is read to explain its end."""
+"""Bytes at the end of a job's output that are read to explain its end."""
 
 _FOR_MEMORY: Final = (Reason.UNKNOWN, Reason.EXIT_CODE, Reason.OUT_OF_MEMORY)
-"""Reasons of ends that the job's output may explain further: with how much memory it had.
-"""
+"""Ends for which the job's output may show a lack of memory."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9]+")
 _MISSING: Final = JobState(Phase.UNKNOWN, detail="the scheduler knows no such job (just now)")
@@ -59,12 +58,12 @@ class FirecrestJobs:
         self._turns = RateLimiter(1 / submissions_per_second, connection.max_concurrency)
         self._too_many = False
         self.system = ""
-        """The system's name, known once the site is open."""
+        """The system's name, set once the site is open."""
 
     async def submit(
         self, script: str, directory: str, begin: Callable[[], None] = do_nothing
     ) -> str:
-        """Send a batch script: one request, never repeated; `begin` when it is its turn."""
+        """Submit a batch script: one request, never repeated; call `begin` when it is its turn."""
         async with self._turns.turn():
             begin()
             answer = await self._connection.once(
@@ -78,12 +77,12 @@ class FirecrestJobs:
     async def find(self, names: Mapping[str, str], *, filters: bool) -> dict[str, list[str]]:
         """See `Site.find`.
 
-        A job that just began to run is listed with half a record, without its name.
+        A job that has just started is listed with half a record, without its name.
 
         Args:
             names: of the jobs at the site, by tag.
-            filters: whether the scheduler itself picks the jobs of some names. Otherwise it lists
-                all jobs of the user whatever is asked for.
+            filters: whether the scheduler can list jobs by name; otherwise every list has all jobs
+                of the user.
         """
         found: dict[str, list[str]] = {tag: [] for tag in names}
         tags = {name: tag for tag, name in names.items()}
@@ -93,7 +92,7 @@ class FirecrestJobs:
         return found
 
     async def _named(self, names: Sequence[str], *, filters: bool) -> list[dict[str, Any]]:
-        """The jobs of some names, and perhaps others: the fewest lists that the site can give."""
+        """List the jobs of some names, perhaps among others, with as few lists as possible."""
         lists = list(name_lists(names))
         if not filters or (len(lists) > _FEW_LISTS and not self._too_many):
             try:
@@ -110,35 +109,35 @@ class FirecrestJobs:
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         wanted = list(dict.fromkeys(ids))
         listed = await self._listed(set(wanted)) if len(wanted) > 1 else {}
-        told = {job_id: states.firecrest_state(job) for job_id, job in listed.items()}
-        left = [job_id for job_id in wanted if job_id not in told]
+        known = {job_id: states.firecrest_state(job) for job_id, job in listed.items()}
+        left = [job_id for job_id in wanted if job_id not in known]
         max_concurrency = max(1, self._connection.max_concurrency // JOB_CHANNELS)
-        # A scheduler that cannot speak of one job in time is not asked about all the others.
+        # If the scheduler cannot answer for one job in time, the others are not queried.
         answers = await ask_all(left, self.state, max_concurrency, give_up=(SiteUnreachable,))
         errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
         for error in errors:
             if isinstance(error, SiteUnauthorized) or len(errors) == len(wanted):
                 raise error
         for job_id, answer in answers.items():
-            told[job_id] = (
+            known[job_id] = (
                 JobState(Phase.UNKNOWN, detail=answer.what)
                 if isinstance(answer, SiteError)
                 else answer
             )
-        return {job_id: told[job_id] for job_id in wanted}
+        return {job_id: known[job_id] for job_id in wanted}
 
     async def state(self, job_id: str) -> JobState:
-        """The state of one job, from the scheduler's queue and its accounting at once."""
+        """Return the state of one job, from the scheduler's queue and its accounting at once."""
         job = await self._job("status", job_id)
         return _MISSING if job is None else states.firecrest_state(job)
 
     async def explain(
         self, job_id: str, output: Callable[[FirecrestClient], Awaitable[Any]]
     ) -> JobState:
-        """See `Site.explain`; `output` asks for the end of what the scheduler wrote of the job.
+        """See `Site.explain`; `output` requests the end of the job's output.
 
-        Its own record is asked for: the list has been seen to tell NODE_FAIL of a job that was
-        started again and cancelled then.
+        The job's own record is read: the list has been seen to report NODE_FAIL for a job that was
+        restarted and then cancelled.
         """
         job = await self._job("explain", job_id)
         if job is None:
@@ -148,11 +147,11 @@ class FirecrestJobs:
             return state
         try:
             answer = await self._connection.ask("explain", output)
-            said = str(answer.get("content", "")) if isinstance(answer, dict) else ""
+            text = str(answer.get("content", "")) if isinstance(answer, dict) else ""
         except (SiteNotFound, SiteRejected, SiteUnreachable) as error:
             _log.debug("the output of job %s cannot be read: %s", job_id, error)
             return state
-        if words := memory_message(said):
+        if words := memory_message(text):
             return replace(state, reason=Reason.OUT_OF_MEMORY, detail=words)
         return state
 
@@ -165,7 +164,7 @@ class FirecrestJobs:
         )
 
     async def each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
-        """Do `act` for all jobs at once; missing jobs are fine; the first error is told."""
+        """Call `act` for all jobs concurrently; ignore missing jobs, raise the first error."""
         for answer in (await ask_all(ids, act, self._connection.max_concurrency)).values():
             if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
                 raise answer
@@ -185,7 +184,7 @@ class FirecrestJobs:
         return self._by_id(answer).get(job_id)
 
     async def _listed(self, ids: Set[str]) -> dict[str, dict[str, Any]]:
-        """Those of the jobs `ids` that the scheduler lists: as few jobs more as possible."""
+        """Return the jobs `ids` that the scheduler lists; list as few others as possible."""
         try:
             jobs = await self._list("status", _LIST_WINDOW)
             if len(ids - jobs.keys()) > _FEW_LISTS and not self._too_many:
@@ -198,9 +197,9 @@ class FirecrestJobs:
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     async def _list(self, kind: str, window: str, name: str = "") -> dict[str, dict[str, Any]]:
-        """The user's jobs of `window` and those that wait or run; with a name, those of that name.
+        """List the user's jobs of `window` and those that wait or run; optionally those of a name.
 
-        Not repeated where the server gives an error: it has waited 5 s for the scheduler then.
+        Not repeated after an error of the server: it has then waited 5 s for the scheduler.
         """
 
         async def act(client: FirecrestClient) -> Any:
@@ -220,7 +219,7 @@ class FirecrestJobs:
 
 
 def name_lists(names: Iterable[str]) -> Iterator[str]:
-    """Names with commas between them, as many in each text as one list may be limited to."""
+    """Join names with commas, as many in each text as one list accepts."""
     text = ""
     for name in names:
         if text and len(text) + 1 + len(name) > _NAMES_LENGTH:

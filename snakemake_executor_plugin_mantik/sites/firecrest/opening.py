@@ -1,4 +1,4 @@
-"""Opening a site: what the server tells of its system, who we are, where the workspace lies."""
+"""Opening of a site: the server's system, the user's identity there, the workspace's path."""
 
 import posixpath
 import re
@@ -19,10 +19,10 @@ from snakemake_executor_plugin_mantik.sites.firecrest.script import SchedulerNam
 _OURS: Final = "mantik"
 """Directory in a file system that holds the workspaces that we make."""
 _MAX_OPS_BYTES: Final = 5 << 20
-"""Largest file that goes directly, where a server does not say (its own default)."""
+"""Largest file that is transferred directly if a server reports no limit (its own default)."""
 _LEAST_BYTES: Final = 4 << 10
 _DIRECT_BYTES: Final = 32 << 20
-"""What a server says of that is believed between these: such files are in memory as a whole."""
+"""A server's limit is clamped to this range: such files are in memory as a whole."""
 
 _LISTS_BY_TIME: Final = (2, 6)
 """First version whose lists of jobs can be limited to a span of time (its CHANGELOG)."""
@@ -36,7 +36,7 @@ class FileSystem:
     """A file system of a system.
 
     Attributes:
-        path: where it is mounted; users have directories of their names in it.
+        path: mount point; users have directories with their names in it.
         kind: `scratch`, `users`, `project`, `store`, ...
         default: whether the server puts its own files there.
     """
@@ -51,14 +51,14 @@ class FirecrestSystem:
     """One system, as the server describes it.
 
     Attributes:
-        name: as the server has it.
-        scheduler: what its batch scripts are written for.
+        name: in the server's spelling.
+        scheduler: for which batch scripts are written.
         server: product and version.
-        file_systems: where files may lie.
-        direct_bytes: largest file that goes up directly.
-        transfer: how larger ones go (`s3`, `streamer`, `wormhole`), empty for not at all.
-        directives: lines that its transfer jobs begin with; may hold `{account}`.
-        unhealthy: the services that the server has found out of order, a line each.
+        file_systems: of the system.
+        direct_bytes: largest file that is uploaded directly.
+        transfer: method for larger ones (`s3`, `streamer`, `wormhole`), empty if there is none.
+        directives: first lines of its transfer jobs; may hold `{account}`.
+        unhealthy: the services that the server reports as unhealthy, a line each.
     """
 
     name: str
@@ -72,24 +72,24 @@ class FirecrestSystem:
 
     @property
     def lists_by_time(self) -> bool:
-        """Whether lists of jobs can be limited; a version that is not told is a new one."""
+        """Whether lists of jobs can be limited by time; an unknown version counts as new."""
         version = re.search(r"(\d{1,4})\.(\d{1,4})\.\d", self.server)
         return version is None or tuple(map(int, version.groups())) >= _LISTS_BY_TIME
 
     @property
     def filters_jobs(self) -> bool:
-        """Whether the scheduler lists the jobs of some names; PBS lists all, for the server."""
+        """Whether the scheduler can list jobs by name; PBS lists all, and the server filters."""
         return self.scheduler == "slurm" and self.lists_by_time
 
 
 @dataclass(frozen=True)
 class FirecrestUser:
-    """Who we are at the site.
+    """The user's identity at the site.
 
     Attributes:
         name: login name.
-        account: the scheduler's default account, empty where the server does not tell.
-        accounts: all that the user may use, as far as the server tells.
+        account: the scheduler's default account, empty where the server does not report it.
+        accounts: all accounts that the user may use, as far as the server reports them.
     """
 
     name: str
@@ -98,10 +98,10 @@ class FirecrestUser:
 
 
 async def read_system(connection: FirecrestConnection, name: str) -> FirecrestSystem:
-    """Ask the server for the system `name`; names do not depend on the case.
+    """Read the system `name` from the server; names are case-insensitive.
 
     Raises:
-        UserError: if it is no firecREST v2, or has no such system.
+        UserError: the server is not a firecREST v2, or has no such system.
     """
     where = f"site {connection.site}"
     try:
@@ -110,15 +110,15 @@ async def read_system(connection: FirecrestConnection, name: str) -> FirecrestSy
         raise UserError(
             f"there is no firecREST v2 at {connection.base}: it has no /status/systems",
             where=where,
-            do="Check ApiUrl, with the path that the site's documentation gives for version 2",
+            do="Check ApiUrl: use the path for version 2 from the site's documentation",
         ) from error
     systems = answer.get("systems")
     if not isinstance(systems, list):
-        if "out" in answer:  # as version 1 answers the same path
+        if "out" in answer:  # version 1 answers so on the same path
             raise UserError(
-                f"{connection.base} speaks firecREST version 1, which is not supported",
+                f"{connection.base} is firecREST version 1, which is not supported",
                 where=where,
-                do="Give the URL of the site's firecREST v2 as ApiUrl, and the system's name there "
+                do="Set the URL of the site's firecREST v2 as ApiUrl, and the system's name there "
                 "as Machine",
             )
         raise malformed_answer("/status/systems", connection.site)
@@ -129,12 +129,12 @@ async def read_system(connection: FirecrestConnection, name: str) -> FirecrestSy
     raise UserError(
         f"the server knows no system {name!r}, only {', '.join(sorted(found)) or 'none at all'}",
         where=where,
-        do="Correct Machine in the backend config",
+        do="Set Machine in the backend config to one of the server's systems",
     )
 
 
 def parse_system(description: Mapping[str, Any], version: str, site: str) -> FirecrestSystem:
-    """A system as the server describes it; its keys are in two spellings."""
+    """Parse the server's description of a system; its keys are in two spellings."""
     operation = _mapping(_pick(description, "dataOperation", "data_operation"))
     transfer = _mapping(_pick(operation, "data_transfer", "dataTransfer"))
     directives = _pick(operation, "datatransfer_jobs_directives", "datatransferJobsDirectives")
@@ -175,7 +175,7 @@ def parse_system(description: Mapping[str, Any], version: str, site: str) -> Fir
 
 
 async def read_user(connection: FirecrestConnection, system: str) -> FirecrestUser:
-    """Ask who we are at the system."""
+    """Read the user's login name and accounts at the system."""
     answer = await connection.ask(
         "userinfo", lambda client: client.userinfo(system), channels=JOB_CHANNELS
     )
@@ -195,7 +195,7 @@ async def read_user(connection: FirecrestConnection, system: str) -> FirecrestUs
 
 
 def list_known_defects(system: FirecrestSystem) -> Iterator[str]:
-    """What is not in order at a system, or wrong with its server's version, as far as it tells."""
+    """List a system's reported problems, and the known defects of its server's version."""
     yield from system.unhealthy
     if not system.lists_by_time:
         yield "lists all jobs of a week at each look (before 2.6): slow for users with many jobs"
@@ -204,7 +204,7 @@ def list_known_defects(system: FirecrestSystem) -> Iterator[str]:
 
 
 async def read_partitions(connection: FirecrestConnection, system: str) -> dict[str, QueueLimits]:
-    """The system's partitions; of their limits firecREST tells the number of nodes only."""
+    """Read the system's partitions; of their limits firecREST reports the number of nodes only."""
     answer = await connection.ask("partitions", lambda client: client.partitions(system))
     queues = {}
     for found in answer if isinstance(answer, list) else []:
@@ -224,23 +224,23 @@ def choose_workspace(
     workspace: str | None,
     storage: str | None,
 ) -> str:
-    """The workspace's absolute path.
+    """Choose the workspace's absolute path.
 
     Args:
         file_systems: of the system.
-        user: login name; users have directories of it in each file system.
+        user: login name; users have directories with it in each file system.
         site: the site's name, for errors.
-        name: of the workspace, where its path is not given.
+        name: of the workspace, used if its path is not given.
         workspace: its path as configured: absolute, or relative to the user's directory.
         storage: kind or path of a file system as configured; by default scratch, else home.
 
     Raises:
-        SiteRejected: if no file system fits, or `workspace` lies outside of all of them.
+        SiteRejected: no file system fits, or `workspace` lies outside all of them.
     """
     if workspace and workspace.startswith("/"):
         path = posixpath.normpath(workspace)
         if not any(_inside(path, found.path) for found in file_systems):
-            raise _no_storage(f"{path} lies in none of the file systems", site, file_systems)
+            raise _no_storage(f"{path} is in none of the file systems", site, file_systems)
         return path
     chosen = _chosen(file_systems, storage)
     if chosen is None:
@@ -249,22 +249,22 @@ def choose_workspace(
     own = f"{chosen.path.rstrip('/')}/{user}"
     path = posixpath.normpath(f"{own}/{workspace or f'{_OURS}/{name}'}")
     if not path.startswith(f"{own}/"):
-        raise SiteRejected(f"the workspace {workspace!r} lies outside of {own}", where=site)
+        raise SiteRejected(f"the workspace {workspace!r} lies outside {own}", where=site)
     return path
 
 
 def zone_offset(told: str, modified: int) -> float:
-    """Seconds that the site's local time is ahead of UTC.
+    """Return the seconds that the site's local time is ahead of UTC.
 
-    firecREST tells times of listings in it, without saying which it is; `told` and `modified` are
-    the times of the same file, local and since the epoch.
+    firecREST lists times in local time without a zone; `told` and `modified` are the times of the
+    same file, local and since the epoch.
     """
     difference = local_time(told) - modified
     return float(round(difference / _ZONE_STEP_S) * _ZONE_STEP_S)
 
 
 def local_time(told: str) -> float:
-    """Seconds since the epoch of a listing's time if it were UTC."""
+    """Return the seconds since the epoch of a listing's time as if it were UTC."""
     return datetime.fromisoformat(told).replace(tzinfo=UTC).timestamp()
 
 
@@ -300,8 +300,8 @@ def _unhealthy(services: object) -> Iterator[str]:
         if isinstance(service, Mapping) and service.get("healthy") is False:
             kind = _pick(service, "serviceType", "service_type") or "a service"
             path = f" {service['path']}" if service.get("path") else ""
-            reason = " ".join(str(service.get("message") or "no reason told").split())
-            yield f"finds its {kind}{path} out of order: {reason}"
+            reason = " ".join(str(service.get("message") or "no reason given").split())
+            yield f"reports {kind}{path} as unhealthy: {reason}"
 
 
 def _pick(found: Mapping[str, Any], *names: str) -> Any:

@@ -1,4 +1,4 @@
-"""Paths of the workspace as firecREST takes them."""
+"""Paths of the workspace in firecREST's API."""
 
 from typing import Final
 
@@ -6,43 +6,39 @@ from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 
 JOBS: Final = ".mantik/jobs"
-"""Holds what the scheduler writes of a job, `<id>.out`: mostly empty, else why it was killed."""
+"""Holds the scheduler's output of each job, `<id>.out`: mostly empty, else why it was killed."""
 TRANSFERS: Final = ".mantik/transfers"
-"""Holds parts of large files on their way."""
+"""Holds parts of large files during their transfer."""
 
 _ESCAPED: Final = frozenset("&<>")
-"""firecREST writes paths into the scripts of its transfer jobs as into HTML (autoescape)."""
+"""firecREST HTML-escapes paths in the scripts of its transfer jobs (autoescape)."""
 
 
 def is_expressible(path: str) -> bool:
-    """Whether firecREST can carry `path`, which is relative to the workspace.
+    """Check whether firecREST can carry `path`, which is relative to the workspace.
 
-    It puts paths between single quotes of a shell command, and lists names as a C string.
+    It puts paths between single quotes of a shell command, and lists names as C strings.
     """
     return is_rest_safe(path) and not {"", ".", ".."} & set(path.split("/"))
 
 
 def is_transferable(path: str) -> bool:
-    """Whether firecREST's own transfer jobs find `path`."""
+    """Check whether firecREST's own transfer jobs find `path`."""
     return not _ESCAPED & set(path)
 
 
 class WorkspacePaths:
-    """Paths below the workspace, absolute.
-
-    Attributes:
-        root: the workspace.
-    """
+    """Absolute paths below the workspace `root`."""
 
     def __init__(self, site: str, root: str) -> None:
         self._site = site
         self.root = root.rstrip("/")
 
     def absolute(self, path: str) -> str:
-        """The absolute path of `path`; `.` is the workspace itself.
+        """Return the absolute path of `path`; `.` is the workspace itself.
 
         Raises:
-            SiteRejected: if firecREST cannot carry the path.
+            SiteRejected: firecREST cannot carry the path.
         """
         if path in (".", ""):
             return self.root
@@ -56,5 +52,5 @@ class WorkspacePaths:
 
 
 def parent_directory(path: str) -> str:
-    """The directory that holds `path`, relative to the workspace."""
+    """Return the directory that holds `path`, relative to the workspace."""
     return path.rpartition("/")[0] or "."

@@ -1,4 +1,4 @@
-"""Submissions as batch scripts with the scheduler's own directives: pure functions."""
+"""Batch scripts of submissions, with the scheduler's own directives. Pure functions."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS
 SchedulerName = Literal["slurm", "pbs"]
 
 SCRIPT_BYTES: Final = 4_000_000
-"""Largest script that is sent; Slurm's limit is 4 MiB by default (`max_script_size`)."""
+"""Largest script that is submitted; Slurm's limit is 4 MiB by default (`max_script_size`)."""
 
 _TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
 
@@ -21,18 +21,18 @@ _TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
 def submission_body(
     submission: Submission, scheduler: SchedulerName, workspace: str
 ) -> dict[str, Any]:
-    """The body of `POST /compute/{system}/jobs` that submits a job, as pyfirecrest writes it.
+    """Make the body of `POST /compute/{system}/jobs` for a submission, as pyfirecrest writes it.
 
-    All that is asked for stands in the script: other fields of the request would win over it.
+    All resources are requested in the script, because other fields would override it.
 
     Args:
         submission: the job.
-        scheduler: what the system has.
+        scheduler: the system's.
         workspace: absolute path of the workspace at the site.
 
     Raises:
-        UserError: for resources that the scheduler cannot be asked for.
-        SiteRejected: for what firecREST cannot do.
+        UserError: the scheduler does not support a resource.
+        SiteRejected: firecREST does not support a feature of the submission.
     """
     output = f"{workspace.rstrip('/')}/{JOBS}"
     script = slurm_script(submission, scheduler, output)
@@ -40,20 +40,20 @@ def submission_body(
 
 
 def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:
-    """The script of `submission` with the scheduler's directives behind its first line.
+    """Insert the scheduler's directives after the first line of a submission's script.
 
     Args:
         submission: the job.
-        scheduler: whose directives they are.
-        output: absolute path of what the scheduler writes of the job, without the id and `.out`.
+        scheduler: whose directives are used.
+        output: absolute path of the scheduler's output of the job, without the id and `.out`.
 
     Raises:
-        UserError: for resources that the scheduler cannot be asked for.
-        SiteRejected: for what firecREST cannot do.
+        UserError: the scheduler does not support a resource.
+        SiteRejected: firecREST does not support a feature of the submission.
     """
     if submission.before_on_login or submission.after_on_login:
         raise SiteRejected(
-            "firecREST runs nothing on a login node",
+            "firecREST cannot run commands on a login node",
             do="Use PreRunCommandOnComputeNode and PostRunCommandOnComputeNode",
         )
     name = slurm_job_name(submission.name, submission.tag)
@@ -67,9 +67,9 @@ def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) 
         variables = [f"_m_scheduler_output={shlex.quote(output)}/$SLURM_JOB_ID.out"]
     else:
         prefix = "#PBS "
-        asked = pbs_directives(submission.resources, name, longest_name=JOB_NAME_LENGTH)
-        lines = [*asked, f'-o "{output}/"', "-j oe"]
-        variables = []  # PBS puts it there when the job is over
+        directives = pbs_directives(submission.resources, name, longest_name=JOB_NAME_LENGTH)
+        lines = [*directives, f'-o "{output}/"', "-j oe"]
+        variables = []  # PBS writes it after the end of the job
     first, _, rest = submission.script.partition("\n")
     if not first.startswith("#!"):
         first, rest = "#!/bin/bash", submission.script
@@ -78,14 +78,14 @@ def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) 
     script = "\n".join([first, *(f"{prefix}{line}" for line in lines), *variables, rest])
     if len(script.encode()) > SCRIPT_BYTES:
         raise SiteRejected(
-            f"the job's script has more than {SCRIPT_BYTES} bytes, which no Slurm takes",
+            f"the job's script is larger than {SCRIPT_BYTES // 10**6} MB, the limit for scripts",
             do="Lower Site.InlineLimit in the backend config",
         )
     return script
 
 
 def slurm_job_name(name: str, tag: str) -> str:
-    """The job's name at the site: readable, and ends with `tag`, which lists of jobs then tell."""
+    """Return the job's name at the site: readable, with `tag` at its end to find it in lists."""
     if not _TAG.fullmatch(tag):
         raise SiteRejected(f"{tag!r} cannot be a tag")
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_.")

@@ -1,4 +1,4 @@
-"""A site behind firecREST v2: the Site protocol, put together from connection, jobs and files."""
+"""A site behind firecREST v2: the Site protocol, implemented with connection, jobs and files."""
 
 import asyncio
 from collections import Counter
@@ -39,7 +39,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.transfers import Firecrest
 
 
 class FirecrestSiteSettings(Protocol):
-    """What a firecREST site is told by the backend config (`config.settings.SiteSettings`)."""
+    """Settings of a firecREST site from the backend config (`config.settings.SiteSettings`)."""
 
     @property
     def workspace(self) -> str | None: ...
@@ -68,12 +68,7 @@ class _Opened:
 
 
 class FirecrestSite:
-    """One workspace at one system behind a firecREST server; implements `Site`.
-
-    Attributes:
-        name: the site's name.
-        requests: how many HTTP requests were made so far, by kind.
-    """
+    """One workspace at one system behind a firecREST server; implements `Site`."""
 
     states_lag = False
 
@@ -89,23 +84,23 @@ class FirecrestSite:
         base: Path | None = None,
         account: str | None = None,
     ) -> None:
-        """Prepare a site; nothing is sent before `open`.
+        """Prepare a site; `open` makes the first request.
 
         Args:
             name: the site's name, for messages.
             url: base of the API.
-            machine: name of the system, as the server has it.
-            credentials: who the user is.
-            workspace_name: name of the workspace's directory, where its path is not configured.
+            machine: the system's name at the server.
+            credentials: of the user.
+            workspace_name: name of the workspace's directory, used if its path is not configured.
             settings: the site's settings.
-            base: directory that a relative CA file is relative to, by default the current one.
+            base: directory of a relative CA file, by default the current one.
             account: pays for the jobs that transfer large files; by default the user's own.
 
         Raises:
-            UserError: for a URL or a CA file that cannot be used.
+            UserError: the URL or CA file cannot be used.
         """
         if "/" in workspace_name or not is_expressible(workspace_name):
-            raise SiteRejected(f"{workspace_name!r} cannot be a workspace's name", where=name)
+            raise SiteRejected(f"{workspace_name!r} is not a valid workspace name", where=name)
         self.name = name
         self._machine = machine
         self._settings = settings
@@ -125,7 +120,7 @@ class FirecrestSite:
 
     @property
     def requests(self) -> Counter[str]:
-        """How many HTTP requests were made so far, by kind."""
+        """Number of HTTP requests so far, by kind."""
         return self._connection.requests
 
     @property
@@ -140,7 +135,6 @@ class FirecrestSite:
 
     @property
     def clock(self) -> float | None:
-        """See `Site`."""
         return self._connection.clock
 
     async def open(self) -> SiteFacts:

@@ -1,6 +1,6 @@
-"""What the schedulers behind firecREST say of a job, in our words: pure functions.
+"""Job states from the schedulers behind firecREST. Pure functions.
 
-All of Slurm was seen on a real server (states, exit codes and signals in each case); PBS is after
+All of Slurm was seen on a real server (states, exit codes and signals in each case); PBS follows
 the source of firecREST and OpenPBS's own documentation.
 """
 
@@ -30,22 +30,22 @@ _PBS_PHASES: Final = {
 _KILL_SIGNAL: Final = 9
 
 _PBS_SIGNALLED: Final = 256
-"""PBS's exit status of a job that a signal ended is this and the signal's number."""
+"""PBS's exit status of a job that a signal ended is this plus the signal's number."""
 _PBS_TIME_LIMIT: Final = frozenset((-29, -28))
 _PBS_OUT_OF_MEMORY: Final = frozenset((-27, -26))
 
 
 def firecrest_state(job: Mapping[str, Any]) -> JobState:
-    """The state that one job of firecREST's list tells.
+    """Return the state in one job of firecREST's list.
 
     Right after the start and the end of a job Slurm's accounting has half a record of it, in which
-    a job that runs may be PENDING; an end told in it was right each time.
+    a running job may be PENDING; an end in such a record was right each time.
     """
     status = job.get("status")
     status = status if isinstance(status, Mapping) else {}
-    said = status.get("state")
-    said = " ".join(map(str, said)) if isinstance(said, list) else str(said or "")
-    word = said.split(" ")[0].rstrip("+")
+    text = status.get("state")
+    text = " ".join(map(str, text)) if isinstance(text, list) else str(text or "")
+    word = text.split(" ")[0].rstrip("+")
     phase = _phase(word)
     code, signal = _number(status.get("exitCode")), _number(status.get("interruptSignal"))
     reason = None
@@ -61,7 +61,7 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
     return JobState(
         phase,
         reason,
-        detail=_detail(said, status.get("stateReason"), signal),
+        detail=_detail(text, status.get("stateReason"), signal),
         exit_code=code if plain else None,
         scheduler_id=str(job.get("jobId") or ""),
         queue=str(job.get("partition") or ""),
@@ -97,7 +97,7 @@ def _slurm_reason(
 
 
 def _pbs_reason(code: int | None) -> tuple[Reason, int | None]:
-    """Why PBS ended a job, and the signal that did it (`Exit_status` in `qstat`'s manual)."""
+    """Return why PBS ended a job, and the signal if any (`Exit_status` in `qstat`'s manual)."""
     if code is None or code == 0:
         return (Reason.UNKNOWN if code is None else Reason.SUCCESS), None
     if code in _PBS_TIME_LIMIT:

@@ -1,7 +1,7 @@
-"""Large files: through the site's object store, or in parts that a job there joins or makes.
+"""Large files: through the site's object store, or in parts that a job joins or makes there.
 
-Both take a job of the site's scheduler, which queues like any other. firecREST's streamer is not
-used: its version of today adds 98 bytes to every file (measured).
+Both need a job of the site's scheduler, which queues like any other. firecREST's streamer is not
+used: its current version adds 98 bytes to every file (measured).
 """
 
 import asyncio
@@ -38,23 +38,23 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
 )
 
 FIRST_LOOK_S: Final = 0.5
-"""Wait before the first look at a transfer job, seconds; each further wait is 1.5 times longer."""
+"""Wait before the first poll of a transfer job, seconds; each further wait is 1.5 times longer."""
 _LONGEST_LOOK_S: Final = 15.0
-"""Longest wait between two looks at a transfer job, seconds."""
+"""Longest wait between two polls of a transfer job, seconds."""
 UNSEEN_S: Final = 120.0
 """How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
 _CHECKED_BYTES: Final = 256 << 20
-"""Files up to this size are compared by their checksums, too: `sha256sum` has 5 s at the site."""
+"""Files up to this size are also compared by checksum: `sha256sum` has 5 s at the site."""
 
 _CHUNK_BYTES: Final = 1 << 20
-"""How much of a file is in memory at once for each part; pyfirecrest itself would take 64 MiB."""
+"""Bytes of a file in memory at once for each part; pyfirecrest itself would take 64 MiB."""
 _DIGITS: Final = 6
 
 _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
 
 
 class SmallFiles(Protocol):
-    """What is done here with files that go directly."""
+    """The operations on small files, which are transferred directly."""
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None: ...
     async def stat(self, path: str) -> Entry | None: ...
@@ -66,11 +66,11 @@ class SmallFiles(Protocol):
 
 @dataclass
 class _Staged:
-    """A file that is ready to be fetched: an object's URL, or a directory of parts.
+    """A file that is ready to be downloaded: an object's URL, or a directory of parts.
 
     Attributes:
-        entry: the file as it was then.
-        users: how many read it now.
+        entry: the file when it was prepared.
+        users: number of current readers.
     """
 
     entry: Entry
@@ -101,14 +101,14 @@ class FirecrestTransfers:
         self._staging: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def _stored(self, path: str) -> bool:
-        """Whether `path` goes through the object store."""
+        """Check whether `path` is transferred through the object store."""
         return self._system.transfer == "s3" and is_transferable(self._paths.absolute(path))
 
     async def upload(self, path: str, content: bytes | Path, size: int, small: SmallFiles) -> None:
-        """Write a large file; its directory is there.
+        """Write a large file into an existing directory.
 
-        firecREST's own jobs tell success of what they could not write: size and checksum are
-        compared with what is there.
+        firecREST's own jobs report success also if they could not write, so the size and checksum
+        of the result are checked.
         """
         entry = await small.stat(path)
         if entry is not None and entry.directory:
@@ -124,15 +124,19 @@ class FirecrestTransfers:
         entry = await small.stat(path)
         if entry is None or entry.size != size:
             there = f"{entry.size} bytes" if entry else "nothing"
-            raise SiteUnreachable(f"{path}: {size} bytes went up, {there} came", where=self._where)
+            raise SiteUnreachable(
+                f"{path}: {size} bytes were uploaded, {there} arrived", where=self._where
+            )
         if size > _CHECKED_BYTES:
             return
         try:
-            told = await small.checksum(path)
+            remote = await small.checksum(path)
         except SiteUnreachable:
             return  # it takes the site too long: the size has to do
-        if told and told != await asyncio.to_thread(_sha256, file):
-            raise SiteUnreachable(f"{path} came with a wrong checksum", where=self._where)
+        if remote and remote != await asyncio.to_thread(_sha256, file):
+            raise SiteUnreachable(
+                f"{path} has a wrong checksum after its upload", where=self._where
+            )
 
     async def _upload_stored(self, path: str, file: Path, size: int) -> None:
         directory, _, name = self._paths.absolute(path).rpartition("/")
@@ -181,9 +185,9 @@ class FirecrestTransfers:
     async def download(
         self, path: str, entry: Entry, offset: int, small: SmallFiles
     ) -> AsyncIterator[bytes]:
-        """The bytes of a large file from `offset` on.
+        """Download a large file from `offset` on.
 
-        What has been made ready once serves further readers, and those that go on after a broken
+        The prepared file also serves further readers, and those that continue after a broken
         connection.
         """
         staged = await self._stage(path, entry, small)
@@ -199,13 +203,16 @@ class FirecrestTransfers:
                 came += len(chunk)
                 yield chunk
         except (SiteNotFound, SiteRejected):
-            self._staged.pop(path, None)  # it is gone: make it ready again
-            raise SiteUnreachable(f"{path} was not ready any more", where=self._where) from None
+            self._staged.pop(path, None)  # it is gone: prepare it again
+            message = f"{path} was removed at the site during its download"
+            raise SiteUnreachable(message, where=self._where) from None
         finally:
             staged.users -= 1
         if came != entry.size:
             self._staged.pop(path, None)
-            raise SiteUnreachable(f"{came} of {entry.size} bytes of {path} came", where=self._where)
+            raise SiteUnreachable(
+                f"{path}: {came} of {entry.size} bytes arrived", where=self._where
+            )
         if not staged.users:
             self._staged.pop(path, None)
             if staged.parts:
@@ -224,7 +231,7 @@ class FirecrestTransfers:
 
     async def _store(self, path: str) -> str:
         target = self._paths.absolute(path)
-        with tempfile.TemporaryDirectory() as scratch:  # pyfirecrest wants a path
+        with tempfile.TemporaryDirectory() as scratch:  # pyfirecrest needs a path
             download: Any = await self._connection.once(
                 "transfer",
                 lambda c: c.download(
@@ -289,11 +296,11 @@ class FirecrestTransfers:
         await small.remove(f"{JOBS}/{job_id}.out")
 
     async def _wait(self, job_id: str) -> None:
-        """Wait until a transfer job has ended well.
+        """Wait until a transfer job has succeeded.
 
         Raises:
             SiteRejected: it ended in another way.
-            SiteUnreachable: it is not known any more, or its node failed.
+            SiteUnreachable: the scheduler no longer knows it, or its node failed.
         """
         pause, unseen = FIRST_LOOK_S, 0.0
         while True:
@@ -303,21 +310,23 @@ class FirecrestTransfers:
                 break
             unseen = unseen + pause if state.phase is Phase.UNKNOWN else 0.0
             if unseen > UNSEEN_S:
-                raise SiteUnreachable(f"the transfer job {job_id} is lost", where=self._where)
+                raise SiteUnreachable(
+                    f"the scheduler no longer knows the transfer job {job_id}", where=self._where
+                )
             pause = min(pause * 1.5, _LONGEST_LOOK_S)
         if state.reason is not Reason.SUCCESS:
             kind = SiteUnreachable if state.reason in _AGAIN else SiteRejected
             raise kind(
                 f"the transfer job {job_id} ended as {state.detail}",
                 where=self._where,
-                do="Check quota and permissions at the site",
+                do="Check your quota and permissions at the site",
             )
 
     async def _give_up(self, job_id: str) -> None:
         try:
             await self._jobs.cancel([job_id])
         except SiteError:
-            return  # it ends by its own time limit
+            return  # its own time limit ends it
 
     def _job_of(self, told: Any) -> str:
         try:
@@ -326,7 +335,7 @@ class FirecrestTransfers:
             raise malformed_answer("a transfer", self._connection.site) from error
 
     def _check_urls(self, told: Any) -> list[str]:
-        """The URLs of a transfer; whoever reads one has the file, so they must be confidential."""
+        """Return the URLs of a transfer; they must be confidential, because they grant access."""
         found: list[Any] = []
         try:
             directives = told.get("transferDirectives") or {}
@@ -337,23 +346,25 @@ class FirecrestTransfers:
         except (*MALFORMED, AttributeError) as error:
             raise malformed_answer("a transfer", self._connection.site) from error
         if not all(isinstance(url, str) and is_confidential(url) for url in found):
-            raise SiteRejected("the site's object store has no https:// address", where=self._where)
+            raise SiteRejected(
+                "the URLs of the site's object store do not start with https://", where=self._where
+            )
         return found
 
 
 def transfer_script(
     system: FirecrestSystem, output: str, account: str | None, commands: str
 ) -> str:
-    """A batch script with the directives of the site's transfer jobs.
+    """Make a batch script with the directives of the site's transfer jobs.
 
     Raises:
-        SiteRejected: if they need an account and there is none.
+        SiteRejected: they need an account and there is none.
     """
     directives = "\n".join(system.directives)
     if "{account}" in directives:
         if not account:
             raise SiteRejected(
-                "large files go through jobs at this site, which need an account",
+                "large files are transferred by jobs at this site, which need an account",
                 do="Set MANTIK_COMPUTE_BUDGET_ACCOUNT",
             )
         directives = directives.replace("{account}", account)

@@ -1,4 +1,4 @@
-"""Sites behind UNICORE's REST API, spoken to through pyunicore."""
+"""Sites behind UNICORE's REST API, reached through pyunicore."""
 
 from snakemake_executor_plugin_mantik.sites.unicore.site import UnicoreSite
 

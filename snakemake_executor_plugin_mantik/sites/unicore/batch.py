@@ -1,9 +1,9 @@
-"""The batch file of a RAW job: what sbatch or qsub is given. Pure functions, without I/O.
+"""The batch file of a RAW job for sbatch or qsub. Pure functions, without I/O.
 
 UNICORE's TSI appends a line that runs its own script, which runs the job's. Each file that UNICORE
-is to import costs five commands of the TSI (measured: UNICORE/X 11.0.0), so the batch file holds
-the job's script, too, where it can carry it: it is both what the scheduler runs and what UNICORE's
-script runs. A server in embedded mode, which has no scheduler, runs only the latter.
+imports costs five commands of the TSI (measured: UNICORE/X 11.0.0), so the batch file also holds
+the job's script if it can carry it: the scheduler runs the batch file, and UNICORE's script runs it
+again for the job's script. A server in embedded mode, which has no scheduler, does only the latter.
 """
 
 from typing import Final, Literal
@@ -14,11 +14,11 @@ from snakemake_executor_plugin_mantik.sites.base import Submission
 
 BATCH_FILE: Final = "bss.sh"
 SCRIPT: Final = "job.sh"
-"""Their names in the directory that a job has at the server."""
+"""Names in the job's directory at the server."""
 
 _LARGEST_BATCH_FILE: Final = 1 << 20
-"""Bytes of script that a batch file carries at most. Slurm takes 4 MiB by default
-(`max_script_size`), and its controller keeps them."""
+"""Maximum bytes of script in a batch file. Slurm accepts 4 MiB by default (`max_script_size`), and
+its controller keeps them."""
 
 _PBS_DIRECTORY: Final = ('cd "$PBS_O_WORKDIR" || exit',)
 """PBS starts jobs in the home directory."""
@@ -35,8 +35,9 @@ OWN_PATH: Final = (
     '  [ -n "$PYTHONPATH" ] || unset PYTHONPATH',
     "fi",
 )
-"""A TSI sets PYTHONPATH for itself, and all that it starts inherits it. Its directory is told by
-its main module; where that is not visible, nothing can be imported from it either. Plain sh."""
+"""A TSI sets PYTHONPATH for itself, and all its child processes inherit it. Its main module
+identifies its directory; where that is not visible, nothing can be imported from it either. Plain
+sh."""
 
 _HOLD: Final = (
     "# TERM ends the server's own shell below, too, perhaps before this one: wait for the rest.",
@@ -48,20 +49,20 @@ _HOLD: Final = (
     ' { trap "" TERM; exec 9>&-; wait "$_m_holder"; }\' EXIT',
     "fi",
 )
-"""Slurm tells all processes of a job to end, and when its batch script has ended it kills the rest
-at once: our script could neither let the command end nor write its marker. So the batch script
-waits until nothing holds the writing end of a pipe any more. Plain sh: servers without a scheduler
-run it so.
+"""Slurm signals all processes of a job to end, and kills the rest as soon as the batch script has
+ended: our script could neither let the command end nor write its marker. So the batch script waits
+until no process holds the writing end of a pipe any more. Plain sh: servers without a scheduler run
+it that way.
 """
 
 
 def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], *, whole: bool) -> str:
-    """The file that UNICORE appends its own script to and gives to sbatch or qsub.
+    """Make the file that UNICORE appends its own script to and passes to sbatch or qsub.
 
     Args:
         submission: the job.
-        scheduler: which reads the first lines.
-        whole: whether it holds the job's script, and runs it where UNICORE's script runs the file.
+        scheduler: reads the directives.
+        whole: whether the file also holds the job's script, for when UNICORE's script runs it.
     """
     directory = _PBS_DIRECTORY if scheduler == "pbs" else ()
     script = _script(submission) if whole else ()
@@ -70,7 +71,7 @@ def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], *, wh
 
 
 def _script(submission: Submission) -> list[str]:
-    """The part that UNICORE's script runs, under the file's own name; a scheduler has another."""
+    """Make the part that runs under the file's own name; a scheduler runs a renamed copy."""
     end = f"mantik-{submission.tag}"
     shell = "/bin/bash -l" if submission.login_shell else "/bin/bash"
     return [
@@ -85,16 +86,16 @@ def _script(submission: Submission) -> list[str]:
 
 
 def fits_description(script: str) -> bool:
-    """Whether a batch file can carry `script` unchanged.
+    """Check whether a batch file can carry `script` unchanged.
 
-    A TSI reads the file as a text in its own locale, with universal ends of lines.
+    A TSI reads the file as text in its own locale, with universal newlines.
     """
     return script.isascii() and "\r" not in script and len(script) <= _LARGEST_BATCH_FILE
 
 
 def batch_directives(submission: Submission, scheduler: Literal["slurm", "pbs"]) -> list[str]:
-    """The first lines of the batch file: what the scheduler reads."""
-    # UNICORE's own Stdout and Stderr do not count for RAW jobs.
+    """Make the first lines of the batch file, the scheduler's directives."""
+    # UNICORE's own Stdout and Stderr have no effect on RAW jobs.
     if scheduler == "pbs":
         mark, lines = "#PBS", pbs_directives(submission.resources, submission.name)
         lines = (*lines, "-o stdout", "-e stderr")

@@ -1,8 +1,8 @@
 """The connection to a UNICORE server: pooled, verified, counted, with typed errors.
 
-pyunicore's `Transport` makes the requests (credentials, security sessions); this module gives it
-one HTTP client for all of them and adds what it lacks: errors with a meaning, checked downloads
-that keep the session, a limit on requests at the same time, repetition of what may be repeated.
+pyunicore's `Transport` makes the requests (credentials, security sessions). This module gives it
+one HTTP client for all of them and adds what it lacks: typed errors, checked downloads that keep
+the session, a limit on concurrent requests, and repetition of idempotent requests.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ from snakemake_executor_plugin_mantik.sites.rate_limits import (
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, unicore_error
 
 _CONNECT_S: Final = 30.0
-"""How long a connection may take to be made, seconds."""
+"""Time-out for connecting, seconds."""
 _IDLE_S: Final = 20.0
-"""How long an idle connection is kept; shorter than servers' own limit, so that none is reused in
-the moment in which the server closes it."""
+"""How long an idle connection is kept, seconds; shorter than servers' own limit, so that none is
+reused just as the server closes it."""
 
 _T = TypeVar("_T")
 _JSON: Final = {"Accept": "application/json"}
@@ -53,8 +53,8 @@ class UnicoreConnection:
     """Requests to one UNICORE server, as one user.
 
     Attributes:
-        requests: how many requests were made, by kind, repetitions included.
-        max_concurrency: how many requests may be under way at the same time.
+        requests: number of requests so far, by kind, repetitions included.
+        max_concurrency: maximum number of concurrent requests.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class UnicoreConnection:
         self._timeout_s = timeout_s
         self._credential = credential
         self.clock: float | None = None
-        # Uploads and downloads have limits of their own: they must not keep small requests waiting.
+        # Uploads and downloads have limits of their own: they must not block small requests.
         self._places = {
             "small": asyncio.Semaphore(concurrent_requests),
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
-        # Nor must uploads keep downloads waiting, which end jobs.
+        # Nor must uploads block downloads, which end jobs.
         self._uploads = asyncio.Semaphore(max(1, concurrent_requests - 1))
         self._client = HttpClient(
             look=self._check,
@@ -103,13 +103,12 @@ class UnicoreConnection:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     async def get(
         self, kind: str, path: str, params: Mapping[str, str | int] | None = None
     ) -> dict[str, Any]:
-        """A resource's properties; repeated when that may help."""
+        """Return a resource's properties; repeat the request where that may help."""
         return await self.repeat(lambda: self._get_once(kind, path, params))
 
     async def _get_once(
@@ -119,19 +118,19 @@ class UnicoreConnection:
         return self.json_of(response)
 
     async def ask(self, kind: str, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Make an idempotent request; repeated when that may help."""
+        """Make an idempotent request; repeat it where that may help."""
         return await self.repeat(lambda: self.once(kind, method, path, **arguments))
 
     async def once(
         self, kind: str, method: str, path: str, *, size: int | None = None, **arguments: Any
     ) -> httpx.Response:
-        """Make one request, and return its answer, which is no error.
+        """Make one request and return its answer, which is a success.
 
         Args:
-            kind: what it counts as in `requests`.
+            kind: its key in `requests`.
             method: GET, PUT, POST or DELETE.
             path: below the base URL, percent-encoded.
-            size: of the file that it carries, if it does.
+            size: of the file that it carries, if any.
             arguments: of httpx (json, content, params, headers).
         """
         send = getattr(self._client, method.lower())
@@ -145,9 +144,9 @@ class UnicoreConnection:
     async def download(
         self, path: str, offset: int
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """The answer that brings a file's bytes from `offset` on, and these, for the context.
+        """Open a download of a file's bytes from `offset` on, for the context.
 
-        The request is repeated when that may help; reading the answer is not.
+        The request is repeated where that may help; reading the answer is not.
         """
         headers = {**_BYTES, "Range": f"bytes={offset}-"} if offset else _BYTES
         async with self._places["bulk"]:
@@ -156,21 +155,21 @@ class UnicoreConnection:
             )
             try:
                 with self._told(path):
-                    # As they come: with chunks of a size, a broken connection would lose what it
-                    # brought.
+                    # As they come: with chunks of a fixed size, a broken connection would lose the
+                    # bytes of an incomplete chunk.
                     yield response, read_steadily(response.aiter_raw(), self._timeout_s)
             finally:
                 await response.aclose()
 
     async def repeat(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Do `act`, and again a few times if the site is busy or cannot be reached."""
+        """Call `act`, and repeat it a few times if the site is busy or cannot be reached."""
         return await repeat_request(act)
 
     def json_of(self, response: httpx.Response) -> dict[str, Any]:
-        """The JSON object in `response`.
+        """Return the JSON object in `response`.
 
         Raises:
-            SiteUnreachable: if there is none; then it is not UNICORE that answered, or not whole.
+            SiteUnreachable: there is none: the answer is incomplete or not from UNICORE.
         """
         try:
             answer = response.json()
@@ -181,11 +180,11 @@ class UnicoreConnection:
         return answer
 
     def nonsense(self, path: str) -> SiteUnreachable:
-        """The error for an answer that cannot be what UNICORE says."""
+        """Make the error for an answer that cannot come from UNICORE."""
         return SiteUnreachable(
-            f"{path} was answered with something that UNICORE does not say",
+            f"the answer to {path} is not a valid answer from UNICORE",
             where=f"site {self._site}",
-            do="Check UnicoreApiUrl, which ends with /rest/core",
+            do="Check UnicoreApiUrl: it ends with /rest/core",
         )
 
     async def _run(
@@ -197,7 +196,7 @@ class UnicoreConnection:
         size: int = 0,
         **arguments: Any,
     ) -> httpx.Response:
-        """Make a request, once more if its token was refused and there is another one."""
+        """Make a request; repeat it once if its token was refused and there is another one."""
         again = False
         while True:
             with self._told(path):
@@ -217,9 +216,10 @@ class UnicoreConnection:
                     return response
 
     def another_token(self, refused: Mapping[str, str] | None = None) -> bool:
-        """Whether another token can be had than the one that was refused, by default the newest.
+        """Check whether another token can be had than the refused one, by default the newest.
 
-        UNICORE says 403 of a token that has expired by its own clock, or does not know the user.
+        UNICORE answers 403 if a token has expired by its own clock, or if it does not know the
+        user.
         """
         refused = self._credential.headers() if refused is None else refused
         by_clock = self.clock is not None and self._credential.set_clock(self.clock)
@@ -228,11 +228,11 @@ class UnicoreConnection:
     async def _send_streaming(
         self, *, url: str, headers: dict[str, str], **arguments: Any
     ) -> httpx.Response:
-        """Like `AsyncClient.get`, but the body is left to be read by the caller."""
+        """Like `AsyncClient.get`, but leave the body to the caller."""
         request = self._client.build_request("GET", url, headers=headers, **arguments)
         response = await self._client.send(request, stream=True)
         if response.status_code == SESSION_EXPIRED:
-            await response.aclose()  # pyunicore makes the request again and drops this answer
+            await response.aclose()  # pyunicore repeats the request and drops this answer
         return response
 
     async def _count(self, request: httpx.Request) -> None:
@@ -245,7 +245,7 @@ class UnicoreConnection:
 
     @contextmanager
     def _told(self, path: str) -> Iterator[None]:
-        """Turn what the HTTP client raises into site errors."""
+        """Turn errors of the HTTP client into site errors."""
         where = f"site {self._site}"
         try:
             yield
@@ -267,9 +267,9 @@ class UnicoreConnection:
 
 
 def not_authorized(site: str, what: str) -> SiteError:
-    """The error for credentials that UNICORE lets in without giving them anything."""
+    """Make the error for credentials that UNICORE accepts without granting access."""
     return SiteUnauthorized(
         what,
         where=f"site {site}",
-        do="Check the credentials, and that this account may use the site",
+        do="Check the credentials, and whether this account may use the site",
     )

@@ -1,6 +1,6 @@
-"""Submissions as UNICORE job descriptions: pure functions, without I/O.
+"""UNICORE job descriptions of submissions. Pure functions, without I/O.
 
-Where the scheduler is Slurm or PBS a job is sent RAW, with directives of its own: servers 9.3 to
+If the scheduler is Slurm or PBS, a job is submitted RAW, with its own directives: servers 9.3 to
 11.1 drop or garble memory of 2 GiB and more and every GPU count, and all make tasks of CPUs
 (measured). The description's Resources are then only checked against the queue's ranges.
 """
@@ -26,16 +26,16 @@ from snakemake_executor_plugin_mantik.sites.unicore.hooks import (
 )
 
 _COMMON_TAG = "mantik"
-"""Tag of all our jobs, beside the try's own."""
+"""Tag of all our jobs, in addition to the try's own."""
 
 _LOSSY: Final = (((9, 3, 0), (11, 1)), ((2, 5, 5), (3, 1)))
 """First and last versions whose own resources lose memory and GPUs on their way to the scheduler.
 
-As the server tells its version (that of the whole release), and as its part UNICORE/X counts.
+As the version of the whole release, which the server reports, and as that of its part UNICORE/X.
 """
 
 _LOSSLESS_MIB: Final = 2047
-"""The most memory that these versions hand on."""
+"""The most memory that these versions pass on."""
 
 _LONGEST_NAME = 120
 
@@ -46,16 +46,16 @@ def job_description(
     known: Collection[str] | None = (),
     server: str = "",
 ) -> dict[str, Any]:
-    """The UNICORE job description of `submission`.
+    """Make the UNICORE job description of `submission`.
 
     Args:
         submission: the job.
-        scheduler: what the site has; with `none` the resources go into the description only.
-        known: names of the resources that the queue knows, a server refuses others; None: all.
+        scheduler: the site's; with `none` the resources go into the description only.
+        known: names of the resources that the queue supports, a server refuses others; None: all.
         server: the server's version, where known.
 
     Raises:
-        UserError: what is asked cannot reach the scheduler.
+        UserError: the requested resources cannot reach the scheduler.
     """
     whole = scheduler != "none" and fits_description(submission.script)
     shell = ["-l"] if submission.login_shell and not whole else []
@@ -81,7 +81,7 @@ def job_description(
     elif lost := lost_resources(submission.resources, server):
         raise UserError(
             f"{server} loses {' and '.join(lost)} on the way to the scheduler",
-            do="Set Site: Scheduler to slurm or pbs, if the site has one, or do not ask for it",
+            do="Set Site: Scheduler to slurm or pbs if the site has one, or do not request it",
         )
     if resources := _resources(submission.resources, known):
         description["Resources"] = resources
@@ -89,11 +89,12 @@ def job_description(
 
 
 def lost_resources(resources: Resources, server: str) -> list[str]:
-    """What a server of this version (`11.0.0`, `UNICORE/X 11.0.0`) loses of what is asked.
+    """Return the requested resources that a server of this version loses.
 
-    Measured with 11.0.0 (UNICORE/X 3.0.0); read in the source from 9.3.0 (2.5.5, 2023-08-22) to
-    11.1.0 (3.1.0): memory in bytes becomes a 32-bit number, which is sent as the GPUs, too
-    (`TSIMessages.appendTSIResourceSpec`, `ResourceRequest.toInt`).
+    `server` is `11.0.0` or `UNICORE/X 11.0.0`. Measured with 11.0.0 (UNICORE/X 3.0.0); read in the
+    source from 9.3.0 (2.5.5, 2023-08-22) to 11.1.0 (3.1.0): memory in bytes becomes a 32-bit
+    number, which is sent as the GPUs, too (`TSIMessages.appendTSIResourceSpec`,
+    `ResourceRequest.toInt`).
     """
     match = re.search(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", server)
     version = tuple(int(number or 0) for number in match.groups()) if match else ()
@@ -105,7 +106,6 @@ def lost_resources(resources: Resources, server: str) -> list[str]:
 
 
 def _hooks(submission: Submission) -> Iterator[tuple[Literal["pre", "post"], Sequence[str]]]:
-    """The commands on the login node, by when they run."""
     if submission.before_on_login:
         yield "pre", submission.before_on_login
     if submission.after_on_login:
@@ -121,9 +121,9 @@ def _readable(name: str) -> str:
 
 
 def _resources(resources: Resources, known: Collection[str] | None) -> dict[str, str]:
-    """The resources in UNICORE's names and units, as far as the queue knows them.
+    """Return the resources in UNICORE's names and units, as far as the queue supports them.
 
-    CPUsPerNode counts only together with Nodes, TotalCPUs only where it says the same.
+    CPUsPerNode counts only together with Nodes, TotalCPUs only where it is consistent.
     """
     nodes, cpus = resources.nodes, resources.cpus_per_task
     if cpus is not None and resources.tasks is not None:
@@ -134,7 +134,7 @@ def _resources(resources: Resources, known: Collection[str] | None) -> dict[str,
     total = resources.total_cpus
     if total is not None and cpus is not None and total != (nodes or 1) * cpus:
         total = None
-    asked: dict[str, object] = {
+    requested: dict[str, object] = {
         "Runtime": resources.runtime_s and unicore_duration(resources.runtime_s),
         "Nodes": 1 if nodes is None and cpus is not None else nodes,
         "TotalCPUs": total,
@@ -147,7 +147,7 @@ def _resources(resources: Resources, known: Collection[str] | None) -> dict[str,
     }
     described = {
         name: str(value)
-        for name, value in asked.items()
+        for name, value in requested.items()
         if value and (known is None or name in known)
     }
     if resources.queue and (known is None or known):

@@ -18,11 +18,11 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 
 LISTING_LIMIT: Final = 10_000
-"""Entries that a server gives in one answer (its SMS_LS_LIMIT)."""
+"""Entries that a server returns in one answer (its SMS_LS_LIMIT)."""
 _MOST_ENTRIES: Final = 1_000_000
-"""Entries of a directory that are asked for at most, page by page."""
+"""Maximum number of entries of a directory that are listed, page by page."""
 _CHUNK_BYTES: Final = 1 << 20
-"""Size of the pieces that local files are read in."""
+"""Size of the chunks in which local files are read."""
 
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"
@@ -39,10 +39,10 @@ class UnicoreFiles:
         self._site = site
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
-        """See `Site.put`; a private file is made empty, closed to others, and then filled.
+        """See `Site.put`; a private file is created empty, protected, and then filled.
 
-        A TSI opens it to its group again with each upload (`IO.put_file_chunk`): it is closed once
-        more. Nobody else gets as far where the file's directory is closed.
+        A TSI opens it to its group again with each upload (`IO.put_file_chunk`), so it is protected
+        once more. Until then a closed directory keeps others out.
         """
         if private:
             await self._upload(path, b"")
@@ -66,16 +66,16 @@ class UnicoreFiles:
         answer = await self._connection.ask(
             "chmod", "PUT", self._paths.url(path), json={"unixPermissions": permissions}
         )
-        said = self._connection.json_of(answer).get("permissions")
-        if said != "OK":
+        result = self._connection.json_of(answer).get("permissions")
+        if result != "OK":
             raise SiteRejected(
-                f"{path} could not be closed to others: {said}", where=f"site {self._site}"
+                f"{path} could not be closed to others: {result}", where=f"site {self._site}"
             )
 
     async def make_workspace(self, *, shared: bool) -> None:
-        """Make the workspace's directory unless it is there, open to its group if `shared`.
+        """Make the workspace's directory unless it exists, open to its group if `shared`.
 
-        In one that the user made only what is ours is closed to others.
+        In a directory that the user made, only our own subdirectory is closed to others.
         """
         for path in (".", OURS):
             if await self.stat(path) is None:
@@ -87,8 +87,8 @@ class UnicoreFiles:
     async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
         """See `Site.get`.
 
-        A server may loop for ever if it is asked for bytes behind a file's end, so the size is
-        looked up where `offset` is not 0.
+        A server may loop for ever if a request starts beyond a file's end, so the size is checked
+        where `offset` is not 0.
         """
         if offset:
             entry = await self.stat(path)
@@ -104,7 +104,7 @@ class UnicoreFiles:
         async with self._connection.download(self._paths.url(path), offset) as (response, chunks):
             if response.status_code != (206 if offset else 200):
                 raise SiteUnreachable(
-                    f"{path} came with status {response.status_code}, not from byte {offset} on",
+                    f"{path}: status {response.status_code} instead of its bytes from {offset} on",
                     where=f"site {self._site}",
                     status=response.status_code,
                 )
@@ -131,7 +131,7 @@ class UnicoreFiles:
         params = {"offset": offset, "num": LISTING_LIMIT}
         answer = await self._connection.get("list", url, params)
         if answer.get("isDirectory") is False:
-            raise SiteNotFound(f"{path} is no directory", where=f"site {self._site}")
+            raise SiteNotFound(f"{path} is not a directory", where=f"site {self._site}")
         content = answer.get("content")
         if not isinstance(content, dict):
             raise self._connection.nonsense(url)
@@ -139,7 +139,7 @@ class UnicoreFiles:
 
     async def stat(self, path: str) -> Entry | None:
         try:
-            # A directory answers with what is in it: one entry is enough here.
+            # The answer for a directory lists its entries: one is enough here.
             answer = await self._connection.get("stat", self._paths.url(path), {"num": 1})
         except SiteNotFound:
             return None
@@ -156,9 +156,9 @@ class UnicoreFiles:
     async def make_directory(self, path: str, *, private: bool = False) -> None:
         """See `Site.make_directory`.
 
-        What counts is what is there after a failure, not the server's words for it: it says "file
-        exists!" or repeats what the command `mkdir` said, in its language. With a blank or the
-        like in the name it makes the directory and fails to tell its URL (500, URISyntaxException).
+        After a failure the directory itself is checked, not the server's text: it is "file exists!"
+        or the output of `mkdir` in the server's language. If the name has a blank or the like, the
+        server makes the directory but fails to build its URL (500, URISyntaxException).
         """
         await self._connection.repeat(lambda: self._make_directory(path))
         if private:
@@ -192,7 +192,7 @@ class UnicoreFiles:
 
 
 class _Reread:
-    """A file's contents as often as they are asked for: a repeated request sends them again."""
+    """A file's contents, read anew by each iteration: a repeated request sends them again."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -207,5 +207,5 @@ class _Reread:
 
 
 def _named(content: dict[str, Any]) -> list[tuple[str, Any]]:
-    """A listing's entries by bare name; UNICORE gives paths, and directories end in a slash."""
+    """Return a listing's entries by bare name; UNICORE's are paths, with a slash if directories."""
     return [(path.rstrip("/").rsplit("/", 1)[-1], found) for path, found in content.items()]

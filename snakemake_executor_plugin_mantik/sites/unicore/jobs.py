@@ -27,15 +27,15 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
 )
 
 _PAGE: Final = 200
-"""Jobs that one answer lists; servers give no more by default."""
+"""Jobs in one answer; servers list no more by default."""
 _STDERR_BYTES: Final = 16_384
-"""How much of a job's standard error is read to explain its end."""
+"""Bytes of a job's standard error that are read to explain its end."""
 
 _MOST_FOUND: Final = 10_000
-"""Jobs with one tag that are asked for at most, page by page; a try has three or so."""
+"""Maximum number of jobs listed for one tag, page by page; a try has about three."""
 
 _BEYOND_DOUBT: Final = (Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.PREEMPTED)
-"""Ends that have nothing to do with memory, whatever a job's standard error holds."""
+"""Ends unrelated to memory, whatever a job's standard error holds."""
 
 _ID: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9-]+")
@@ -56,7 +56,7 @@ class UnicoreJobs:
     async def submit(
         self, description: dict[str, Any], begin: Callable[[], None] = do_nothing
     ) -> str:
-        """Send a job description: one request, never repeated; `begin` when it is its turn."""
+        """Submit a job: one request, never repeated; call `begin` when it is its turn."""
         for tag in description.get("Tags", ()):
             self._check_tag(tag)
         async with self._turns.turn():
@@ -116,8 +116,8 @@ class UnicoreJobs:
             answer = await self._connection.get("explain", _url(job_id), fields)
         except SiteNotFound:
             return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
-        told = answer.get("log")
-        log = told if isinstance(told, list) else []
+        found = answer.get("log")
+        log = found if isinstance(found, list) else []
         state = states.state_of_log(states.unicore_state(answer), log)
         if state.later or state.reason not in (None, Reason.UNKNOWN, Reason.EXIT_CODE):
             return state
@@ -128,15 +128,15 @@ class UnicoreJobs:
     async def _as_scheduler_says(
         self, job_id: str, state: JobState, logged: Mapping[str, str]
     ) -> JobState:
-        """The state, with the end that the scheduler's details and the job's standard error tell.
+        """Complete the state from the scheduler's details and the job's standard error.
 
-        Slurm does not say of each job that it ended for want of memory; its standard error does.
+        Slurm's state does not always show that a job ran out of memory; its standard error does.
         """
-        told = states.slurm_state(logged or await self._details(job_id), state)
-        if told.phase is not Phase.ENDED or told.reason in _BEYOND_DOUBT:
-            return told
+        known = states.slurm_state(logged or await self._details(job_id), state)
+        if known.phase is not Phase.ENDED or known.reason in _BEYOND_DOUBT:
+            return known
         words = memory_message(await self._stderr(job_id))
-        return replace(told, reason=Reason.OUT_OF_MEMORY, detail=words) if words else told
+        return replace(known, reason=Reason.OUT_OF_MEMORY, detail=words) if words else known
 
     async def _details(self, job_id: str) -> dict[str, str]:
         try:
@@ -146,7 +146,7 @@ class UnicoreJobs:
         return states.slurm_details(answer)
 
     async def _stderr(self, job_id: str) -> str:
-        """The job's standard error, or its beginning; empty if it cannot be read."""
+        """Return the beginning of the job's standard error; empty if it cannot be read."""
         path = f"/storages/{quote(job_id, safe='')}-uspace/files/stderr"
         text = b""
         try:
@@ -172,29 +172,29 @@ class UnicoreJobs:
         await self._each(ids, lambda job: self._extend(job, seconds))
 
     async def _extend(self, job_id: str, seconds: float) -> None:
-        told = await self._connection.ask(
+        got = await self._connection.ask(
             "extend", "GET", _url(job_id), params={"fields": "terminationTime"}
         )
-        answer = self._connection.json_of(told)
-        # The server's clock at this moment: it may differ from ours, and either may be set.
-        now = server_time(told)
+        answer = self._connection.json_of(got)
+        # The server's current clock: it may differ from ours, and either may be set.
+        now = server_time(got)
         until = (time.time() if now is None else now) + seconds
         try:
             if parse_server_time(str(answer.get("terminationTime"))) >= until:
                 return
         except ValueError:
-            pass  # a form that we do not know: set it
+            pass  # an unknown format: set it
         wanted = {"terminationTime": format_server_time(until)}
         response = await self._connection.ask("extend", "PUT", _url(job_id), json=wanted)
-        said = self._connection.json_of(response).get("terminationTime")
-        if said != "OK":  # the status is 200 all the same
+        result = self._connection.json_of(response).get("terminationTime")
+        if result != "OK":  # the status is 200 all the same
             raise SiteRejected(
-                f"the time that job {job_id} is kept could not be extended: {said}",
+                f"the retention time of job {job_id} could not be extended: {result}",
                 where=f"site {self._site}",
             )
 
     async def _each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
-        """Do `act` for all jobs at once; missing jobs are fine; the first error is told."""
+        """Call `act` for all jobs concurrently; ignore missing jobs, raise the first error."""
         for answer in (await self._all(ids, act)).values():
             if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
                 raise answer
@@ -202,11 +202,11 @@ class UnicoreJobs:
     async def _all(
         self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]
     ) -> dict[str, _T | SiteError]:
-        """What `act` gives for each job, or its error."""
+        """Return the result or error of `act` for each job."""
         return await ask_all(ids, act, self._connection.max_concurrency)
 
     def _check_tag(self, tag: str) -> None:
-        """`_` and `%` would be wildcards, a blank or a comma would make two tags."""
+        """Refuse wildcards (`_`, `%`) and characters that make two tags of one (blank, comma)."""
         if not _TAG.fullmatch(tag):
             raise SiteRejected(f"{tag!r} cannot be a tag", where=f"site {self._site}")
 

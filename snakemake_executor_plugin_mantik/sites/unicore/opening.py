@@ -1,4 +1,4 @@
-"""Opening a site: who we are there, where the workspace lies, what the queues allow."""
+"""Opening of a site: the user's identity there, the workspace's path, the queues' limits."""
 
 import asyncio
 import posixpath
@@ -21,26 +21,26 @@ from snakemake_executor_plugin_mantik.sites.unicore.paths import find_storage
 _OURS: Final = "mantik"
 """Directory in a storage that holds the workspaces that we make."""
 _MOST_STORAGES: Final = 200
-"""How many storages are looked at to find the workspace's."""
+"""Maximum number of storages searched for the workspace's."""
 
 _PREFERRED: Final = ("scratch", "work", "project", "home")
 _TIME: Final = "%Y-%m-%dT%H:%M:%S%z"
 _MIB: Final = 1 << 20
 _NO_PROJECTS: Final = ("", "__CURRENT_PROJECT__")
-"""What stands for a project where the site has no script that tells budgets (UNICORE 11.0.0)."""
+"""Placeholders for a project if the site has no script that reports budgets (UNICORE 11.0.0)."""
 _UNKNOWN_BUDGET: Final = "-1"
 _CHOICES: Final = {"qos": "QoS", "constraint": "NodeConstraints", "reservation": "Reservation"}
-"""What a queue may list values of: fields of `Resources`, and UNICORE's names."""
+"""Values that a queue may list: fields of `Resources`, and UNICORE's names."""
 _IN_ORDER: Final = ("OK", "N/A", "UNKNOWN")
 
 
 @dataclass(frozen=True)
 class UnicoreBase:
-    """What the server says at its base URL.
+    """The server's answer at its base URL.
 
     Attributes:
         server: product and version.
-        user: login name at the site, empty if the server does not say.
+        user: login name at the site, empty if the server does not report it.
     """
 
     server: str
@@ -49,18 +49,18 @@ class UnicoreBase:
 
 @dataclass(frozen=True)
 class UnicoreQueues:
-    """The queues' limits, and the names of the resources that each knows."""
+    """The queues' limits, and the names of the resources that each supports."""
 
     limits: Mapping[str, QueueLimits] = field(default_factory=dict)
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 async def read_base(connection: UnicoreConnection, site: str) -> UnicoreBase:
-    """Ask the base URL who we are.
+    """Read the base URL: the server's version, and the user's login name.
 
     Raises:
-        SiteUnauthorized: if the credentials are not known: without any, the server lets everyone in
-            as `anonymous`, with an empty list of jobs.
+        SiteUnauthorized: the credentials are unknown: the server treats such users as `anonymous`,
+            with an empty list of jobs.
     """
     answer = await connection.get("base", "")
     if _role(answer) == "anonymous" and connection.another_token():
@@ -85,7 +85,7 @@ def _role(answer: Mapping[str, Any]) -> str:
 
 
 async def read_queues(connection: UnicoreConnection) -> UnicoreQueues:
-    """The limits of all queues; empty where a server does not tell them."""
+    """Read the limits of all queues; empty where a server does not report them."""
     urls = _urls(await connection.get("factories", "/factories"), "factories")
     limits: dict[str, QueueLimits] = {}
     known: dict[str, frozenset[str]] = {}
@@ -102,9 +102,9 @@ async def read_queues(connection: UnicoreConnection) -> UnicoreQueues:
 
 
 def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
-    """What a queue allows, as UNICORE gives it: ranges as `1-8`, memory in bytes, choices as lists.
+    """Parse a queue's limits from UNICORE: ranges as `1-8`, memory in bytes, choices as lists.
 
-    The server refuses all but these very words: `Short` and `fast&fast` are not `short` and `fast`.
+    The server accepts only these very values: `Short` and `fast&fast` are not `short` and `fast`.
     """
     memory = _range(ranges.get("MemoryPerNode"))
     listed = {name: ranges.get(word) for name, word in _CHOICES.items()}
@@ -123,16 +123,16 @@ def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
 
 
 async def read_space(connection: UnicoreConnection, storage: str) -> int | None:
-    """Bytes that the user may write to a storage, where the server knows them."""
+    """Return the bytes that the user may write to a storage, where the server knows them."""
     answer = await _storage(connection, storage, "usableSpace,freeSpace")
     found = (answer.get(key) for key in ("usableSpace", "freeSpace"))
     return next((n for n in found if isinstance(n, int) and n > 0), None)
 
 
 async def read_budgets(connection: UnicoreConnection) -> dict[str, str]:
-    """The projects that the user may compute for, with what is left; empty where not told.
+    """Read the user's projects and their remaining budgets; empty if the site reports none.
 
-    The server asks the site's own script for them (`tsi_get_compute_budget`), so it takes a while.
+    The server runs the site's own script for them (`tsi_get_compute_budget`), so it takes a while.
     """
     urls = _urls(await connection.get("factories", "/factories"), "factories")
     found: dict[str, str] = {}
@@ -147,20 +147,20 @@ async def read_budgets(connection: UnicoreConnection) -> dict[str, str]:
 
 
 def _budget(left: Mapping[str, Any]) -> str:
-    """What is left of a budget, with its unit; empty where the server says that it is not known."""
+    """Format a remaining budget with its unit; empty if the server does not know it."""
     remaining = str(left.get("remaining", _UNKNOWN_BUDGET))
     return "" if remaining == _UNKNOWN_BUDGET else f"{remaining} {left.get('units', '')}".strip()
 
 
 async def read_condition(connection: UnicoreConnection) -> list[str]:
-    """What the server says is not in order: submission switched off, login nodes out of reach."""
+    """Return the server's problems: submission is disabled, login nodes are not connected."""
     server = (await connection.get("base", "")).get("server")
-    told = server if isinstance(server, dict) else {}
+    condition = server if isinstance(server, dict) else {}
     notes: list[str] = []
-    submission = told.get("jobSubmission")
+    submission = condition.get("jobSubmission")
     if isinstance(submission, dict) and submission.get("enabled") is False:
-        notes.append(f"takes no jobs just now: {submission.get('message') or 'no reason told'}")
-    links = told.get("externalConnections")
+        notes.append(f"takes no jobs just now: {submission.get('message') or 'no reason given'}")
+    links = condition.get("externalConnections")
     for name, state in (links if isinstance(links, dict) else {}).items():
         if str(name).startswith("TSI") and not str(state).startswith(_IN_ORDER):
             notes.append(f"has no connection to the system: {name} {state}")
@@ -175,17 +175,17 @@ async def locate_workspace(
     workspace: str | None,
     storage: str | None,
 ) -> tuple[str, str, str]:
-    """The workspace's storage, its path in it, and its absolute path.
+    """Return the workspace's storage, its path in it, and its absolute path.
 
     Args:
         connection: to the server.
         site: the site's name, for errors.
-        name: of the workspace, where its path is not given.
+        name: of the workspace, used if its path is not given.
         workspace: its path as configured: absolute, or relative to the storage.
         storage: name of the storage as configured.
 
     Raises:
-        SiteRejected: if no storage holds the workspace.
+        SiteRejected: no storage holds the workspace.
     """
     relative = workspace or f"{_OURS}/{name}"
     if storage is not None and not relative.startswith("/"):
@@ -207,7 +207,7 @@ async def locate_workspace(
 
 
 async def _named_storage(connection: UnicoreConnection, site: str, name: str) -> tuple[str, str]:
-    """A storage by its name: one request if the name is its id, as it is for shared ones."""
+    """Find a storage by name: one request if the name is its id, as it is for shared ones."""
     try:
         answer = await _storage(connection, name)
     except SiteNotFound:
@@ -220,7 +220,7 @@ async def _named_storage(connection: UnicoreConnection, site: str, name: str) ->
 
 
 async def _mounts(connection: UnicoreConnection) -> dict[str, str]:
-    """The mount points of the storages that can be used."""
+    """Return the mount points of the usable storages."""
     answer = await connection.get("storages", "/storages", {"num": _MOST_STORAGES})
     names = [_last(url) for url in _urls(answer, "storages")]
     answers = await asyncio.gather(*(_storage(connection, name) for name in names))
@@ -246,7 +246,7 @@ def _mount(connection: UnicoreConnection, answer: Mapping[str, Any]) -> str:
 
 
 def _named(name: str, storages: list[str]) -> str | None:
-    """The storage of that name; ids of private storages have a prefix before it."""
+    """Find the storage of that name; ids of private storages have a prefix before it."""
     wanted = name.lower()
     exact = [storage for storage in storages if storage.lower() == wanted]
     private = [storage for storage in storages if storage.lower().endswith(f"-{wanted}")]
@@ -254,7 +254,7 @@ def _named(name: str, storages: list[str]) -> str | None:
 
 
 def _preferred(mounts: Mapping[str, str]) -> str | None:
-    """Scratch before work, project and home; then whatever there is."""
+    """Choose scratch before work, project and home; then any storage."""
     for word in _PREFERRED:
         for storage in sorted(mounts):
             if word in storage.lower():
@@ -265,7 +265,7 @@ def _preferred(mounts: Mapping[str, str]) -> str | None:
 def _within(path: str, site: str) -> str:
     normal = posixpath.normpath(path)
     if normal.startswith("..") or normal == ".":
-        raise SiteRejected(f"the workspace {path!r} lies outside of its storage", where=site)
+        raise SiteRejected(f"the workspace {path!r} lies outside its storage", where=site)
     return normal
 
 
@@ -284,7 +284,7 @@ def _urls(answer: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _last(url: str) -> str:
-    """The id at the end of a URL. Only it is used: the server may know itself by another host."""
+    """Return the id at the end of a URL; the server may know itself by another host name."""
     return url.rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -294,10 +294,10 @@ def _range(value: object) -> tuple[int, int] | None:
 
 
 def parse_server_time(text: str) -> float:
-    """Seconds since the epoch of a UNICORE date (`2026-11-24T09:05:54+0000`)."""
+    """Return the seconds since the epoch of a UNICORE date (`2026-11-24T09:05:54+0000`)."""
     return datetime.fromisoformat(text).timestamp()
 
 
 def format_server_time(seconds: float) -> str:
-    """A date in the only form that UNICORE takes with a time zone."""
+    """Format a date in the only form with a time zone that UNICORE accepts."""
     return datetime.fromtimestamp(seconds).astimezone().strftime(_TIME)

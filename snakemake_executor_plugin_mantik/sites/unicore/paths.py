@@ -1,4 +1,4 @@
-"""Paths of the workspace as UNICORE's storages take them."""
+"""Paths of the workspace in UNICORE's storages."""
 
 import posixpath
 import re
@@ -13,13 +13,13 @@ a name with a single quote can be written and not read, `$HOME` and `$USER` are 
 
 
 def is_encodable(path: str) -> bool:
-    """Whether UNICORE can carry `path`, which is relative to the workspace."""
+    """Check whether UNICORE can carry `path`, which is relative to the workspace."""
     parts = path.split("/")
     return not _REFUSED.search(path) and not {"", ".", ".."} & set(parts)
 
 
 class StoragePaths:
-    """Paths below a directory of a storage, as paths of URLs.
+    """URL paths of files below a directory of a storage.
 
     Attributes:
         root: the directory, relative to the storage's mount point.
@@ -31,10 +31,10 @@ class StoragePaths:
         self._files = f"/storages/{quote(storage, safe='')}/files"
 
     def url(self, path: str) -> str:
-        """The URL path of `path`; `.` is the workspace itself.
+        """Return the URL path of `path`; `.` is the workspace itself.
 
         Raises:
-            SiteRejected: if UNICORE cannot carry the path.
+            SiteRejected: UNICORE cannot carry the path.
         """
         if path in (".", ""):
             return f"{self._files}/{quote(self.root)}"
@@ -48,14 +48,10 @@ class StoragePaths:
 
 
 def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:
-    """The storage that holds the absolute path `workspace`, and the path relative to its mount.
+    """Find the storage that holds the absolute path `workspace`, and the path below its mount.
 
-    Args:
-        mounts: absolute mount points by storage.
-        workspace: absolute path.
-
-    Returns:
-        None if no storage holds it; with several the one mounted deepest.
+    `mounts` has the absolute mount points by storage. Returns None if no storage holds the
+    workspace; of several, the one mounted deepest.
     """
     workspace = posixpath.normpath(workspace)
     found = None

@@ -1,4 +1,4 @@
-"""A site behind UNICORE: the Site protocol, put together from connection, jobs and files."""
+"""A site behind UNICORE: the Site protocol, implemented with connection, jobs and files."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnicoreSiteSettings(Protocol):
-    """What a UNICORE site is told by the backend config (`config.settings.SiteSettings`)."""
+    """Settings of a UNICORE site from the backend config (`config.settings.SiteSettings`)."""
 
     @property
     def scheduler(self) -> Literal["slurm", "pbs", "none"]: ...
@@ -66,10 +66,6 @@ class UnicoreSite:
 
     UNICORE waits two minutes for the exit code of a job that has left the scheduler's queue
     (measured: 133 to 142 s) and calls it running until then.
-
-    Attributes:
-        name: the site's name.
-        requests: how many HTTP requests were made so far, by kind.
     """
 
     states_lag = True
@@ -84,21 +80,21 @@ class UnicoreSite:
         settings: UnicoreSiteSettings,
         base: Path | None = None,
     ) -> None:
-        """Prepare a site; nothing is sent before `open`.
+        """Prepare a site; `open` makes the first request.
 
         Args:
             name: the site's name, for messages.
             url: base of the REST API, ends with /rest/core.
-            credentials: who the user is.
-            workspace_name: name of the workspace's directory, where its path is not configured.
+            credentials: of the user.
+            workspace_name: name of the workspace's directory, used if its path is not configured.
             settings: the site's settings.
-            base: directory that a relative CA file is relative to, by default the current one.
+            base: directory of a relative CA file, by default the current one.
 
         Raises:
-            UserError: for a URL or a CA file that cannot be used.
+            UserError: the URL or CA file cannot be used.
         """
         if "/" in workspace_name or not is_encodable(workspace_name):
-            raise SiteRejected(f"{workspace_name!r} cannot be a workspace's name", where=name)
+            raise SiteRejected(f"{workspace_name!r} is not a valid workspace name", where=name)
         self.name = name
         self._settings = settings
         self._workspace_name = workspace_name
@@ -119,7 +115,7 @@ class UnicoreSite:
 
     @property
     def requests(self) -> Counter[str]:
-        """How many HTTP requests were made so far, by kind."""
+        """Number of HTTP requests so far, by kind."""
         return self._connection.requests
 
     @property
@@ -130,7 +126,6 @@ class UnicoreSite:
 
     @property
     def clock(self) -> float | None:
-        """See `Site`."""
         return self._connection.clock
 
     async def open(self) -> SiteFacts:
@@ -170,7 +165,7 @@ class UnicoreSite:
         scheduler = self._settings.scheduler
         description = job_description(submission, scheduler, known, self._server)
         for lost in lost_resources(submission.resources, self._server):
-            _log.debug("%s: sent RAW, since %s loses %s", submission.name, self._server, lost)
+            _log.debug("%s: submitted RAW, since %s loses %s", submission.name, self._server, lost)
         return await self._jobs.submit(description, begin)
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:

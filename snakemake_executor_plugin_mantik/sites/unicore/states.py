@@ -1,8 +1,8 @@
-"""What UNICORE and the batch system behind it say of a job, in our words: pure functions.
+"""Job states from UNICORE and the batch system behind it. Pure functions.
 
-A job that wrote no exit code is just FAILED for UNICORE: time limit, memory, node failure and
-cancellation look the same. The batch system's own details, and the texts that Slurm leaves in the
-job's standard error, tell them apart; each text here was seen on a real server.
+For UNICORE a job without an exit code is just FAILED: time limit, memory, node failure and
+cancellation look the same. The batch system's own details, and Slurm's texts in the job's standard
+error, show the difference; each text here was seen on a real server.
 """
 
 import json
@@ -28,7 +28,8 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
 from snakemake_executor_plugin_mantik.sites.unicore.answers import root_cause
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
-"""What a job is asked for: without the log, which holds the whole script, 40 bytes of 4 kB."""
+"""The requested properties of a job: without the log, which holds the whole script, 40 bytes of
+4 kB."""
 EXPLAIN_FIELDS: Final = f"{STATUS_FIELDS},log"
 
 _LONGEST_DETAIL: Final = 500
@@ -56,9 +57,9 @@ _STATUS_TEXTS: Final = (
 """Texts of `statusMessage` of a FAILED job."""
 
 _LOST_TEXTS: Final = re.compile(
-    # The TSI was away while the job was made, submitted, or asked about.
+    # The TSI was away while the job was made, submitted or queried.
     r"TSIUnavailableException|Error communicating to the TSI|TSI (is )?(currently )?unavailable|"
-    # It was killed while it started a command on the login node.
+    # The TSI was killed while it started a command on the login node.
     r"Could not read PID file .*Submission to login node failed|"
     # The server itself was away in the middle of staging in.
     r"File transfer '\S+' not found|Error processing stage-in.*No such action|"
@@ -74,7 +75,7 @@ _UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
 
 
 def unicore_state(properties: Mapping[str, Any]) -> JobState:
-    """The state that a job's properties (`STATUS_FIELDS`) tell."""
+    """Return the state in a job's properties (`STATUS_FIELDS`)."""
     phase = _PHASES.get(str(properties.get("status")), Phase.UNKNOWN)
     message = root_cause(str(properties.get("statusMessage") or ""))
     code = _number(properties.get("exitCode"))
@@ -90,13 +91,13 @@ def unicore_state(properties: Mapping[str, Any]) -> JobState:
         return state
     if not _LOST_TEXTS.search(message):
         return state
-    if state.scheduler_id:  # it may wait or run: what UNICORE says of it counts no more
+    if state.scheduler_id:  # it may wait or run: UNICORE's state is no longer valid
         return replace(state, phase=Phase.UNKNOWN, reason=None)
     return replace(state, reason=Reason.LAUNCH_FAILURE, later=True)
 
 
 def rejection_message(log: list[Any]) -> str:
-    """The scheduler's own words if the job's log says that it refused the job, else empty."""
+    """Return the scheduler's words if the job's log shows that it refused the job, else empty."""
     for line in reversed(log):
         text = _UNICORE_DATE.sub("", str(line))
         if match := _REJECTION.search(text):
@@ -105,20 +106,20 @@ def rejection_message(log: list[Any]) -> str:
 
 
 def state_of_log(state: JobState, log: list[Any]) -> JobState:
-    """`state` with the scheduler's own words, if it refused a job that has ended."""
+    """Return `state` with the scheduler's own words if it refused a job that has ended."""
     if state.phase is not Phase.ENDED or state.reason is Reason.SUCCESS or state.later:
         return state
-    said = rejection_message(log)
-    if not said or state.scheduler_id:
+    words = rejection_message(log)
+    if not words or state.scheduler_id:
         return state
-    if AWAY.search(said):
-        return replace(state, reason=Reason.LAUNCH_FAILURE, detail=said, later=True)
-    later = TOO_MANY_JOBS.search(said) is not None
-    return replace(state, reason=Reason.REJECTED, detail=said, later=later)
+    if AWAY.search(words):
+        return replace(state, reason=Reason.LAUNCH_FAILURE, detail=words, later=True)
+    later = TOO_MANY_JOBS.search(words) is not None
+    return replace(state, reason=Reason.REJECTED, detail=words, later=later)
 
 
 def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
-    """`JobState`, `Reason` and `ExitCode` out of a job's /details, as far as they are in it.
+    """Extract `JobState`, `Reason` and `ExitCode` from a job's /details, where present.
 
     They are entries of the JSON, or `Name=value` in a text in it, depending on the server.
     """
@@ -126,14 +127,14 @@ def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
 
 
 def logged_details(log: list[Any]) -> dict[str, str]:
-    """The same out of the log of a job that left no exit code.
+    """Extract the same from the log of a job that left no exit code.
 
-    UNICORE asks for the details once, when it gives such a job up, and keeps them; the scheduler
+    UNICORE queries the details once, when it gives such a job up, and keeps them; the scheduler
     forgets a job some minutes after its end.
     """
     for line in reversed(log):
-        _, told, text = str(line).partition(_LOGGED_DETAILS)
-        if told:
+        _, marker, text = str(line).partition(_LOGGED_DETAILS)
+        if marker:
             return _found_details(text)
     return {}
 
@@ -147,11 +148,11 @@ def _found_details(text: str) -> dict[str, str]:
 
 
 def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
-    """`state` with the end, or the reason to wait, that Slurm's details tell and UNICORE does not.
+    """Complete `state` by the end, or the reason to wait, in Slurm's details.
 
-    UNICORE calls a job that left no exit code running for two minutes more, and does not say why it
-    ended. Of one whose script ended by itself it knows the exit code, and Slurm does not: the batch
-    file of a RAW job may end with another one.
+    For two more minutes UNICORE calls a job that left no exit code running, and it does not report
+    why it ended. If a script ended by itself, only UNICORE knows the exit code: the batch file of a
+    RAW job may end with another one.
     """
     word = details.get("JobState", "")
     code, _, signal = details.get("ExitCode", "").partition(":")
@@ -180,7 +181,7 @@ def _reason(status: str, message: str, code: int | None) -> Reason:
 
 
 def _number(value: object) -> int | None:
-    """The exit code, which UNICORE gives as a text."""
+    """Parse the exit code, which UNICORE gives as a text."""
     try:
         return int(str(value))
     except ValueError:

@@ -56,14 +56,9 @@ def make_tracker(
 ) -> Tracker:
     """Make the tracker of jobs' MLflow runs, not started; it masks all secrets known here.
 
-    Args:
-        configs: of the sites.
-        credentials: of the sites.
-        workdir: the workflow's directory.
-        notify: writes a line to the user's log.
-        workflow: the workflow whose jobs are run, if any.
-        direct: variables for jobs that log to the tracking server themselves.
-        wait_s: maximum seconds that jobs wait for MLflow to make their runs.
+    `notify` writes a line to the user's log. `workflow` is the one whose jobs are run, if any.
+    `direct` has variables for jobs that log to the tracking server themselves; these wait at most
+    `wait_s` seconds for MLflow to make their runs.
     """
     secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
     for loaded in configs.values():
@@ -109,9 +104,8 @@ def make_sites(
 def workspace_name(workdir: Path, workflow: str) -> str:
     """Return the name of the workflow's own workspace: readable, and unique to each directory.
 
-    Args:
-        workdir: the workflow's directory. A copy of it, journal included, is another workflow.
-        workflow: its name in its journal (`Journal.workflow`).
+    `workflow` is the name in its journal (`Journal.workflow`). A copy of the directory, journal
+    included, is another workflow.
     """
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", workdir.name).strip("-.")[:40] or "workflow"
     identity = f"{workflow}\0{workdir.resolve()}"

@@ -83,7 +83,6 @@ class ReconnectedSite:
         return runner.place.id == record.place
 
     def unreached(self, record: TryRecord) -> str:
-        """Explain why a try's workspace was not reached."""
         return self.away.get(
             record.site,
             f"its workspace {record.left_where} is not the one in the current backend config;"
@@ -95,13 +94,10 @@ class ReconnectedSite:
 async def reach_sites(
     journal: Journal, names: Sequence[str], given: Sequence[str], notify: Callable[[str], None]
 ) -> AsyncIterator[ReconnectedSite]:
-    """Open the sites `names` as the last run reached them; close their clients in the end.
+    """Open the sites `names` as the last run reached them; close clients and journal in the end.
 
-    Args:
-        journal: of the workflow; closed in the end, too.
-        names: of sites in the journal.
-        given: backend configs to use, `[NAME=]FILE`, instead of those that the last run used.
-        notify: writes a line for the user.
+    `given` are backend configs to use, `[NAME=]FILE`, instead of those that the last run used.
+    `notify` writes a line for the user.
 
     Raises:
         MantikError: a config or credentials are missing; no request was sent to a site.

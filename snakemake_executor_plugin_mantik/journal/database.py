@@ -231,8 +231,8 @@ class Database(Tables):
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
 
-        A new directory is closed to others, unless it is `shared` with its group. A damaged
-        journal is restored from its spare, and a copy of it is kept.
+        A new directory is closed to others, unless it is `shared` with its group. A damaged journal
+        is restored from its spare, and a copy of it is kept.
 
         Raises:
             JournalError: another controller holds it, it has a newer version, or nothing of its
@@ -306,7 +306,6 @@ class Database(Tables):
         return instance
 
     def close(self) -> None:
-        """Close the file and release the locks."""
         if hasattr(self, "db"):
             self.db.close()
         self._locks.close()

@@ -32,7 +32,6 @@ class FileLedger:
     """The workflow's files: local checksums, and the contents of the workspaces."""
 
     def __init__(self, database: Tables) -> None:
-        """Use the tables of `database`."""
         self._database = database
         self._db = database.db
 
@@ -53,7 +52,6 @@ class FileLedger:
             db.executemany("INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?)", files)
 
     def remote_file(self, place: str, path: str) -> FileRecord | None:
-        """Return the file known to be at `path` in the workspace at `place`."""
         row = self._db.execute(
             "SELECT path, size, sha256, source FROM remote_files WHERE place = ? AND path = ?",
             (place, path),
@@ -72,7 +70,6 @@ class FileLedger:
         return [_file(row) for row in rows]
 
     def set_remote_files(self, place: str, files: Iterable[FileRecord]) -> None:
-        """Record that files are in the workspace at `place` now."""
         with self._database.write() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?)",
@@ -193,11 +190,8 @@ class FileLedger:
     ) -> None:
         """Record the files of a try that is about to be submitted.
 
-        Args:
-            place: the place's identity.
-            try_id: the try.
-            files: files that its script carries and unpacks when it starts.
-            makes: paths of the files and directories that it makes.
+        Its script carries `files` and unpacks them when it starts; `makes` are paths of the files
+        and directories that it makes.
         """
         rows = [(try_id, f.path, f.size, f.sha256, f.source) for f in files]
         rows += [(try_id, path, 0, MADE, False) for path in makes]

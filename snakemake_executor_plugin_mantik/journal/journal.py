@@ -91,7 +91,6 @@ class Journal:
     # Sites
 
     def sites(self) -> dict[str, SiteRecord]:
-        """Return the sites on record, by name."""
         rows = self._db.execute(
             "SELECT site, url, workspace, config, place FROM sites ORDER BY site"
         )
@@ -219,7 +218,6 @@ class Journal:
         return [row["bucket"] for row in rows]
 
     def bucket_gone(self, place: str, bucket: int) -> None:
-        """Record that a bucket was removed with all that belongs to it."""
         with self._database.write() as db:
             db.execute("DELETE FROM buckets WHERE place = ? AND bucket = ?", (place, bucket))
 
@@ -272,7 +270,6 @@ class Journal:
             db.execute("DELETE FROM secrets WHERE try = ?", (try_id,))
 
     def has_secrets(self, try_id: str) -> bool:
-        """Check whether secrets of the try may be at the site."""
         found = self._db.execute("SELECT 1 FROM secrets WHERE try = ?", (try_id,))
         return found.fetchone() is not None
 

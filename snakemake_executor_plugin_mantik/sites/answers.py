@@ -61,14 +61,10 @@ def match_pattern(patterns: Iterable[Pattern], text: str) -> Pattern | None:
 def make_error(
     meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
 ) -> SiteError:
-    """Make the error for an answer that means `meaning`.
+    """Make the error for an answer that means `meaning`; `do` is advice for the user.
 
-    Args:
-        meaning: of the answer.
-        response: the answer, fully read.
-        site: the site's name.
-        text: the server's full text; shortened here, so that callers can classify all of it first.
-        do: advice for the user.
+    `response` is fully read. `text` is the server's full text, which is shortened here, so that
+    callers can classify all of it first.
     """
     request = response.request
     text = shorten(text)

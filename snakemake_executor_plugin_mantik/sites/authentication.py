@@ -59,8 +59,8 @@ class Moment:
 class Credential:
     """Provides the Authorization header of requests; its `repr` hides its values.
 
-    After a site or an issuer has refused it, `renew` looks up new values at its origin. All
-    holders of this object then use them.
+    After a site or an issuer has refused it, `renew` looks up new values at its origin. All holders
+    of this object then use them.
 
     Attributes:
         origin: names of the variables that it was made of, for errors.
@@ -176,7 +176,6 @@ class SshKey(Credential):
         self._ahead = 0.0
 
     def get_auth_header(self) -> str:
-        """Return the Bearer header with a token that is signed anew before it expires."""
         if self._renew_at.over():
             started = Moment.now()
             signed = int(started[0] + self._ahead)

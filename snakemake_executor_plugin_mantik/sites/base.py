@@ -197,10 +197,10 @@ class Site(Protocol):
         """Submit a job and return the site's id of it.
 
         `begin` is called when it is the job's turn, before any request; an error that it raises
-        ends the submission. The site object never repeats a submission. After `SiteUnreachable`
-        the job may exist, may run, or may come into being later; look for it with `find` and for
-        its claim. After any other error it does not exist. An id proves neither that the job will
-        run nor that it runs once.
+        ends the submission. The site object never repeats a submission. After `SiteUnreachable` the
+        job may exist, may run, or may come into being later; look for it with `find` and for its
+        claim. After any other error it does not exist. An id proves neither that the job will run
+        nor that it runs once.
         """
         ...
 
@@ -248,9 +248,9 @@ class Site(Protocol):
     async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
         """Write a file; make its parents, replace an old one. Not atomic: readers may see a part.
 
-        `private` gives it mode 0600. A UNICORE/X in embedded mode, without a TSI on the login
-        node, claims to do so but sets its own user's permissions only; no site with many users is
-        run that way.
+        `private` gives it mode 0600. A UNICORE/X in embedded mode, without a TSI on the login node,
+        claims to do so but sets its own user's permissions only; no site with many users is run
+        that way.
         """
         ...
 

@@ -152,8 +152,8 @@ def find_credentials(
 ) -> Credential:
     """Find the credentials of a site.
 
-    For each kind of credentials the environment is read before the keyring. A kind that is
-    complete under the site's own name precedes one under the API's name.
+    For each kind of credentials the environment is read before the keyring. A kind that is complete
+    under the site's own name precedes one under the API's name.
 
     Args:
         site: name of the site.
@@ -219,11 +219,8 @@ _WHAT_TO_SET: Final = (
 def missing_message(site: str, api: str, found: Iterable[str] = (), token_url: bool = False) -> str:
     """Describe which credentials were not found, as a text without any value.
 
-    Args:
-        site: name of the site.
-        api: `unicore` or `firecrest`.
-        found: bare names of the variables that are set.
-        token_url: whether the site's config names the issuer of tokens.
+    `found` has the bare names of the variables that are set. With `token_url` the site's config
+    names the issuer of tokens.
     """
     names = "; ".join(
         " and ".join(
@@ -327,7 +324,6 @@ class _Look:
         return None
 
     def now(self) -> dict[str, str]:
-        """Read the current values of the environment and its files."""
         found = find_in_environment(self.environ, self.prefixes, self.kind.names)
         return {name: value.value for name, value in found.items()}
 

@@ -49,13 +49,8 @@ class DeviceLogin(Refreshed):
     ) -> None:
         """Prepare; `login` makes the first request.
 
-        Args:
-            device_url: the issuer's device authorization endpoint.
-            token_url: the issuer's token endpoint.
-            client_id: of a client that may use this grant.
-            client_secret: of the client, if it has one.
-            client: makes the HTTP client.
-            terminal: whether a user is at a terminal.
+        `device_url` is the issuer's device authorization endpoint. `client_id` names a client that
+        may use this grant. `terminal` returns whether a user is there to log in.
 
         Raises:
             CredentialError: a URL would get credentials unencrypted.
@@ -127,7 +122,6 @@ class DeviceLogin(Refreshed):
         self._adopt(self._wait(form, valid_lifetime(begun.get("interval"), INTERVAL_S), lasts))
 
     def _wait(self, form: Mapping[str, str], interval_s: float, lasts_s: float) -> dict[str, Any]:
-        """Poll until the user has confirmed; return the answer with the token."""
         end = time.monotonic() + lasts_s
         while time.monotonic() < end:
             time.sleep(interval_s)

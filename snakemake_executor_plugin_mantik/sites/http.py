@@ -1,8 +1,8 @@
 """HTTP clients that bound the size of an answer.
 
 HTTPX reads and unpacks an answer to its end, however long it is. A broken or hostile server must
-not fill the memory of the machine that watches jobs. The callers bound how long a site's answer
-may take (`sites.rate_limits.longest_request_s`).
+not fill the memory of the machine that watches jobs. The callers bound how long a site's answer may
+take (`sites.rate_limits.longest_request_s`).
 """
 
 import json
@@ -65,7 +65,6 @@ class _Body:
         return httpx.RemoteProtocolError(text, request=self._response.request)
 
     def answer(self) -> httpx.Response:
-        """Return the answer with its body in memory."""
         headers = [
             (k, v) for k, v in self._response.headers.raw if k.decode().lower() not in _NO_LONGER
         ]
@@ -82,11 +81,9 @@ class HttpClient(httpx.AsyncClient):
     """An HTTP client that bounds answers and checks each before it is returned."""
 
     def __init__(self, *, look: Callable[[httpx.Response], None], **named: Any) -> None:
-        """Make a client.
+        """Make a client with the arguments of `httpx.AsyncClient`.
 
-        Args:
-            look: called with each answer; a streamed one has no body yet, unless it is an error.
-            named: arguments of `httpx.AsyncClient`.
+        `look` is called with each answer; a streamed one has no body yet, unless it is an error.
         """
         super().__init__(**named)
         self._look = look

@@ -86,12 +86,7 @@ class _Issued(Credential):
         *,
         client: Callable[[], httpx.Client] | None = None,
     ) -> None:
-        """Prepare; `renew` makes the first request.
-
-        Args:
-            token_url: the issuer's token endpoint.
-            form: the fields of the request.
-            client: makes the HTTP client.
+        """Prepare; `renew` makes the first request, with the fields of `form`.
 
         Raises:
             CredentialError: `token_url` would get the credentials unencrypted.

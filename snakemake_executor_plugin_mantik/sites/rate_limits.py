@@ -128,7 +128,6 @@ class RateLimiter:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, then hold a slot for one submission."""
         async with self._free:
             await self._pace.wait()
             yield

@@ -76,12 +76,10 @@ def pending_obstacle(reason: str) -> tuple[str, bool]:
 
 
 def end_reason(state: str, code: int | None, signal: int | None) -> Reason | None:
-    """Return why a job ended; None if Slurm's state is not an end.
+    """Return why a job ended, from Slurm's `JobState`; None if that is not an end.
 
-    Args:
-        state: Slurm's `JobState`.
-        code: exit code of the batch script, if reported.
-        signal: signal that ended it, 0 or None if none did.
+    `code` and `signal` are those with which the batch script ended, if reported; `signal` 0 is
+    none.
     """
     if state == "COMPLETED":
         return Reason.SUCCESS

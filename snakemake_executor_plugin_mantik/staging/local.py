@@ -97,10 +97,9 @@ class LocalFiles:
     ) -> list[LocalFile]:
         """Examine files, and all files and empty directories below directories.
 
-        Args:
-            wanted: for each its path in the workspace, and its local path if that does not follow
-                from the former (`jobs.paths.local_path`).
-            source: whether they are uploaded as sources; missing sources are skipped.
+        `wanted` has the path of each in the workspace, and its local path if that does not follow
+        from the former (`jobs.paths.local_path`). Files that are uploaded as a `source` may be
+        missing.
 
         Raises:
             UserError: a file is missing or cannot be read, or a credential is read from it.
@@ -267,7 +266,6 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
 
 
 def _checksums(keys: Iterable[Key]) -> dict[Key, str | OSError]:
-    """Return the checksum of each file, or the error from reading it."""
     digests: dict[Key, str | OSError] = {}
     for key in keys:
         try:

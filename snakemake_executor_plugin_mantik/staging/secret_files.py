@@ -164,7 +164,6 @@ class Withheld:
     """Files below a directory that are not uploaded; `str()` gives a line that reports them."""
 
     def __init__(self, directory: Path, include: Matching) -> None:
-        """Withhold secrets of `directory`, except files that `include` matches."""
         self._directory = directory
         self._root = os.path.realpath(directory)
         self._include = include
@@ -175,9 +174,7 @@ class Withheld:
     def withholds(self, path: str, status: os.stat_result) -> bool:
         """Check whether a file must not be uploaded, and record it if so.
 
-        Args:
-            path: of the file, relative to the directory.
-            status: of the file, or of a link's target.
+        `path` is relative to the directory; `status` is that of a link's target.
         """
         local = os.path.join(self._directory, path)
         if variable := self._credentials.variable_of(status):

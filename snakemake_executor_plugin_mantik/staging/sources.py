@@ -58,19 +58,14 @@ def select_sources(
     total_limit: int,
     include: Matching = NOTHING,
 ) -> Sources:
-    """Select the sources below `workdir`.
+    """Select the sources below `workdir`, the workflow's working directory.
 
-    Args:
-        workdir: the workflow's working directory.
-        exclude: the backend config's Exclude.
-        products: files and directories that rules of the workflow make or read.
-        file_limit: bytes above which a file is left out.
-        total_limit: maximum bytes of all sources together.
-        include: matches files that are uploaded although they may hold a secret: the backend
-            config's `Site: Include`.
+    `exclude` and `include` are the backend config's Exclude and `Site: Include`; the latter matches
+    files that are uploaded although they may hold a secret. `products` are files and directories
+    that rules of the workflow make or read. A file above `file_limit` bytes is left out.
 
     Raises:
-        UserError: the sources are larger than `total_limit`.
+        UserError: the sources are larger than `total_limit` bytes together.
     """
     paths: list[str] = []
     too_large: list[str] = []

@@ -67,13 +67,8 @@ async def download_file(
 ) -> None:
     """Download one file to the local `target`; continue where an earlier attempt stopped.
 
-    Args:
-        site: to download from.
-        path: of the file, relative to the workspace.
-        target: local path to write to.
-        size: expected bytes.
-        sha256: expected checksum; empty if it is not known.
-        repeat: repeats an attempt as long as it sees fit.
+    `path` is relative to the workspace. The file must have `size` bytes and the checksum `sha256`,
+    unless that is empty. `repeat` repeats an attempt as long as it sees fit.
 
     Raises:
         TransferError: the downloads are not what the job made, and differ between attempts.
@@ -207,7 +202,6 @@ class OutputStaging:
             file.write(content)
 
     def directory(self, entry: OutputEntry) -> None:
-        """Make an output directory, or a directory in it."""
         root, path = self._place(entry)
         self._make(path, root)
 
@@ -301,7 +295,6 @@ class OutputStaging:
                 os.utime(path, ns=(modified, modified), follow_symlinks=False)
 
     def clear(self) -> None:
-        """Remove all outputs that have not been settled."""
         for temporary in map(Path, self._roots.values()):
             if temporary.is_dir() and not temporary.is_symlink():
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -448,7 +448,7 @@ def test_full_disk_is_told(journal: Journal) -> None:
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
     files = [FileRecord(f"{n}", n, "x" * 64) for n in range(10_000)]
-    with pytest.raises(JournalError, match="Free space"):
+    with pytest.raises(JournalError, match="Free disk space"):
         journal.files.set_remote_files("hpc1", files)
     journal.submitting(record.id, "q")
     assert journal.files.remote_files("hpc1") == []

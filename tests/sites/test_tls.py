@@ -177,7 +177,7 @@ class TestCertificates:
             ("unknown", "CAFile"),
             ("another", "CAFile"),
             ("host", "names another host"),
-            ("expired", "date of this machine"),
+            ("expired", "clock of this machine"),
             ("self-signed", "CAFile"),
         ],
     )

@@ -163,8 +163,8 @@ def _no_answer(error: Exception, where: str) -> SiteUnreachable:
 def error_of_answer(response: httpx.Response, site: str) -> SiteError:
     """Return the error in a `response` that was not expected.
 
-    An answer that is not the server's own (a web page of a proxy or a login portal) proves
-    nothing, whatever its status.
+    An answer that is not the server's own (a web page of a proxy or a login portal) proves nothing,
+    whatever its status.
     """
     status = response.status_code
     if is_web_page(response):

@@ -137,11 +137,8 @@ class FirecrestConnection:
     ) -> _T:
         """Make a request; repeat it only if its token was refused and there is another one.
 
-        Args:
-            what: its key in `requests`.
-            act: makes the request with pyfirecrest's client.
-            channels: number of ssh channels that it takes at the site.
-            size: maximum bytes of the file that it carries.
+        `what` is its key in `requests`; `act` makes it with pyfirecrest's client. It takes
+        `channels` ssh channels at the site, and carries a file of at most `size` bytes.
         """
         again = False
         async with self._channels.take(channels):
@@ -170,7 +167,6 @@ class FirecrestConnection:
     async def download(
         self, url: str, offset: int
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """Open a download of an object in the site's store, for the context."""
         async with self._stores:
             token = kind.set("download")
             try:

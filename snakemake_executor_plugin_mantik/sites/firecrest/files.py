@@ -175,7 +175,6 @@ class FirecrestFiles:
         return await repeat_request(act)
 
     async def _is_large(self, path: str) -> bool:
-        """Check whether a file needs a transfer."""
         entry = await self.stat(path)
         return entry is not None and entry.size > self._down_bytes
 
@@ -244,7 +243,6 @@ class FirecrestFiles:
         return answer
 
     async def checksum(self, path: str) -> str:
-        """Return the SHA-256 of a file, in hexadecimal digits."""
         target = self._paths.absolute(path)
         answer = await self._connection.ask(
             "checksum", lambda c: c.checksum(self._system.name, target)

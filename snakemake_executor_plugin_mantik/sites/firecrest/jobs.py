@@ -75,14 +75,10 @@ class FirecrestJobs:
         return job_id
 
     async def find(self, names: Mapping[str, str], *, filters: bool) -> dict[str, list[str]]:
-        """See `Site.find`.
+        """See `Site.find`; `names` are those at the site.
 
-        A job that has just started is listed with half a record, without its name.
-
-        Args:
-            names: of the jobs at the site, by tag.
-            filters: whether the scheduler can list jobs by name; otherwise every list has all jobs
-                of the user.
+        `filters`: the scheduler can list jobs by name; otherwise every list has all jobs of the
+        user. A job that has just started is listed with half a record, without its name.
         """
         found: dict[str, list[str]] = {tag: [] for tag in names}
         tags = {name: tag for tag, name in names.items()}

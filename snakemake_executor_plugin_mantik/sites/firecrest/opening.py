@@ -87,7 +87,6 @@ class FirecrestUser:
     """The user's identity at the site.
 
     Attributes:
-        name: login name.
         account: the scheduler's default account, empty where the server does not report it.
         accounts: all accounts that the user may use, as far as the server reports them.
     """
@@ -226,13 +225,9 @@ def choose_workspace(
 ) -> str:
     """Choose the workspace's absolute path.
 
-    Args:
-        file_systems: of the system.
-        user: login name; users have directories with it in each file system.
-        site: the site's name, for errors.
-        name: of the workspace, used if its path is not given.
-        workspace: its path as configured: absolute, or relative to the user's directory.
-        storage: kind or path of a file system as configured; by default scratch, else home.
+    `workspace` is its path as configured: absolute, or relative to the directory that `user` has in
+    each file system; if it is None, `name` is used. `storage` is the configured kind or path of a
+    file system; by default scratch, else home.
 
     Raises:
         SiteRejected: no file system fits, or `workspace` lies outside all of them.

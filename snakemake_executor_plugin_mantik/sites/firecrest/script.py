@@ -23,12 +23,8 @@ def submission_body(
 ) -> dict[str, Any]:
     """Make the body of `POST /compute/{system}/jobs` for a submission, as pyfirecrest writes it.
 
-    All resources are requested in the script, because other fields would override it.
-
-    Args:
-        submission: the job.
-        scheduler: the system's.
-        workspace: absolute path of the workspace at the site.
+    All resources are requested in the script, because other fields would override it. `workspace`
+    is an absolute path at the site.
 
     Raises:
         UserError: the scheduler does not support a resource.
@@ -42,10 +38,7 @@ def submission_body(
 def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:
     """Insert the scheduler's directives after the first line of a submission's script.
 
-    Args:
-        submission: the job.
-        scheduler: whose directives are used.
-        output: absolute path of the scheduler's output of the job, without the id and `.out`.
+    `output` is the absolute path of the scheduler's output of the job, without the id and `.out`.
 
     Raises:
         UserError: the scheduler does not support a resource.

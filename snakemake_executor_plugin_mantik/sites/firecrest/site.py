@@ -86,15 +86,10 @@ class FirecrestSite:
     ) -> None:
         """Prepare a site; `open` makes the first request.
 
-        Args:
-            name: the site's name, for messages.
-            url: base of the API.
-            machine: the system's name at the server.
-            credentials: of the user.
-            workspace_name: name of the workspace's directory, used if its path is not configured.
-            settings: the site's settings.
-            base: directory of a relative CA file, by default the current one.
-            account: pays for the jobs that transfer large files; by default the user's own.
+        `machine` is the system's name at the server. `workspace_name` is used if the workspace's
+        path is not configured. `base` is the directory of a relative CA file, by default the
+        current one. `account` pays for the jobs that transfer large files; by default the user's
+        own.
 
         Raises:
             UserError: the URL or CA file cannot be used.
@@ -120,7 +115,6 @@ class FirecrestSite:
 
     @property
     def requests(self) -> Counter[str]:
-        """Number of HTTP requests so far, by kind."""
         return self._connection.requests
 
     @property

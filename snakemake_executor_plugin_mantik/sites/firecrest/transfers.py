@@ -101,7 +101,6 @@ class FirecrestTransfers:
         self._staging: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def _stored(self, path: str) -> bool:
-        """Check whether `path` is transferred through the object store."""
         return self._system.transfer == "s3" and is_transferable(self._paths.absolute(path))
 
     async def upload(self, path: str, content: bytes | Path, size: int, small: SmallFiles) -> None:
@@ -287,7 +286,6 @@ class FirecrestTransfers:
         await self._wait(self._job_of(job))
 
     async def _run(self, small: SmallFiles, *commands: str) -> None:
-        """Run commands in a job like those that firecREST makes for transfers."""
         script = transfer_script(
             self._system, self._paths.absolute(JOBS), self.account, "\n".join(commands)
         )

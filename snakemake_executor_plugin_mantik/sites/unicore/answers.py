@@ -77,8 +77,8 @@ _BY_STATUS = {
 def unicore_error(response: httpx.Response, site: str) -> SiteError | None:
     """Return the error in the fully read `response`; None if it is a success.
 
-    An answer that is not the server's own (a web page of a proxy or a login portal) proves
-    nothing, whatever its status. pyunicore handles an expired session.
+    An answer that is not the server's own (a web page of a proxy or a login portal) proves nothing,
+    whatever its status. pyunicore handles an expired session.
     """
     if response.status_code == SESSION_EXPIRED:
         return None
@@ -132,7 +132,6 @@ def root_cause(text: str) -> str:
 
 
 def _text_of(response: httpx.Response) -> str:
-    """Return the server's own words in full."""
     text = response.text
     if _is_json(response):
         try:

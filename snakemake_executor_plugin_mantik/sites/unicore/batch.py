@@ -59,10 +59,7 @@ it that way.
 def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], *, whole: bool) -> str:
     """Make the file that UNICORE appends its own script to and passes to sbatch or qsub.
 
-    Args:
-        submission: the job.
-        scheduler: reads the directives.
-        whole: whether the file also holds the job's script, for when UNICORE's script runs it.
+    With `whole` the file also holds the job's script, for when UNICORE's script runs it.
     """
     directory = _PBS_DIRECTORY if scheduler == "pbs" else ()
     script = _script(submission) if whole else ()

@@ -126,12 +126,9 @@ class UnicoreConnection:
     ) -> httpx.Response:
         """Make one request and return its answer, which is a success.
 
-        Args:
-            kind: its key in `requests`.
-            method: GET, PUT, POST or DELETE.
-            path: below the base URL, percent-encoded.
-            size: of the file that it carries, if any.
-            arguments: of httpx (json, content, params, headers).
+        `kind` is its key in `requests`. `path` is below the base URL, percent-encoded. `size` is
+        that of the file that it carries, if any. `arguments` are httpx's (json, content, params,
+        headers).
         """
         send = getattr(self._client, method.lower())
         if size is None:
@@ -162,7 +159,6 @@ class UnicoreConnection:
                 await response.aclose()
 
     async def repeat(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Call `act`, and repeat it a few times if the site is busy or cannot be reached."""
         return await repeat_request(act)
 
     def json_of(self, response: httpx.Response) -> dict[str, Any]:
@@ -180,7 +176,6 @@ class UnicoreConnection:
         return answer
 
     def nonsense(self, path: str) -> SiteUnreachable:
-        """Make the error for an answer that cannot come from UNICORE."""
         return SiteUnreachable(
             f"the answer to {path} is not a valid answer from UNICORE",
             where=f"site {self._site}",

@@ -48,11 +48,9 @@ def job_description(
 ) -> dict[str, Any]:
     """Make the UNICORE job description of `submission`.
 
-    Args:
-        submission: the job.
-        scheduler: the site's; with `none` the resources go into the description only.
-        known: names of the resources that the queue supports, a server refuses others; None: all.
-        server: the server's version, where known.
+    With the scheduler `none` the resources go into the description only. `known` has the names of
+    the resources that the queue supports, because a server refuses others; None: all. `server` is
+    the server's version, where known.
 
     Raises:
         UserError: the requested resources cannot reach the scheduler.

@@ -202,7 +202,6 @@ class UnicoreJobs:
     async def _all(
         self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]
     ) -> dict[str, _T | SiteError]:
-        """Return the result or error of `act` for each job."""
         return await ask_all(ids, act, self._connection.max_concurrency)
 
     def _check_tag(self, tag: str) -> None:

@@ -177,12 +177,8 @@ async def locate_workspace(
 ) -> tuple[str, str, str]:
     """Return the workspace's storage, its path in it, and its absolute path.
 
-    Args:
-        connection: to the server.
-        site: the site's name, for errors.
-        name: of the workspace, used if its path is not given.
-        workspace: its path as configured: absolute, or relative to the storage.
-        storage: name of the storage as configured.
+    `workspace` is its path as configured: absolute, or relative to the storage; if it is None,
+    `name` is used. `storage` is the configured name of the storage.
 
     Raises:
         SiteRejected: no storage holds the workspace.
@@ -220,7 +216,6 @@ async def _named_storage(connection: UnicoreConnection, site: str, name: str) ->
 
 
 async def _mounts(connection: UnicoreConnection) -> dict[str, str]:
-    """Return the mount points of the usable storages."""
     answer = await connection.get("storages", "/storages", {"num": _MOST_STORAGES})
     names = [_last(url) for url in _urls(answer, "storages")]
     answers = await asyncio.gather(*(_storage(connection, name) for name in names))

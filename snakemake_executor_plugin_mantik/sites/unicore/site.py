@@ -82,13 +82,9 @@ class UnicoreSite:
     ) -> None:
         """Prepare a site; `open` makes the first request.
 
-        Args:
-            name: the site's name, for messages.
-            url: base of the REST API, ends with /rest/core.
-            credentials: of the user.
-            workspace_name: name of the workspace's directory, used if its path is not configured.
-            settings: the site's settings.
-            base: directory of a relative CA file, by default the current one.
+        `url` is the base of the REST API, which ends with /rest/core. `workspace_name` is used if
+        the workspace's path is not configured. `base` is the directory of a relative CA file, by
+        default the current one.
 
         Raises:
             UserError: the URL or CA file cannot be used.
@@ -115,7 +111,6 @@ class UnicoreSite:
 
     @property
     def requests(self) -> Counter[str]:
-        """Number of HTTP requests so far, by kind."""
         return self._connection.requests
 
     @property

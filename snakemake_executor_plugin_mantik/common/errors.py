@@ -123,11 +123,7 @@ class PlaceTaken(UserError):  # noqa: N818 - a plain name
 
 
 class SiteError(MantikError):
-    """A site's error answer, or a missing answer.
-
-    Attributes:
-        status: the HTTP status if there was an answer, else None.
-    """
+    """A site's error answer with its HTTP `status`, or a missing answer (None)."""
 
     def __init__(
         self, what: str, *, where: str = "", do: str = "", status: int | None = None
@@ -147,8 +143,7 @@ class SiteUnreachable(SiteError):  # noqa: N818
 class SiteBusy(SiteError):  # noqa: N818
     """The site asks to retry later (429, 503 with Retry-After); the action did not happen.
 
-    Attributes:
-        retry_after: seconds to wait according to the site, else None.
+    `retry_after` has the seconds to wait according to the site, else None.
     """
 
     def __init__(

@@ -62,14 +62,7 @@ def open_journal(directory: Path) -> Journal:
 
 @dataclass(frozen=True)
 class ReconnectedSite:
-    """The sites of an earlier run that were reached.
-
-    Attributes:
-        journal: of the workflow.
-        workdir: the workflow's directory.
-        runners: the sites that answered, by name.
-        away: why the other sites cannot be reached, by name.
-    """
+    """Sites of an earlier run: `runners` of those that answered, and errors of those `away`."""
 
     journal: Journal
     workdir: Path

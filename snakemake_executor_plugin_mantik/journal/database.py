@@ -125,15 +125,12 @@ _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8,
 }  # fmt: skip
-"""The additions of each version."""
 
 
 class Tables:
     """The journal's open tables. Not thread-safe: they belong to the thread that opened them.
 
-    Attributes:
-        path: the journal's file, for messages.
-        db: the connection.
+    `path` is the journal's file, for messages.
     """
 
     path: Path

@@ -15,12 +15,9 @@ MADE = ""
 
 @dataclass(frozen=True)
 class WriteConflict:
-    """A bundle or try that may overwrite a file.
+    """A bundle, or a try that makes a file or whose script carries it, that may overwrite a file.
 
-    Attributes:
-        id: of the bundle or try.
-        bundle: whether it is a bundle; else a try whose script carries the file or makes it.
-        makes: whether it makes the file.
+    `id` is that of the bundle or try.
     """
 
     id: str

@@ -25,10 +25,7 @@ _ORDER = {state: rank for rank, state in enumerate(TryState)}
 class Journal:
     """Reads and writes the journal. Not thread-safe: it belongs to the thread that made it.
 
-    Attributes:
-        path: its file.
-        remark: a notice for the user; may be empty.
-        files: its records of files.
+    `remark` is a notice for the user, and may be empty.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 def check_url(url: str, site: str, key: str) -> str:
     """Return the base URL of an API without a final slash; allow HTTP on this machine only.
 
-    Errors name the site and the `key` of the backend config that holds the URL.
+    `key` is the key of the backend config that holds the URL.
 
     Raises:
         UserError: credentials would be sent unencrypted, or the URL is more than an address.

@@ -40,13 +40,7 @@ class Meaning(Enum):
 
 @dataclass(frozen=True)
 class Pattern:
-    """A text in an error answer, and its meaning.
-
-    Attributes:
-        text: regular expression, searched case-insensitively.
-        meaning: of an answer with that text.
-        do: advice for the user.
-    """
+    """A case-insensitive regular expression for texts of error answers, with meaning and advice."""
 
     text: str
     meaning: Meaning

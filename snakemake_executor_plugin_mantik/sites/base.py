@@ -51,8 +51,7 @@ class SiteFacts:
         user: login name that jobs run as, where known.
         queues: limits by queue; empty where the site reports none.
         max_entries: maximum number of entries in one listing.
-        accounts: compute budget accounts that the user may use; empty where the site does not
-            report them reliably.
+        accounts: compute budget accounts of the user; empty where they are not reported reliably.
     """
 
     workspace: str
@@ -65,14 +64,13 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class SiteDetails:
-    """Further details of a site, which no run needs.
+    """Further details of a site, which no run needs; None or empty where it does not report them.
 
     Attributes:
-        free_bytes: space left for the user on the workspace's file system; None: not reported.
-        accounts: compute budget accounts that the user may use, with the remaining budget in the
-            site's words; empty where none are reported.
-        default_account: account that pays if none is named; empty where none is reported.
-        scheduler: the site's scheduler according to the API, `slurm` or `pbs`; empty if unknown.
+        free_bytes: space left for the user on the workspace's file system.
+        accounts: compute budget accounts of the user, with remaining budgets in the site's words.
+        default_account: account that pays if none is named.
+        scheduler: the site's scheduler according to the API, `slurm` or `pbs`.
         notes: current problems of the server, and known defects of its version.
     """
 
@@ -91,7 +89,6 @@ class Submission:
         tag: key for `Site.find`: the try's UUID; letters, digits and `-` only.
         name: readable name, any text; the site shortens and cleans it.
         script: the complete bash script; ends with 0 where `after_on_login` is set.
-        resources: resources to request from the scheduler.
         before_on_login, after_on_login: commands run on the login node, outside the job.
         login_shell: whether the script needs what a login shell has (environment modules).
     """
@@ -121,12 +118,12 @@ class JobState:
     Attributes:
         reason: why the job ended, for `Phase.ENDED`.
         detail: the site's own words, one line, may be empty.
-        exit_code: of the script, where the site knows it. A UNICORE/X that runs jobs itself has
-            been seen to report 0 for a job that ended while it was still being accepted.
+        exit_code: of the script, where the site knows it. A UNICORE/X that runs jobs itself was
+            seen to report 0 for a job that ended while it was still being accepted.
         scheduler_id: the scheduler's id of the job, empty before it has one.
         queue: the job's queue, empty if the site does not report it.
-        waits: the scheduler's reason why a waiting job cannot start, other than waiting its turn;
-            empty if there is none, None if the scheduler was not queried.
+        waits: why a waiting job cannot start, other than waiting its turn, in the scheduler's
+            words; empty if there is no reason, None if the scheduler was not queried.
         never: whether the job can never start because it requests more than a limit allows.
         later: whether the failure is temporary: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
@@ -145,12 +142,9 @@ class JobState:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a directory at a site.
+    """One entry of a directory at a site: name, and size in bytes (0 for a directory).
 
-    Attributes:
-        name: without the directory.
-        size: bytes; 0 for a directory.
-        modified: seconds since the epoch on the site's clock: compare it with itself only.
+    `modified` has seconds since the epoch on the site's clock: compare it with itself only.
     """
 
     name: str

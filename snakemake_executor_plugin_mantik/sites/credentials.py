@@ -296,9 +296,7 @@ class _Look:
     whose value was refused. If that is refused as well, the variable is used again: a site in
     trouble refuses valid credentials, and the keyring may hold outdated ones.
 
-    Attributes:
-        known: the values that were used last.
-        seen: the values in the environment and its files at that time.
+    `known` has the last used values; `seen` those of the environment and its files at that time.
     """
 
     kind: _Kind

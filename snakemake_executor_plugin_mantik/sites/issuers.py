@@ -51,10 +51,8 @@ def issuer_error(error: CredentialError) -> SiteUnauthorized:
 class Issuer:
     """The issuer of a site's access tokens and the way to reach it, from the site's config.
 
-    Attributes:
-        url: the token endpoint, None where the config does not name it.
-        ca_file: additional certificates to verify the issuer's.
-        proxy: URL of an HTTP proxy.
+    `url` is the token endpoint, if the config names it. `ca_file` has additional certificates to
+    verify the issuer's.
     """
 
     url: str | None = None

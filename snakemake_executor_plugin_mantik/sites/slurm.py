@@ -78,7 +78,7 @@ def pending_obstacle(reason: str) -> tuple[str, bool]:
 def end_reason(state: str, code: int | None, signal: int | None) -> Reason | None:
     """Return why a job ended, from Slurm's `JobState`; None if that is not an end.
 
-    `code` and `signal` are those with which the batch script ended, if reported; `signal` 0 is
+    `code` and `signal` are those with which the batch script ended, if reported; signal 0 means
     none.
     """
     if state == "COMPLETED":

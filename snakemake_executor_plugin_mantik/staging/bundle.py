@@ -18,8 +18,7 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
 class FileChanged(UserError):  # noqa: N818 - a plain name
     """A file changed, or vanished, between its first check and the end of its upload.
 
-    Attributes:
-        path: its path in the workspace.
+    `path` is its path in the workspace.
     """
 
     def __init__(self, file: LocalFile) -> None:

@@ -38,13 +38,12 @@ class LocalFile:
 
     Attributes:
         path: relative to the workspace.
-        local: the local path.
+        local: the local path; equals `path` if there is no local file.
         size: bytes; 0 for a directory.
         key: identifies the content at the time of the check; None if there is no local file.
         sha256: checksum of its content; empty for a directory.
-        directory: whether it is a directory.
         source: whether it is uploaded as one of the working directory's sources.
-        content: its bytes if there is no local file; `local` is then `path`.
+        content: its bytes if there is no local file.
     """
 
     path: str

@@ -21,7 +21,6 @@ from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
 
 _MOST_NAMED: Final = 20
-"""Maximum number of files that a message names."""
 
 _LOOKED_AT: Final = 1 << 20
 """Bytes of a file that are searched for a private key."""
@@ -65,10 +64,7 @@ _Identity = tuple[int, int]
 class CredentialFiles:
     """The files from which credentials are read, including links and hard links to them.
 
-    Attributes:
-        variables: the environment variable that names each.
-        paths: the path of each, links resolved, with its variable.
-        sizes: of each, bytes.
+    `variables` and `paths` have the environment variable that names each; `paths` resolves links.
     """
 
     variables: Mapping[_Identity, str] = field(default_factory=dict)
@@ -154,10 +150,8 @@ class _Always:
 
 
 NOTHING: Final[Matching] = _Always(False)
-"""Matches no path."""
 
 EVERYTHING: Final[Matching] = _Always(True)
-"""Matches every path."""
 
 
 class Withheld:

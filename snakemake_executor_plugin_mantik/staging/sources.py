@@ -33,14 +33,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Sources:
-    """The selected sources.
+    """The selected sources, `paths` in order and relative to the working directory.
 
     Attributes:
-        paths: relative to the working directory, in order.
         size: bytes of all of them together.
         too_large: paths left out because of the limit for one file.
-        withheld: one line about files withheld as secrets and how to upload them anyway; may be
-            empty.
+        withheld: one line about files withheld as secrets, with advice; may be empty.
     """
 
     paths: tuple[str, ...]

@@ -143,11 +143,7 @@ def _sha256(path: Path) -> str:
 
 
 class OutputStaging:
-    """Temporary paths of one try's outputs until all of them are complete.
-
-    Attributes:
-        settled: whether the outputs have been moved to their final paths.
-    """
+    """Temporary paths of one try's outputs until all of them are complete and `settled`."""
 
     def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
         """Prepare for `outputs`, the paths in the workspace that the rule declares."""

@@ -131,7 +131,7 @@ def test_a_refusal_that_lasts_does_not_lose_the_outputs(bench: Bench, path: str)
 
 def test_what_the_site_itself_calls_shorter_is_lost(bench: Bench) -> None:
     bench.world.files["alone"] = b"x"
-    refused(bench, OutputsLost, "1 bytes there")
+    refused(bench, OutputsLost, "1 bytes at the site")
 
 
 def test_broken_transfer_does_not_begin_anew(bench: Bench) -> None:
@@ -191,7 +191,7 @@ def test_content_that_is_damaged_on_its_way_is_not_lost(bench: Bench, path: str)
 @pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
 def test_file_became_shorter_at_the_site(bench: Bench, path: str) -> None:
     bench.world.files[path] = (bench.world.files[path] or b"")[:100]
-    refused(bench, TransferError, "100 bytes there")
+    refused(bench, TransferError, "100 bytes at the site")
 
 
 def test_file_grew_at_the_site(bench: Bench) -> None:

@@ -398,7 +398,7 @@ class TestLarge:
                 return await original(self, system, file, f"{directory}/nowhere", *rest, **more)
 
             monkeypatch.setattr(FirecrestClient, "upload", astray)
-            with pytest.raises(SiteUnreachable, match="nothing came"):
+            with pytest.raises(SiteUnreachable, match="nothing arrived"):
                 await site.put("large", data)
 
         run(sandbox, scenario)

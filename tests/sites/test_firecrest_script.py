@@ -107,7 +107,7 @@ def test_scripts_without_a_first_line_of_their_own() -> None:
 
 
 def test_too_large() -> None:
-    with pytest.raises(SiteRejected, match="bytes"):
+    with pytest.raises(SiteRejected, match="larger than 4 MB"):
         slurm_script(replace(JOB, script="#!/bin/bash\n" + "x" * SCRIPT_BYTES), "slurm", "/w")
 
 

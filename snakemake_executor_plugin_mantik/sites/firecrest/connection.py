@@ -36,7 +36,6 @@ from snakemake_executor_plugin_mantik.sites.rate_limits import (
 )
 
 _CONNECT_S: Final = 30.0
-"""Time-out for connecting, seconds."""
 _IDLE_S: Final = 60.0
 """How long an idle connection is kept, seconds; one that the other side has closed meanwhile is
 noticed before it is used again."""
@@ -53,7 +52,6 @@ class FirecrestConnection:
 
     Attributes:
         requests: number of requests so far, by kind, repetitions included.
-        max_concurrency: maximum number of concurrent requests.
         clock: the server's clock in its last answer; None if it was not reported.
         client: pyfirecrest's client; use it through `ask` and `once`.
     """

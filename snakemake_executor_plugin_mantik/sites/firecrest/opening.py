@@ -33,12 +33,10 @@ _ZONE_STEP_S: Final = 900
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A file system of a system.
+    """A file system of a system; users have directories with their names below `path`.
 
-    Attributes:
-        path: mount point; users have directories with their names in it.
-        kind: `scratch`, `users`, `project`, `store`, ...
-        default: whether the server puts its own files there.
+    `kind` is `scratch`, `users`, `project`, `store`, ... The server puts its own files in the
+    default.
     """
 
     path: str
@@ -51,10 +49,7 @@ class FirecrestSystem:
     """One system, as the server describes it.
 
     Attributes:
-        name: in the server's spelling.
-        scheduler: for which batch scripts are written.
         server: product and version.
-        file_systems: of the system.
         direct_bytes: largest file that is uploaded directly.
         transfer: method for larger ones (`s3`, `streamer`, `wormhole`), empty if there is none.
         directives: first lines of its transfer jobs; may hold `{account}`.
@@ -84,11 +79,9 @@ class FirecrestSystem:
 
 @dataclass(frozen=True)
 class FirecrestUser:
-    """The user's identity at the site.
+    """The user's login name and accounts at the site, as far as the server reports them.
 
-    Attributes:
-        account: the scheduler's default account, empty where the server does not report it.
-        accounts: all accounts that the user may use, as far as the server reports them.
+    `account` is the scheduler's default account.
     """
 
     name: str

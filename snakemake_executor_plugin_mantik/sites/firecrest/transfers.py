@@ -40,7 +40,6 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
 FIRST_LOOK_S: Final = 0.5
 """Wait before the first poll of a transfer job, seconds; each further wait is 1.5 times longer."""
 _LONGEST_LOOK_S: Final = 15.0
-"""Longest wait between two polls of a transfer job, seconds."""
 UNSEEN_S: Final = 120.0
 """How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
 _CHECKED_BYTES: Final = 256 << 20
@@ -68,9 +67,7 @@ class SmallFiles(Protocol):
 class _Staged:
     """A file that is ready to be downloaded: an object's URL, or a directory of parts.
 
-    Attributes:
-        entry: the file when it was prepared.
-        users: number of current readers.
+    `entry` is the file when it was prepared; `users` counts its current readers.
     """
 
     entry: Entry

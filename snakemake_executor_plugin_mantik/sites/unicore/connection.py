@@ -39,7 +39,6 @@ from snakemake_executor_plugin_mantik.sites.rate_limits import (
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, unicore_error
 
 _CONNECT_S: Final = 30.0
-"""Time-out for connecting, seconds."""
 _IDLE_S: Final = 20.0
 """How long an idle connection is kept, seconds; shorter than servers' own limit, so that none is
 reused just as the server closes it."""
@@ -52,9 +51,7 @@ _BYTES: Final = {"Accept": "application/octet-stream", "Accept-Encoding": "ident
 class UnicoreConnection:
     """Requests to one UNICORE server, as one user.
 
-    Attributes:
-        requests: number of requests so far, by kind, repetitions included.
-        max_concurrency: maximum number of concurrent requests.
+    `requests` counts them by kind, repetitions included.
     """
 
     def __init__(

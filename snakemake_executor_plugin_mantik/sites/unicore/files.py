@@ -22,7 +22,6 @@ LISTING_LIMIT: Final = 10_000
 _MOST_ENTRIES: Final = 1_000_000
 """Maximum number of entries of a directory that are listed, page by page."""
 _CHUNK_BYTES: Final = 1 << 20
-"""Size of the chunks in which local files are read."""
 
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"

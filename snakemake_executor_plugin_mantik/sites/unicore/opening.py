@@ -36,12 +36,7 @@ _IN_ORDER: Final = ("OK", "N/A", "UNKNOWN")
 
 @dataclass(frozen=True)
 class UnicoreBase:
-    """The server's answer at its base URL.
-
-    Attributes:
-        server: product and version.
-        user: login name at the site, empty if the server does not report it.
-    """
+    """The server's product and version, and the user's login name, empty if it is not reported."""
 
     server: str
     user: str

@@ -19,11 +19,7 @@ def is_encodable(path: str) -> bool:
 
 
 class StoragePaths:
-    """URL paths of files below a directory of a storage.
-
-    Attributes:
-        root: the directory, relative to the storage's mount point.
-    """
+    """URL paths of files below `root`, a directory relative to the mount point of a storage."""
 
     def __init__(self, site: str, storage: str, root: str) -> None:
         self._site = site

@@ -31,7 +31,7 @@ DUE: Final = "mantik.schedule.due"
 
 
 class Resubmit(Protocol):
-    """Submits a run again; see `runs.again`."""
+    """Submits a run again; see `runs.rerun`."""
 
     def __call__(
         self, run_id: str, *, account: str, name: str, tags: Mapping[str, str], key: str

@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 @dataclass
 class Runs:
-    """What `runs.again` would do.
+    """What `runs.rerun` would do.
 
     Attributes:
         made: run ids by key.

@@ -11,8 +11,8 @@ from snakemake_executor_plugin_mantik.sites.firecrest.opening import FirecrestSy
 from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     SCRIPT_BYTES,
     SchedulerName,
-    slurm_job_name,
-    slurm_script,
+    scheduler_job_name,
+    scheduler_script,
     submission_body,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import transfer_script
@@ -48,7 +48,7 @@ PBS = Resources(
 
 
 def test_slurm() -> None:
-    assert slurm_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs") == (
+    assert scheduler_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs") == (
         "#!/bin/bash\n"
         f"#SBATCH --job-name=train_fold_1_model_gr_er-{TAG}\n"
         "#SBATCH --partition=normal\n"
@@ -70,7 +70,7 @@ def test_slurm() -> None:
 
 
 def test_pbs() -> None:
-    assert slurm_script(replace(JOB, resources=PBS), "pbs", "/work/me/ws/.mantik/jobs") == (
+    assert scheduler_script(replace(JOB, resources=PBS), "pbs", "/work/me/ws/.mantik/jobs") == (
         "#!/bin/bash\n"
         "#PBS -S /bin/bash\n"
         f"#PBS -N train_fold_1_model_gr_er-{TAG}\n"
@@ -88,7 +88,7 @@ def test_pbs() -> None:
 
 def test_the_request_has_the_script_and_where_it_runs() -> None:
     body = submission_body(JOB, "slurm", "/scratch/me/ws")
-    script = slurm_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs")
+    script = scheduler_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs")
     assert body == {"job": {"working_directory": "/scratch/me/ws", "script": script}}
     with pytest.raises(UserError):
         submission_body(replace(JOB, resources=Resources(qos="high")), "pbs", "/w")
@@ -97,24 +97,24 @@ def test_the_request_has_the_script_and_where_it_runs() -> None:
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_login_shells(scheduler: SchedulerName) -> None:
     job = replace(JOB, resources=Resources(), login_shell=True)
-    assert slurm_script(job, scheduler, "/w").startswith("#!/bin/bash -l\n#")
+    assert scheduler_script(job, scheduler, "/w").startswith("#!/bin/bash -l\n#")
 
 
 def test_scripts_without_a_first_line_of_their_own() -> None:
-    script = slurm_script(replace(JOB, script="exit 3"), "slurm", "/w")
+    script = scheduler_script(replace(JOB, script="exit 3"), "slurm", "/w")
     assert script.startswith("#!/bin/bash\n#SBATCH")
     assert script.endswith("\nexit 3")
 
 
 def test_too_large() -> None:
     with pytest.raises(SiteRejected, match="larger than 4 MB"):
-        slurm_script(replace(JOB, script="#!/bin/bash\n" + "x" * SCRIPT_BYTES), "slurm", "/w")
+        scheduler_script(replace(JOB, script="#!/bin/bash\n" + "x" * SCRIPT_BYTES), "slurm", "/w")
 
 
 @pytest.mark.parametrize("hooks", [{"before_on_login": ("a",)}, {"after_on_login": ("a",)}])
 def test_hooks_on_the_login_node(hooks: dict[str, tuple[str, ...]]) -> None:
     with pytest.raises(SiteRejected, match="login node"):
-        slurm_script(
+        scheduler_script(
             Submission(TAG, "x", "", Resources(), **hooks),  # type: ignore[arg-type]
             "slurm",
             "/w",
@@ -123,7 +123,7 @@ def test_hooks_on_the_login_node(hooks: dict[str, tuple[str, ...]]) -> None:
 
 @pytest.mark.parametrize("name", ["", "ü", "1st", "a" * 300, "rule: x=1, y='z\n'", "-x", "_"])
 def test_names_end_with_the_tag(name: str) -> None:
-    found = slurm_job_name(name, TAG)
+    found = scheduler_job_name(name, TAG)
     assert found.endswith(f"-{TAG}")
     assert len(found) <= 64
     assert found[0].isalpha()
@@ -133,7 +133,7 @@ def test_names_end_with_the_tag(name: str) -> None:
 @pytest.mark.parametrize("tag", ["", "a b", "a,b", "x" * 41])
 def test_tags_that_cannot_be(tag: str) -> None:
     with pytest.raises(SiteRejected):
-        slurm_job_name("x", tag)
+        scheduler_job_name("x", tag)
 
 
 def test_transfer_jobs() -> None:

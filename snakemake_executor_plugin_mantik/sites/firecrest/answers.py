@@ -37,9 +37,9 @@ from snakemake_executor_plugin_mantik.sites.answers import (
 from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
 from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
 
-TIMEOUT_PATTERNS: Final = 408
+COMMAND_TIMEOUT: Final = 408
 """A command at the site took longer than the server's time-out (5 s by default)."""
-TOO_LARGE: Final = frozenset((413, TIMEOUT_PATTERNS, 500))
+TOO_LARGE: Final = frozenset((413, COMMAND_TIMEOUT, 500))
 """Statuses of a download that is larger than the server's `max_ops_file_size`: the server stops
 reading at its limit and waits for the command, which waits for the rest to be read."""
 
@@ -95,7 +95,7 @@ _BY_STATUS: Final = {
     403: Meaning.CREDENTIALS,
     404: Meaning.NOT_FOUND,
     407: Meaning.UNKNOWN,
-    TIMEOUT_PATTERNS: Meaning.UNKNOWN,
+    COMMAND_TIMEOUT: Meaning.UNKNOWN,
     424: Meaning.RETRY,
     425: Meaning.RETRY,
     429: Meaning.RETRY,

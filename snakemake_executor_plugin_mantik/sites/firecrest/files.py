@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
-    TIMEOUT_PATTERNS,
+    COMMAND_TIMEOUT,
     TOO_LARGE,
     malformed_answer,
 )
@@ -114,7 +114,7 @@ class FirecrestFiles:
                 self._made.discard(directory)
                 raise SiteUnreachable(error.what, where=error.where, status=error.status) from error
             except SiteUnreachable as error:
-                if not content and error.status == TIMEOUT_PATTERNS and await self._is_empty(path):
+                if not content and error.status == COMMAND_TIMEOUT and await self._is_empty(path):
                     return
                 # If the directory is missing, a server answers so, or that its input broke.
                 self._made.discard(directory)

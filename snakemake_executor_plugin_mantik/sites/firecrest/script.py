@@ -31,11 +31,11 @@ def submission_body(
         SiteRejected: firecREST does not support a feature of the submission.
     """
     output = f"{workspace.rstrip('/')}/{JOBS}"
-    script = slurm_script(submission, scheduler, output)
+    script = scheduler_script(submission, scheduler, output)
     return {"job": {"working_directory": workspace, "script": script}}
 
 
-def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:
+def scheduler_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:
     """Insert the scheduler's directives after the first line of a submission's script.
 
     `output` is the absolute path of the scheduler's output of the job, without the id and `.out`.
@@ -49,7 +49,7 @@ def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) 
             "firecREST cannot run commands on a login node",
             do="Use PreRunCommandOnComputeNode and PostRunCommandOnComputeNode",
         )
-    name = slurm_job_name(submission.name, submission.tag)
+    name = scheduler_job_name(submission.name, submission.tag)
     if scheduler == "slurm":
         prefix = "#SBATCH "
         lines = [
@@ -77,7 +77,7 @@ def slurm_script(submission: Submission, scheduler: SchedulerName, output: str) 
     return script
 
 
-def slurm_job_name(name: str, tag: str) -> str:
+def scheduler_job_name(name: str, tag: str) -> str:
     """Return the job's name at the site: readable, with `tag` at its end to find it in lists."""
     if not _TAG.fullmatch(tag):
         raise SiteRejected(f"{tag!r} cannot be a tag")

@@ -34,7 +34,10 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
     WorkspacePaths,
     is_expressible,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.script import slurm_job_name, submission_body
+from snakemake_executor_plugin_mantik.sites.firecrest.script import (
+    scheduler_job_name,
+    submission_body,
+)
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import FirecrestTransfers
 
 
@@ -177,7 +180,7 @@ class FirecrestSite:
         return await self._jobs.submit(job["script"], job["working_directory"], begin)
 
     async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
-        wanted = {tag: slurm_job_name(name, tag) for tag, name in names.items()}
+        wanted = {tag: scheduler_job_name(name, tag) for tag, name in names.items()}
         return await self._jobs.find(wanted, filters=self._open.system.filters_jobs)
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:

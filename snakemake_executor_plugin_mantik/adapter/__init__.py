@@ -1,1 +1,1 @@
-"""What Snakemake calls, and what is read and checked of its workflow before a run starts."""
+"""Implement the executor that Snakemake calls, and check the workflow before a run starts."""

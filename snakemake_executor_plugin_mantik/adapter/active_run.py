@@ -1,4 +1,4 @@
-"""A run that has started: what the executor asks of the engine, and what it learns of the ends."""
+"""The state of a run that has started: its requests to the engine, and how its jobs ended."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,14 +24,14 @@ class ActiveRun:
 
     Attributes:
         engine: runs the jobs.
-        checked: what was found out before it started.
-        states: tells the log of each job's states.
+        checked: the workflow, checked before the run started.
+        states: logs each job's states.
         tracker: makes MLflow runs of jobs and of the workflow.
         dag: Snakemake's jobs.
         notify: writes a line to the user's log.
-        requested: numbers of the jobs that the engine was asked for.
-        measured: the jobs with a benchmark file that is written here, and where their measurements
-            will be, by number of the request that they belong to.
+        requested: numbers of the jobs that were requested from the engine.
+        measured: by number of a request, its jobs whose benchmark file is written on this machine,
+            and the paths of their measurements.
     """
 
     engine: Engine
@@ -46,7 +46,7 @@ class ActiveRun:
     _full: dict[JobNumber, str] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
-        """What the engine is asked for a job.
+        """Make the engine's request for a job, and record it.
 
         Raises:
             UserError: the job cannot be run.
@@ -66,7 +66,6 @@ class ActiveRun:
         return replace(request, subject=self._subject(members))
 
     def _subject(self, members: list[Any]) -> TrackedRun | None:
-        """What is tracked of a job."""
         if not is_tracked(members, self.checked.settings.tracked):
             return None
         if self.tracker.wants_pipeline:
@@ -81,7 +80,7 @@ class ActiveRun:
             )
 
     def ended(self, outcome: Outcome) -> None:
-        """Learn from how a full job ended whether its site has a Snakemake."""
+        """Remember from the end of a full job whether its site has a Snakemake."""
         site = self._full.pop(outcome.number, None)
         if site is not None and outcome.succeeded:
             self.checked.missing_snakemake.forget(site)
@@ -89,11 +88,11 @@ class ActiveRun:
             self.checked.missing_snakemake.note(site, outcome.log)
 
     def close(self, how: Ending, *, tidy: bool) -> None:
-        """End the engine, then what is still to be told of its jobs; quickly unless `tidy`.
+        """Close the engine, then report the rest to MLflow.
 
         Args:
             how: how this run of Snakemake ends.
-            tidy: whether there is time for what could be done later.
+            tidy: whether to take the time for work that a later run could do.
         """
         self.engine.close(tidy=tidy)
         if self.tracker.shows_pipeline:

@@ -1,4 +1,4 @@
-"""Files of `benchmark:`: the site measures, Snakemake's own code writes what is made of it."""
+"""Write `benchmark:` files with Snakemake's own code, from what was measured at the site."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,13 @@ from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 
 _MEASURED = ".snakemake/mantik/benchmarks"
-"""Where a job's measurements lie, here and at the site, until Snakemake has taken its outputs."""
+"""Directory of measurements, here and at the site, until Snakemake has accepted the outputs."""
 
 _MIB = 1024 * 1024
 
 
 def benchmark_path(identity: str) -> str:
-    """Where the measurements of the job `identity` lie, relative to the working directory."""
+    """Return the path of a job's measurements, relative to the working directory."""
     return f"{_MEASURED}/{identity[:32]}"
 
 
@@ -23,11 +23,11 @@ def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
 
     Args:
         job: the Snakemake job.
-        measured: a line for each run of the command (`jobs/benchmark.sh.j2`).
-        extended: whether the user asked for the extended columns.
+        measured: a file with a line for each run of the command (`jobs/benchmark.sh.j2`).
+        extended: whether to write the extended columns (`--benchmark-extended`).
 
     Raises:
-        MantikError: the measurements are not there or not whole, or the file cannot be written.
+        MantikError: the measurements are missing or incomplete, or the file cannot be written.
     """
     try:
         lines = measured.read_text().splitlines()
@@ -43,9 +43,9 @@ def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
         write_benchmark_records(records, str(job.benchmark), extended)
     except (OSError, ValueError) as error:
         raise MantikError(
-            f"the benchmark file cannot be written ({error})",
+            f"the benchmark file could not be written ({error})",
             where=f"rule {job.rule.name}, {job.benchmark}",
-            do="See to it that there is room, and start again: the job itself succeeded",
+            do="Check that there is disk space, and start again: the job itself succeeded",
         ) from error
 
 
@@ -53,7 +53,7 @@ def _record(line: str) -> BenchmarkRecord:
     begin, end, *sample = line.split()
     record = BenchmarkRecord(running_time=float(end) - float(begin))
     if not sample:
-        record.process_gone = True  # it ended before the first look at it
+        record.process_gone = True  # it ended before the first measurement
         return record
     *sizes, ticks, ticks_per_second = map(int, sample)
     rss, vms, uss, pss, read, written = (size / _MIB for size in sizes)

@@ -1,6 +1,7 @@
-"""Snakemake's cache between workflows (`cache:`, `--cache`), which only its local executor serves.
+"""Serve Snakemake's cache between workflows (`cache:`, `--cache`) for jobs at sites.
 
-What is in the cache is not run at a site; what a site made is put there.
+Snakemake serves it for its local executor only. Jobs whose outputs are in the cache do not run at a
+site, and outputs that a site made are stored in the cache.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ from snakemake_executor_plugin_mantik.rules import Job
 
 
 async def fetch_cached(workflow: Any, job: Job) -> bool:
-    """Put a job's outputs into place if they are in the cache, and say whether they are.
+    """Restore a job's outputs from the cache, and return whether they were there.
 
     Raises:
         WorkflowError: the cache cannot be read.
@@ -26,7 +27,7 @@ async def fetch_cached(workflow: Any, job: Job) -> bool:
 
 
 async def store_cached(workflow: Any, job: Job) -> None:
-    """Put what a job, or each job of a group, has made into the cache, where it asks for that.
+    """Store the outputs of a job, or of each job of a group, in the cache if its rule says so.
 
     Raises:
         WorkflowError: the cache cannot be written.
@@ -39,7 +40,7 @@ async def store_cached(workflow: Any, job: Job) -> None:
 def _cached(workflow: Any, job: Job) -> bool:
     from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
 
-    # Where jobs store themselves, nothing of theirs is here. Without a place for the cache there is
-    # none: Snakemake says that it does without, and its `fetch_cached` would raise.
-    asked = workflow.output_file_cache is not None and not jobs_use_storage(workflow)
-    return bool(asked and job.rule.cache and job.rule.cache.output)
+    # Jobs that use the storage themselves leave no outputs here. Without a location for the cache,
+    # Snakemake reports that it runs without one, and its `fetch_cached` would raise.
+    enabled = workflow.output_file_cache is not None and not jobs_use_storage(workflow)
+    return bool(enabled and job.rule.cache and job.rule.cache.output)

@@ -1,4 +1,4 @@
-"""What is wrong with a workflow, as far as that can be told without a site and a credential."""
+"""Find the mistakes in a workflow that can be found without a site and a credential."""
 
 import os
 from collections.abc import Mapping
@@ -43,22 +43,22 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 from snakemake_executor_plugin_mantik.tracking.controller import direct
 
 STATE_DIRECTORY = "mantik"
-"""Our own directory below Snakemake's `.snakemake`."""
+"""The executor's directory below Snakemake's `.snakemake`."""
 
 
 @dataclass(frozen=True)
 class CheckedWorkflow:
-    """A workflow in which nothing else is wrong, as far as that can be told without a site.
+    """A workflow without mistakes, except for `mistakes` and for those that only a site reports.
 
     Attributes:
         context: what the requests of all jobs have in common.
         planners: the sites' planners by name.
         units: the jobs and groups that will run at a site, as far as they are known.
-        used: the sites that they will run at.
-        settings: what the user said.
-        state: our own local directory, which may not be there yet.
-        missing_snakemake: remembers where there is no Snakemake for full jobs.
-        mistakes: why what some rules run cannot be made, by rule: for the caller to tell.
+        used: the sites that `units` will run at.
+        settings: the user's settings.
+        state: the executor's local directory, which may not exist yet.
+        missing_snakemake: remembers which sites have no Snakemake for full jobs.
+        mistakes: by rule, why its command or script cannot be rendered. The caller reports them.
     """
 
     context: RuleContext
@@ -72,16 +72,14 @@ class CheckedWorkflow:
 
     @property
     def workdir(self) -> Path:
-        """The workflow's working directory."""
         return self.context.workdir
 
     @property
     def configs(self) -> Mapping[str, LoadedConfig]:
-        """The sites' configs by name."""
         return self.context.sites
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
-        """What the engine is asked for a job.
+        """Make the engine's request for a job or group.
 
         Raises:
             UserError: the job cannot be run.
@@ -117,16 +115,12 @@ class _Settings:
 
 
 def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> CheckedWorkflow:
-    """Read the configs and look at all jobs; no site and no credential is needed.
+    """Read the configs and check all jobs, without a site or a credential.
 
-    Args:
-        workflow: Snakemake's.
-        dag: its jobs.
-        options: the executor's settings.
-        logger: Snakemake's.
+    `workflow`, `dag` and `logger` are Snakemake's, `options` are the executor's settings.
 
     Raises:
-        UserError: with everything that is wrong.
+        UserError: something is wrong with the configs or the workflow.
     """
     workdir = Path.cwd()
     asked = read_options(workflow)
@@ -180,10 +174,10 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
 
 
 def _check_environments(jobs: list[Any], context: RuleContext, products: frozenset[str]) -> None:
-    """See to it that the rules' own environments can be had, as far as that shows here.
+    """Check the rules' own environments, as far as that is possible on this machine.
 
     Raises:
-        WorkflowNotRunnable: with each rule whose cannot.
+        WorkflowNotRunnable: lists each rule whose environment is not available.
     """
     found = {
         job.rule.name: mistake
@@ -193,17 +187,17 @@ def _check_environments(jobs: list[Any], context: RuleContext, products: frozens
     }
     if found:
         raise WorkflowNotRunnable(
-            "not every rule can have its environment (nothing submitted): "
+            "the environments of some rules are not available (nothing submitted): "
             + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
             do="Correct these rules",
         )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
-    """See to it that the entry points that jobs run get right values and find their project.
+    """Check that the entry points that jobs run get valid values and find their project.
 
     Raises:
-        ConfigError: with all mistakes.
+        ConfigError: lists all mistakes.
     """
     mistakes: dict[Mistake, None] = {}
     exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
@@ -218,8 +212,8 @@ def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> Non
         site = resources.choose_site(resources.given_resources(job), configs)
         folder = str(given.project.relative_folder())
         if folder != "." and exclude[site].matches(folder, is_dir=True):
-            told = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
-            mistakes[Mistake(str(configs[site].path), "Exclude", told)] = None
+            what = f"leaves out {folder}, whose entry points rule {job.rule.name} runs there"
+            mistakes[Mistake(str(configs[site].path), "Exclude", what)] = None
     if mistakes:
         raise ConfigError(list(mistakes))
 
@@ -237,10 +231,13 @@ def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:
 def check_jobs(
     jobs: list[Any], planners: Mapping[str, Planner], engine: Engine | None = None
 ) -> list[str]:
-    """The sites that the jobs run at; all mistakes in their resources are told at once.
+    """Check the resources of all jobs, and return the sites that the jobs run at.
 
-    With an engine, what they ask is compared with what the opened sites allow, too. What follows
-    from files that are still to be made is looked at when the job is sent.
+    With an engine, compare the resources with the limits of the opened sites, too. Resources that
+    depend on files not made yet are checked when the job is submitted.
+
+    Raises:
+        UserError: lists all mistakes in the jobs' resources.
     """
     used: dict[str, None] = {}
     mistakes: dict[str, None] = {}
@@ -261,16 +258,16 @@ def check_jobs(
             if engine is not None:
                 engine.facts_fit(site, given, threads)
         except UserError as error:
-            told = str(error).removeprefix(f"{where}: ")
-            mistakes[f"{where}: {told}"] = None
+            what = str(error).removeprefix(f"{where}: ")
+            mistakes[f"{where}: {what}"] = None
     if mistakes:
-        told = "\n  ".join(["nothing submitted: invalid resource requests:", *mistakes])
-        raise UserError(told.removesuffix("."))
+        message = "\n  ".join(["nothing submitted: invalid resource requests:", *mistakes])
+        raise UserError(message.removesuffix("."))
     return list(used)
 
 
 def find_products(dag: Any) -> frozenset[str]:
-    """What rules read and make: it goes up as inputs, where it is needed, and not as sources."""
+    """Return the paths that rules read and make. Jobs upload them as inputs, not as sources."""
     paths: set[str] = set()
     for job in dag.jobs:
         benchmark = [job.benchmark] if job.benchmark is not None else []

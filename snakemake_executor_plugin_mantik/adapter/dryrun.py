@@ -1,11 +1,11 @@
-"""A dry run of Snakemake that hands over what it found, and does nothing else.
+"""Run Snakemake up to the point where it would run jobs, and inspect its workflow there.
 
-Snakemake reads its own command line, profiles, configuration and Snakefile, and works out which
-jobs would run; then, where it would make an executor, it makes one of ours that looks at them and
-ends the run. So nothing can run, not even local rules, and all up to there is as it would be.
+Snakemake reads its command line, profiles, configuration and Snakefile, and determines which jobs
+would run. Where it would create an executor, it creates one of ours, which inspects the jobs and
+ends the run. So nothing can run, not even local rules, and everything before is as in a real run.
 
-What of Snakemake is used: `cli.parse_args` and `cli.args_to_api`, which its own `main` is made of,
-and its registry of executors, where a dry run takes the executor `dryrun` from.
+This uses `cli.parse_args` and `cli.args_to_api`, which Snakemake's own `main` calls, and its
+registry of executors, from which a dry run takes the executor `dryrun`.
 """
 
 import logging
@@ -22,8 +22,8 @@ _T = TypeVar("_T")
 _NAME: Final = "mantik"
 
 NO_LIMIT: Final = sys.maxsize
-"""Stands for the numbers of jobs and of cores where the user gives none. A dry run would take one
-core, and rules no more threads; a run at sites has no number, and fails where a rule asks for it.
+"""Numbers of jobs and of cores if the user sets none. Snakemake's dry run would default to one core
+and cap the threads of rules. A run at sites has no such number, and fails where a rule reads it.
 """
 
 _OTHER_WORK: Final = (
@@ -34,15 +34,15 @@ _OTHER_WORK: Final = (
     "list_target_rules", "list_untracked", "print_compilation", "report", "reporter", "rulegraph",
     "summary", "detailed_summary", "touch", "unlock",
 )  # fmt: skip
-"""Options with which Snakemake does something else than to run jobs."""
+"""Options with which Snakemake does something other than run jobs."""
 
 
 class _Ended(BaseException):
-    """Ends Snakemake before anything could run; no error, so nothing of Snakemake catches it."""
+    """Ends Snakemake before anything runs. Not an `Exception`, so Snakemake does not catch it."""
 
 
 class _Look(Generic[_T]):
-    """What is looked up, and what was found."""
+    """A function that inspects a workflow, and its result."""
 
     def __init__(self, look: Callable[[Any, Any, Any], _T], options: Any) -> None:
         self._look = look
@@ -50,7 +50,7 @@ class _Look(Generic[_T]):
         self.found: list[_T] = []
 
     def executor(self) -> type:
-        """A class that Snakemake takes for an executor's."""
+        """Return a class that Snakemake accepts as an executor."""
         outer = self
 
         class Looking:
@@ -60,7 +60,7 @@ class _Look(Generic[_T]):
                 try:
                     outer.found.append(outer._look(workflow, outer._options, logger))
                 except MantikError as error:
-                    # Of other errors Snakemake would show the lines of code that they came from.
+                    # For other errors Snakemake would show the lines of code that raised them.
                     raise ApiError(str(error)) from None
                 raise _Ended
 
@@ -68,19 +68,19 @@ class _Look(Generic[_T]):
 
 
 def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T | None:
-    """What `look` finds in a workflow as `snakemake` with `arguments` would run it.
+    """Call `look` on the workflow that `snakemake` would run with `arguments`.
 
     Args:
         arguments: as for the command `snakemake`.
-        look: is called once all jobs are known, in the workflow's directory, with the workflow, the
+        look: called once all jobs are known, in the workflow's directory, with the workflow, the
             executor's settings and Snakemake's logger.
 
     Returns:
-        What it found; None if something is wrong, which Snakemake has told then.
+        The result of `look`, or None if something is wrong, which Snakemake has reported then.
 
     Raises:
-        UserError: the arguments mean something else than running a workflow with this executor.
-        SystemExit: Snakemake does not understand them, and has told so.
+        UserError: the arguments do not run a workflow with this executor.
+        SystemExit: Snakemake does not understand the arguments, and has reported it.
     """
     from snakemake import cli
     from snakemake.logging import logger
@@ -92,7 +92,7 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
     verbose = False
     registry = ExecutorPluginRegistry()
     usual = registry.plugins["dryrun"]
-    # What the Snakefile prints is no part of what we tell.
+    # Output of the Snakefile does not belong to the command's own output.
     with redirect_stdout(sys.stderr):
         parser, args = _parsed(cli, arguments)
         verbose = args.verbose
@@ -117,20 +117,20 @@ def _parsed(cli: Any, arguments: Sequence[str]) -> tuple[Any, Any]:
         parser, args = cli.parse_args(list(arguments))
     except SystemExit:
         raise
-    except Exception as error:  # noqa: BLE001 - of many kinds: what Snakemake's main tells as well
-        raise UserError(f"Snakemake does not take these arguments: {error}") from None
+    except Exception as error:  # noqa: BLE001 - any error that Snakemake's main would report
+        raise UserError(f"Snakemake does not accept these arguments: {error}") from None
     if args.report_after_run:
         args.report = args.reporter = None
         args.report_after_run = False
     for name in _OTHER_WORK:
         if getattr(args, name, None):
             raise UserError(
-                f"with --{name.replace('_', '-')} Snakemake runs no jobs", do="Leave it out"
+                f"with --{name.replace('_', '-')} Snakemake runs no jobs", do="Remove the option"
             )
     if args.executor not in (None, _NAME):
         raise UserError(
-            f"--executor {args.executor} sends nothing to a site",
-            do=f"Leave it out, or name {_NAME}",
+            f"--executor {args.executor} submits nothing to a site",
+            do=f"Remove the option, or use --executor {_NAME}",
         )
     args.executor = _NAME
     args.dryrun = True

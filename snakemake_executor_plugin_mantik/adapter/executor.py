@@ -1,4 +1,4 @@
-"""Snakemake's calls, turned into calls of the engine. No I/O with a site happens here."""
+"""Translate Snakemake's calls into calls of the engine. No I/O with a site happens here."""
 
 import os
 import sys
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
 _Job = Any
-"""A Snakemake job; Snakemake's own classes are not typed."""
+"""A Snakemake job. Snakemake's own classes are not typed."""
 
 _CHECK_S = 0.2
-"""Seconds between two looks at what the engine has finished; a look costs no request."""
+"""Seconds between two checks for jobs that the engine has finished. A check costs no request."""
 
 
 class Executor(RemoteExecutor):
     """Runs each job at the site that its rule names.
 
-    Snakemake's waiting thread calls `check_active_jobs` from before `__post_init__` ends; a job
-    that it neither yields nor reports would be lost for ever.
+    Snakemake's waiting thread starts calling `check_active_jobs` before `__post_init__` ends.
+    Snakemake would never hear again of a job that `check_active_jobs` neither yields nor reports.
     """
 
     _run: "ActiveRun | None" = None
     _ending: "Ending | None" = None
 
     def __post_init__(self) -> None:
-        """Check everything that can be checked before a job is sent, and open the sites.
+        """Check the workflow before its first job is submitted, and open the sites.
 
         Raises:
-            ApiError: with all mistakes of the configuration, the credentials or the workflow.
+            ApiError: lists all mistakes in the configuration, the credentials or the workflow.
         """
         stale_lock.cancel_hint()
         self._finished: dict[JobNumber, Outcome] = {}
@@ -60,7 +60,7 @@ class Executor(RemoteExecutor):
             self._start()
 
     def _start(self) -> "ActiveRun":
-        # Imported here: Snakemake imports this module for every one of its commands.
+        # Imported here because Snakemake imports this module for every one of its commands.
         from snakemake_executor_plugin_mantik import retry
         from snakemake_executor_plugin_mantik.adapter.startup import start_run
 
@@ -70,14 +70,14 @@ class Executor(RemoteExecutor):
         except MantikError as error:
             with self.lock:
                 self.wait = False
-            # Else the waiting thread may meet an interpreter that shuts down, and complain of it.
+            # Otherwise the waiting thread may log errors while the interpreter shuts down.
             self.wait_thread.join(5 * _CHECK_S)
-            # Of a WorkflowError Snakemake would show the lines of our code that it came from.
+            # For a WorkflowError Snakemake would show the lines of our code that raised it.
             raise ApiError(str(error)) from None
         return self._run
 
     def run_job(self, job: _Job) -> None:
-        """Hand a job to the engine; its old outputs are removed first, as Snakemake does locally.
+        """Pass a job to the engine, after removing its old outputs as Snakemake does locally.
 
         A job that cannot be run is reported as failed, with the reason.
         """
@@ -89,13 +89,13 @@ class Executor(RemoteExecutor):
         from snakemake_executor_plugin_mantik.rules.units import list_members
 
         self._interruption.handle()
-        # A local checkpoint may have led to the first job that is not local.
+        # After a local checkpoint, this may be the first job that is not local.
         run = self._run or self._start()
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:
             if storage.jobs_use_storage(self.workflow):
-                # Its own Snakemake prepares it, in the storage.
+                # The job's own Snakemake prepares it, in the storage.
                 request = run.request(job, self.envvars())
                 read = self.workflow.async_run(storage.storage_versions(list_members(job)))
                 request = replace(request, parameters=f"{request.parameters} {read}")
@@ -106,7 +106,7 @@ class Executor(RemoteExecutor):
         except MantikError as error:
             self._refuse(job, str(error))
         except (RuleException, WorkflowError) as error:
-            # An unknown name in the command, say: this job's failure, as it is locally.
+            # For example an unknown name in the command: fails this job only, as it does locally.
             self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))
         else:
             if cached:
@@ -116,7 +116,7 @@ class Executor(RemoteExecutor):
                 run.engine.submit(request)
 
     def envvars(self) -> dict[str, str]:
-        """What jobs get of this process's environment: as the workflow says."""
+        """Return the variables of this process's environment that the workflow passes to jobs."""
         from snakemake_executor_plugin_mantik.rules.paths.storage import storage_secrets
         from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 
@@ -128,7 +128,7 @@ class Executor(RemoteExecutor):
         return self._variables
 
     async def _prepare(self, job: _Job) -> None:
-        """What `job.prepare` does for a local job; Snakemake does none of it for a remote one."""
+        """Do what `job.prepare` does for a local job. Snakemake skips it for a remote one."""
         from snakemake.io import is_flagged
 
         for member in job if job.is_group() else ():
@@ -140,7 +140,7 @@ class Executor(RemoteExecutor):
         for output in job.output:
             if is_flagged(output, "update") and await output.exists():
                 self.workflow.persistence.backup_output(Path(output))
-            if not is_flagged(output, "pipe"):  # it is made where the job runs
+            if not is_flagged(output, "pipe"):  # a pipe is created where the job runs
                 output.prepare()
         for path in [*job.log, *([job.benchmark] if job.benchmark is not None else [])]:
             path.prepare()
@@ -158,7 +158,7 @@ class Executor(RemoteExecutor):
     async def check_active_jobs(
         self, active_jobs: list[SubmittedJobInfo]
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
-        """Yield the jobs that are still active and report the others; every job is one of both."""
+        """Yield the jobs that are still active, and report all others."""
         self.next_seconds_between_status_checks = _CHECK_S
         if self._run is not None:
             self._named |= self._run.states.news()
@@ -172,11 +172,11 @@ class Executor(RemoteExecutor):
                 await self._report(info, outcome)
 
     def _register(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """Let Snakemake's metadata have the ids that jobs got at their sites, from now on."""
+        """Add the ids that jobs got at their sites to Snakemake's metadata."""
         for info in active_jobs:
             if (ids := self._named.pop(info.job.jobid, None)) is not None:
                 info.external_jobid = ids
-                with suppress(OSError):  # told when the job was registered without it
+                with suppress(OSError):  # reported when the job was registered without the ids
                     info.job.register(external_jobid=ids)
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
@@ -201,17 +201,17 @@ class Executor(RemoteExecutor):
             self.report_job_error(info, msg=printable(outcome.message), aux_logs=logs)
 
     async def _store(self, info: SubmittedJobInfo) -> str:
-        """Put the outputs into Snakemake's cache, if they belong there; what went wrong, if so."""
+        """Store outputs in Snakemake's cache if they belong there. Return an error, or ''."""
         from snakemake_executor_plugin_mantik.adapter import caching
 
         try:
             await caching.store_cached(self.workflow, info.job)
         except (WorkflowError, OSError) as error:
-            return f"the outputs cannot be put into the cache: {error}\n"
+            return f"the outputs could not be stored in Snakemake's cache (--cache): {error}\n"
         return ""
 
     def _benchmark(self, job: _Job) -> str:
-        """Write the job's benchmark files, if it is to have any; what went wrong, if anything."""
+        """Write the benchmark files that the job declares. Return an error, or ''."""
         if self._run is None or not (measured := self._run.measured.get(job.jobid)):
             return ""
         from snakemake_executor_plugin_mantik.adapter import benchmark_files
@@ -227,7 +227,7 @@ class Executor(RemoteExecutor):
     def print_job_error(
         self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
     ) -> None:
-        """Tell what happened; the base class would point to a cluster's log instead."""
+        """Log what happened. The base class would point to a cluster's log instead."""
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
         kwargs |= job_info.aux or {}
@@ -237,7 +237,7 @@ class Executor(RemoteExecutor):
             self._tell_of_job(job_info.job, msg, **kwargs)
 
     def _tell_of_job(self, job: _Job, msg: str | None, **kwargs: Any) -> None:
-        """What a job's `log_error` does; that one says of each command that it has failed."""
+        """Do what a job's `log_error` does, which however reports every command as failed."""
         self.logger.error(
             f"Error in rule {job.rule.name}, jobid: {job.jobid}",
             extra=_of_its_command(job.get_log_error_info(msg, **kwargs), **kwargs),
@@ -246,9 +246,9 @@ class Executor(RemoteExecutor):
     def _tell_of_group(
         self, group: _Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
     ) -> None:
-        """What a group's `log_error` does; that one leaves out the message and tells all members.
+        """Do what a group's `log_error` does, which however omits the message.
 
-        Members that are not known to have failed are left out, unless none is.
+        `log_error` lists all members. This lists only those known to have failed, if there are any.
         """
         from snakemake_interface_logger_plugins.common import LogEvent
 
@@ -272,18 +272,17 @@ class Executor(RemoteExecutor):
         )
 
     def handle_job_success(self, job: _Job) -> None:
-        """Snakemake has taken the outputs: commit, so that nothing is done twice."""
+        """Commit the job once Snakemake has accepted its outputs, so that it is not repeated."""
         super().handle_job_success(job)
         self._commit(job)
 
     def handle_job_error(self, job: _Job) -> None:
-        """Snakemake knows of the failure: commit."""
         super().handle_job_error(job)
         self._veto(job)
         self._commit(job, failed=True)
 
     def _veto(self, job: _Job) -> None:
-        """See to it that a job is not tried again for a reason that its rule does not name."""
+        """Prevent a retry if the rule's `mantik_retry_on` does not name the reason of failure."""
         outcome = self._uncommitted.get(job.jobid)
         if outcome is None or job.attempt > job.restart_times:
             return
@@ -293,19 +292,19 @@ class Executor(RemoteExecutor):
             job_retry_reasons,
         )
 
-        # A success that Snakemake did not take: an output is not as the rule wants it.
+        # The job succeeded, but Snakemake rejected one of its outputs.
         reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
         members = job.jobs if job.is_group() else (job,)
         try:
             wanted = any(reason in job_retry_reasons(member) for member in members)
         except MantikError:
-            wanted = False  # the reason for which the job was refused
+            wanted = False  # the job was refused because of this error
         if not wanted:
             self.logger.info(
                 f"{job.name}: not tried again, since it failed for {reason.words}, which"
                 f" {RETRY_RESOURCE} does not name."
             )
-            # There is no other way to tell Snakemake that a job is not worth another try.
+            # Snakemake has no other way to prevent a retry of a single job.
             job.attempt = job.restart_times + 1
 
     def _commit(self, job: _Job, *, failed: bool = False) -> None:
@@ -314,18 +313,20 @@ class Executor(RemoteExecutor):
             try:
                 self._run.engine.commit(outcome, taken=not (failed and outcome.succeeded))
             except JournalError as error:
-                # An error here would make Snakemake cancel the other jobs.
-                self.logger.warning(f"{job.name}: its end could not be written down. {error}")
+                # Raising here would make Snakemake cancel the other jobs.
+                self.logger.warning(
+                    f"{job.name}: its end could not be written to the journal. {error}"
+                )
             for _, measured in self._run.measured.pop(job.jobid, ()):
                 measured.unlink(missing_ok=True)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
-        """Cancel all jobs. Snakemake's list is empty while a cycle runs; the journal's is not."""
-        # Without a user's wish to end it is an error of Snakemake's, or of ours.
+        """Cancel all jobs of the journal: Snakemake's own list is empty while a cycle runs."""
+        # If the user did not end the run, an error of Snakemake or of this plugin did.
         self._ending = "failed" if isinstance(sys.exception(), Exception) else "killed"
         if self._run is None or self._interruption.detached:
             return
-        if is_disk_full(sys.exception()):  # what made Snakemake give up
+        if is_disk_full(sys.exception()):  # Snakemake stopped for this reason
             self._interruption.detached = True
             self.logger.error(NO_SPACE)
             return
@@ -335,7 +336,7 @@ class Executor(RemoteExecutor):
         except KeyboardInterrupt:
             left = self._run.engine.cancel(at_once=True)
         if not left:
-            self.logger.info("The sites have confirmed that no job of this run goes on.")
+            self.logger.info("The sites have confirmed that no job of this run still runs.")
         for record in left:
             self.logger.warning(
                 f"{record.name}: its job {', '.join(record.site_jobs) or record.id} at"
@@ -344,7 +345,6 @@ class Executor(RemoteExecutor):
             )
 
     def shutdown(self) -> None:
-        """End the waiting thread and the engine."""
         from snakemake_executor_plugin_mantik.adapter.workflow_metadata import is_done
 
         super().shutdown()
@@ -355,14 +355,14 @@ class Executor(RemoteExecutor):
                 tidy=not (self._interruption.detached or self._interruption.at_once),
             )
         if self._interruption.detached and isinstance(sys.exception(), SystemExit):
-            # Or Snakemake would end with the words that a job did not complete successfully, and
-            # call the workflow's onerror.
+            # Otherwise Snakemake would report that a job did not complete successfully, and run
+            # the workflow's onerror.
             raise SystemExit(1)
 
 
 def _of_its_command(info: dict[str, Any], reason: str = "", **_: Any) -> dict[str, Any]:
-    """What Snakemake tells of a failed job, without the command if that did not fail by itself.
+    """Remove the command from a failed job's report unless the command itself failed.
 
-    Snakemake writes under each command that it exited with a non-zero exit code.
+    Below each command, Snakemake writes that it exited with a non-zero exit code.
     """
     return info if reason == "exit_code" else {**info, "shellcmd": None}

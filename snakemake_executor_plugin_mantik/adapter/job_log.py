@@ -1,8 +1,8 @@
-"""What Snakemake's log is told of each job's states, for people and for its logger plugins.
+"""Log each job's states to Snakemake's log, for people and for logger plugins.
 
-Snakemake's own events say that a job was chosen (`JOB_STARTED`), finished (`JOB_FINISHED`) or has
-failed (`JOB_ERROR`); that it waits or runs at a site none says. So each line on a state is a log
-record with attributes, which docs/further.md lists, and a logger plugin need read no text.
+Snakemake has events for a job that was chosen (`JOB_STARTED`), finished (`JOB_FINISHED`) or failed
+(`JOB_ERROR`), but none for a job that waits or runs at a site. So each line about a state is a log
+record with attributes, and a logger plugin need not parse text. docs/further.md lists them.
 """
 
 from collections import deque
@@ -20,15 +20,10 @@ from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 
 
 class JobLog(Observer):
-    """Writes a line on each state of each job. Its methods belong to the engine's thread."""
+    """Logs a line for each state of each job. Its methods belong to the engine's thread."""
 
     def __init__(self, log: Callable[..., None], workdir: Path) -> None:
-        """Make a log of states.
-
-        Args:
-            log: writes a line, `Logger.info` of Snakemake's logger.
-            workdir: the workflow's directory, which paths are shown relative to.
-        """
+        """Log with `log`, `Logger.info` of Snakemake's logger; show paths relative to `workdir`."""
         self._log = log
         self._workdir = workdir
         self._requests: dict[str, JobRequest] = {}
@@ -36,7 +31,7 @@ class JobLog(Observer):
         self._news: deque[tuple[JobNumber, str]] = deque()
 
     def news(self) -> dict[JobNumber, str]:
-        """The ids at their sites of the jobs that got some since the last call. For any thread."""
+        """Return new ids of jobs at their sites since the last call. Any thread may call it."""
         found: dict[JobNumber, str] = {}
         while self._news:
             number, ids = self._news.popleft()
@@ -49,7 +44,7 @@ class JobLog(Observer):
         record: TryRecord,
         workspace: str,  # noqa: ARG002
     ) -> JobExtras | None:
-        """Note which job a try is one of; nothing is added to it."""
+        """Note which job a try belongs to. Adds nothing to the job."""
         self._requests[record.id] = request
         if record.state is not TryState.PLANNED:
             self._known(record, record.site_jobs)
@@ -60,20 +55,18 @@ class JobLog(Observer):
         return None
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        """A job waits at a site now."""
         self._known(record, (site_job,))
         text = messages.submitted_message(record.name, record.site, site_job, queue or None)
         self._notify(record, "submitted", text, queue=queue)
 
     def started(self, record: TryRecord) -> None:
-        """A job runs."""
         self._notify(record, "running", messages.started_message(record.name, record.site))
 
     def logged(self, record: TryRecord) -> None:
-        """What it logs is no state."""
+        """Log nothing: new output of a running job is not a state."""
 
     def ended(self, record: TryRecord, end: JobEnd) -> None:
-        """A job has succeeded, or failed for a reason; what is only tried again has no line."""
+        """Log the success or failure of a job. A try that will be submitted again logs nothing."""
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}
         log = self._shown(end.log)
         if end.how == "finished":
@@ -82,7 +75,7 @@ class JobLog(Observer):
             )
             self._notify(record, "succeeded", text, log=str(log or ""), **facts)
         elif end.reason is not None:
-            # The only line that is left with --quiet rules.
+            # With --quiet rules this is the only line.
             text = messages.ended_message(record.name, record.site, end.reason, end.words, log)
             self._notify(
                 record, "failed", text, log=str(log or ""), reason=str(end.reason), **facts
@@ -91,7 +84,7 @@ class JobLog(Observer):
         self._sent.pop(record.id, None)
 
     def _known(self, record: TryRecord, ids: tuple[str, ...]) -> None:
-        """Note ids of a try; earlier ones stay, since any may be the one that runs."""
+        """Add ids of a try, and keep earlier ones: any may be the one that runs."""
         request = self._requests.get(record.id)
         self._sent[record.id] = ids = tuple(dict.fromkeys([*self._sent.get(record.id, ()), *ids]))
         if request is not None and ids:
@@ -111,7 +104,6 @@ class JobLog(Observer):
         self._log(printable(text), extra=attributes)
 
     def _shown(self, path: Path | None) -> Path | None:
-        """A path as the user reads it."""
         if path is None or not path.is_relative_to(self._workdir):
             return path
         return path.relative_to(self._workdir)

@@ -1,4 +1,4 @@
-"""What the jobs of a workflow would send, from Snakemake's graph of them to values."""
+"""Forecast what the jobs of a workflow would submit and upload, from Snakemake's graph of jobs."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -33,29 +33,29 @@ from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 
 
 def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) -> JobPlan:
-    """What Snakemake's `workflow`, whose jobs are known, would send.
+    """Forecast the jobs that a workflow would submit and the files that it would upload.
 
     Args:
-        workflow: Snakemake's, in whose directory we are.
+        workflow: Snakemake's, with a complete DAG; its directory is the current one.
         options: the executor's settings.
         logger: Snakemake's.
-        connect: whether to ask the sites what their queues allow.
+        connect: whether to read the limits of queues from the sites.
 
     Raises:
-        MantikError: with all mistakes that a run would tell at its start.
+        MantikError: lists all mistakes that a run would report at its start.
     """
     dag = workflow.dag
     checked = checks.check_workflow(workflow, dag, options, logger)
     at_sites = {member.rule.name for unit in checked.units for member in list_members(unit)}
     preflight.refuse_mistakes(
-        {r: told for r, told in checked.mistakes.items() if r not in at_sites}
+        {rule: what for rule, what in checked.mistakes.items() if rule not in at_sites}
     )
     limits = startup.collect_facts(checked) if connect else {}
     units = _units(dag)
     sites = {
         unit: None if unit.is_local else unit_request(unit, checked.planners)[0] for unit in units
     }
-    places = JobPaths(checked.workdir, lambda: "")  # asked for places in a workspace only
+    places = JobPaths(checked.workdir, lambda: "")  # used for paths within a workspace only
     made = {
         place: sites[unit] or LOCAL
         for unit in units
@@ -84,8 +84,8 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
     for at, job in enumerate(jobs):
         if job.site in limits and job.resources is not None:
             facts = limits[job.site]
-            told = [f"{m.what}. {m.do}." for m in find_misfits(job.resources, facts)]
-            jobs[at] = replace(job, mistake=" ".join([job.mistake, *told]).strip())
+            misfits = [f"{m.what}. {m.do}." for m in find_misfits(job.resources, facts)]
+            jobs[at] = replace(job, mistake=" ".join([job.mistake, *misfits]).strip())
             queue = facts.queues.get(job.resources.queue or "", QueueLimits())
             left = totals[job.site].unchecked
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
@@ -99,7 +99,7 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
 
 
 def _units(dag: Any) -> list[Job]:
-    """The jobs, and groups of jobs, that would run, in an order in which they could."""
+    """Return the jobs and groups that would run, in an order that respects dependencies."""
     needed = set(dag.needrun_jobs())
     ordered = (job for level in dag.toposorted(needed) for job in sorted(level, key=_key))
     return list(dict.fromkeys(dag.get_job_group(job) or job for job in ordered))
@@ -110,7 +110,7 @@ def _key(job: Job) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _written(names: Collection[str]) -> Iterator[str]:
-    """The names of resources as a Snakefile has them: sizes under one of their three."""
+    """Yield the names of resources as a Snakefile has them: one of the three names of a size."""
     for name in sorted(names):
         size = name.removesuffix("_mib")
         if f"{size}_mb" not in names:
@@ -118,27 +118,23 @@ def _written(names: Collection[str]) -> Iterator[str]:
 
 
 def _runs(unit: Job) -> bool:
-    """Whether a rule of it has something to run."""
     return any(not member.rule.norun for member in list_members(unit))
 
 
 def _outputs(unit: Job) -> Iterator[object]:
-    """What a job, or each member of a group, makes."""
     for member in list_members(unit):
         yield from member.output
 
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks at single jobs.
+    """Forecasts single jobs.
 
     Attributes:
-        checked: the workflow.
-        secrets: names of the variables that jobs get of this process.
+        secrets: names of the variables of this process that jobs get.
         linemaps: Snakemake's, for its messages.
-        forecaster: looks at files.
-        places: where paths are at a site.
-        made: what jobs of the run make, there.
+        places: maps paths to those in a workspace.
+        made: paths in the workspace that jobs of the run make.
     """
 
     checked: CheckedWorkflow
@@ -149,7 +145,7 @@ class _Look:
     made: frozenset[str]
 
     def at(self, job: Job, site: str | None) -> Forecast:
-        """What would be sent for `job` to `site`; None: not known yet."""
+        """Forecast what would be submitted for `job`. The site is None if not known yet."""
         _, given, threads, later = unit_request(job, self.checked.planners)
         result = Forecast(
             unit_name(job), ", ".join(sorted(job.rules)), site,
@@ -158,16 +154,16 @@ class _Look:
         if site is None:
             return result
         if threads >= NO_LIMIT:
-            return replace(result, mistake="its threads follow from workflow.cores: give --cores")
+            return replace(result, mistake="its threads follow from workflow.cores: add --cores")
         planner = self.checked.planners[site]
         own = None
-        if not job.is_group():  # members of a group may have one each
+        if not job.is_group():  # each member of a group may have its own
             own = deployment.read_own(job, self.checked.context.deployment)
-        asked = planner.resources(given, threads)
+        requested = planner.resources(given, threads)
         result = replace(
             result,
-            resources=asked,
-            cores=planner.cores(asked),
+            resources=requested,
+            cores=planner.cores(requested),
             environment=deployment.describe_own(own)
             if own
             else _words(job_environment(planner.config, self.checked.workdir)),
@@ -179,13 +175,13 @@ class _Look:
         return self._looked_into(job, result)
 
     def _looked_into(self, job: Job, result: Forecast) -> Forecast:
-        """The forecast of a job, with its command and files as far as they are known."""
+        """Add the command and files of a job to its forecast, as far as they are known."""
         try:
             request = self.checked.request(job, self.secrets)
             needed = self.forecaster.needed(request)
         except (UserError, RuleException, WorkflowError) as error:
             if any(self.places.place(path) in self.made for path in job.input):
-                return result  # a value that is not known yet
+                return result  # the value may be known once the input exists
             if isinstance(error, UserError):
                 return replace(result, mistake=str(error))
             return replace(result, mistake=format_exception_to_string(error, self.linemaps).strip())
@@ -201,7 +197,6 @@ class _Look:
 
 
 def _words(environment: Environment) -> str:
-    """What a command runs in, in words; empty for nothing."""
     parts = [f"modules {' '.join(environment.modules)}"] if environment.modules else []
     if environment.apptainer:
         parts.append(f"Apptainer {environment.apptainer.image}")

@@ -1,8 +1,8 @@
-"""What Ctrl-C, a shutdown and a lost connection mean for jobs that are under way.
+"""Handle Ctrl-C, a shutdown and a lost connection while jobs are submitted or running.
 
-Snakemake's own answer to all of them is to cancel. A job that waited a day in a queue is worth a
-question: Ctrl-C at a terminal asks; a lost connection or a shutdown (SIGHUP, SIGTERM) leaves the
-jobs running, and the next run takes them up.
+Snakemake itself cancels all jobs in each case. A job that waited a day in a queue is worth a
+question, so Ctrl-C at a terminal asks the user. A lost connection or a shutdown (SIGHUP, SIGTERM)
+leaves the jobs running, and the next run takes them up.
 """
 
 import errno
@@ -20,22 +20,22 @@ CHOICES = ("ask", "cancel", "detach")
 _DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
 
 NO_SPACE = (
-    "Nothing can be written here any more (is the disk full?); the jobs go on at their sites. Free"
-    " space and start again to take them up."
+    "Nothing can be written on this machine any more (is the disk full?). The jobs go on at their"
+    " sites. Free space and start again to take them up."
 )
 
 _QUESTION = (
-    "\nInterrupted. The jobs that are under way at the sites:\n"
-    "  c  cancel them and end (Ctrl-C again: at once, without waiting for their confirmation)\n"
+    "\nInterrupted. What should happen to the jobs at the sites?\n"
+    "  c  cancel them and end (Ctrl-C again: end at once, without waiting for confirmation)\n"
     "  d  leave them running and end (detach); the next run takes them up\n"
-    "  g  go on as if nothing had happened\n"
+    "  g  go on with this run\n"
     "Your choice [c/d/g]: "
 )
 _LONGEST_ANSWER = 100
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, is that nothing can be written here any more."""
+    """Return whether an error, or one of its causes, means that this machine's disk is full."""
     while error is not None:
         if isinstance(error, JournalError):
             return True
@@ -49,17 +49,12 @@ class Interruption:
     """Handles the signals that end a run. Belongs to the main thread.
 
     Attributes:
-        detached: whether the jobs are to be left running.
-        at_once: whether the user does not want to wait for jobs that are cancelled.
+        detached: whether to leave the jobs running.
+        at_once: whether to end without waiting for the confirmation of cancelled jobs.
     """
 
     def __init__(self, choice: str, notify: Callable[[str], None]) -> None:
-        """Decide what Ctrl-C does.
-
-        Args:
-            choice: one of `CHOICES`; without a terminal, `ask` means `cancel`.
-            notify: writes a line to the user's log.
-        """
+        """Set what Ctrl-C does: one of `CHOICES`. Without a terminal, `ask` means `cancel`."""
         self._choice = choice
         self._notify = notify
         self._cancelling = False
@@ -67,16 +62,16 @@ class Interruption:
         self.at_once = False
 
     def handle(self) -> None:
-        """Handle the signals from now on.
+        """Install the signal handlers.
 
-        Snakemake sets its own handler for SIGTERM after the executor was made; it would wait for
-        all jobs. So this is called when the first job is handed over, and again for each.
+        Snakemake sets its own handler for SIGTERM after it has created the executor. That handler
+        would wait for all jobs. So the executor calls this method again for each job.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._detach)
-        # Somebody who started us with SIGINT ignored (nohup, a script's background) meant it.
+        # A caller that ignores SIGINT (nohup, a background job of a script) does so on purpose.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
 
@@ -89,7 +84,7 @@ class Interruption:
         if self._cancelling:
             self.at_once = True
             raise KeyboardInterrupt
-        self._cancelling = True  # for a second Ctrl-C, while the question stands
+        self._cancelling = True  # for a second Ctrl-C while the question is open
         answer = self._ask() if self._choice == "ask" else self._choice[0]
         if answer == "d":
             self._detach(number, frame)
@@ -101,10 +96,10 @@ class Interruption:
 
     @staticmethod
     def _ask() -> str:
-        """`c`, `d` or `g`; without a terminal that somebody types at, `c`.
+        """Ask the user. Return `c`, `d` or `g`; without an interactive terminal, `c`.
 
-        It reads and writes the terminal's descriptor: this is called between any two instructions,
-        also in the middle of a write to the log.
+        Reads and writes the terminal's descriptor, because a signal handler may interrupt any
+        instruction, including a write to the log.
         """
         if not os.isatty(0):
             return "c"
@@ -114,7 +109,7 @@ class Interruption:
             return "c"
         try:
             if os.tcgetpgrp(terminal) != os.getpgrp():
-                return "c"  # in the background: the terminal is somebody else's
+                return "c"  # a background process does not own the terminal
             while True:
                 os.write(terminal, _QUESTION.encode())
                 answer = os.read(terminal, _LONGEST_ANSWER)
@@ -123,7 +118,7 @@ class Interruption:
                 if (word := answer.decode(errors="replace").strip().lower()[:1]) in set("cdg"):
                     return word
         except OSError:
-            return "d"  # the terminal has gone, and a lost connection costs no job
+            return "d"  # the terminal is gone: a lost connection must not cancel jobs
         finally:
             with suppress(OSError):
                 os.close(terminal)

@@ -1,7 +1,8 @@
-"""After kill -9 Snakemake's own lock is left, and it refuses before the executor is asked.
+"""Print the right command after Snakemake refused to start because of a stale lock.
 
-Its error advises `--unlock`, which leads to the next refusal. So what to type is said when this
-process ends without an executor, where an earlier one left jobs at the sites.
+`kill -9` leaves Snakemake's lock behind, and Snakemake refuses to start before it creates the
+executor. Its error advises `--unlock`, which leads to the next refusal. So if this process ends
+without an executor, and an earlier run left jobs at the sites, print the command that works.
 """
 
 import atexit
@@ -20,7 +21,7 @@ _registered = False
 
 
 def register_hint() -> None:
-    """Snakemake was called with this executor: be there when it ends without making one."""
+    """Print the hint at exit. Called when Snakemake is started with this executor."""
     global _registered  # noqa: PLW0603 - one process, one end
     if not _registered:
         _registered = True
@@ -28,7 +29,7 @@ def register_hint() -> None:
 
 
 def cancel_hint() -> None:
-    """Snakemake has got as far as the executor, which tells everything else itself."""
+    """Print no hint. Called once Snakemake has created the executor, which reports the rest."""
     global _started  # noqa: PLW0603
     _started = True
 
@@ -41,19 +42,17 @@ def _say(begun_in: Path) -> None:
     named = [word for option, word in pairs if option in ("-d", "--directory")]
     try:
         for directory in dict.fromkeys([Path.cwd(), begun_in, *(begun_in / d for d in named)]):
-            if told := _advice(directory, arguments):
-                sys.stderr.write(f"{told}\n")
+            if advice := _advice(directory, arguments):
+                sys.stderr.write(f"{advice}\n")
                 return
     except OSError:
         return  # this is a hint
 
 
 def _advice(directory: Path, arguments: list[str]) -> str:
-    """What to type where a run was killed and left jobs; empty where there is nothing to say.
+    """Return the hint if a run in `directory` was killed and left jobs, else ''.
 
-    Args:
-        directory: the working directory.
-        arguments: of the `snakemake` that was refused.
+    `arguments` are those of the `snakemake` that refused to start.
     """
     state = directory / _STATE
     refusing = [path for part in ("locks", "incomplete") for path in (state / part).glob("*")]
@@ -61,7 +60,7 @@ def _advice(directory: Path, arguments: list[str]) -> str:
         return ""
     if is_locked(state / "mantik" / "lock"):
         return ""
-    # Imported here: this module is imported for every command of Snakemake.
+    # Imported here because Snakemake imports this module for each of its commands.
     from snakemake_executor_plugin_mantik.common.errors import JournalError
     from snakemake_executor_plugin_mantik.journal import read_history
 

@@ -1,4 +1,4 @@
-"""The start of a run: credentials, sites, engine, once nothing is wrong with the workflow."""
+"""Start a run: check the workflow, then set up credentials, sites and the engine."""
 
 import asyncio
 import os
@@ -45,10 +45,10 @@ from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_r
 
 
 def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
-    """Check everything, find the credentials, and open the sites.
+    """Check the workflow, find the credentials, and open the sites.
 
     Raises:
-        MantikError: with everything that is wrong; nothing has been submitted.
+        MantikError: something is wrong, and nothing has been submitted.
     """
     checked = check_workflow(workflow, dag, workflow.executor_settings, logger)
     preflight.refuse_mistakes(checked.mistakes)
@@ -105,13 +105,13 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
 
 
 def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
-    """What the sites that jobs will run at say of themselves; nothing is sent there.
+    """Read the facts (limits, queues) of the sites that jobs will run at. Upload nothing.
 
     Raises:
-        MantikError: credentials are missing, or a site cannot be used.
+        MantikError: credentials are missing, a site cannot be used, or it does not answer in time.
     """
     credentials = find_site_credentials(checked.configs, checked.workdir)
-    # The name of a workspace that no run has: limits do not depend on it.
+    # No run has a workspace of this name. Limits do not depend on it.
     name = workspace_name(checked.workdir, "check")
     sites = make_sites(checked.configs, credentials, checked.planners, name)
 
@@ -135,13 +135,13 @@ def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
 
 
 def _tell_untracked(units: list[Any], which: Which, logger: Any) -> None:
-    """Say which entry points are not tracked because they are members of groups."""
+    """Warn of entry points that are not tracked because they are members of groups."""
     rules = {rule for unit in units for rule in untracked_entry_points(list_members(unit), which)}
     if rules:
         logger.warning(
-            f"Entry points that run as members of a group are no MLflow runs of their own and are"
-            f" not tracked: rule {', '.join(sorted(rules))}. Take them out of the group for that,"
-            f' or give its rules resources: {TRACK_RESOURCE}="all", which makes it one run.'
+            f"Entry points that run as members of a group are not tracked as MLflow runs of their"
+            f" own: rule {', '.join(sorted(rules))}. Take the rules out of the group, or set"
+            f' resources: {TRACK_RESOURCE}="all" to track the whole group as one run.'
         )
 
 
@@ -152,14 +152,14 @@ def _tell_expiry(
     used: list[str],
     logger: Any,
 ) -> None:
-    """Say which tokens will expire before the requested walltimes can be over."""
+    """Warn of tokens that will expire before the longest requested walltime is over."""
     for name in used:
         expiry = expires_at(credentials[name])
         if expiry is None:
             continue
         walltimes = [planners[name].config.resources.runtime_s or 0]
-        asked = [str(job.resources.get("runtime", "")) for job in jobs]
-        walltimes += [int(minutes) * 60 for minutes in asked if minutes.isdigit()]
+        runtimes = [str(job.resources.get("runtime", "")) for job in jobs]
+        walltimes += [int(minutes) * 60 for minutes in runtimes if minutes.isdigit()]
         left = expiry - time.time()
         if left < max(walltimes):
             logger.warning(
@@ -173,10 +173,10 @@ def _tell_expiry(
 def collect_sources(
     checked: CheckedWorkflow, made: frozenset[str], logger: Any, name: str
 ) -> sources.Sources:
-    """What goes up to a site besides the jobs' inputs and what is `made` of them.
+    """Choose the files to upload to the site `name` besides the paths that rules read and make.
 
     Raises:
-        UserError: that is too much.
+        UserError: the files exceed the site's limits.
     """
     config = checked.configs[name].config
     chosen = sources.select_sources(

@@ -1,4 +1,4 @@
-"""What MLflow is told of a workflow as a whole, read from Snakemake."""
+"""Describe a whole workflow for MLflow, from Snakemake's objects."""
 
 import sys
 from typing import Any
@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 
 def describe_workflow(workflow: Any) -> TrackedWorkflow:
-    """The workflow as it was started."""
+    """Describe how the workflow was started."""
     return TrackedWorkflow(
         snakefile=str(workflow.main_snakefile),
         command=("snakemake", *sys.argv[1:]),
@@ -21,10 +21,10 @@ def describe_workflow(workflow: Any) -> TrackedWorkflow:
 
 
 def describe_pipeline(dag: Any) -> dict[str, object]:
-    """The jobs of a workflow and which needs which, as `tracking.picturing.picture` reads it.
+    """Return a workflow's jobs and their dependencies, as `tracking.picturing.picture` reads them.
 
-    Of many jobs only which rule needs which: what a job is takes some 20 µs to tell. In Snakemake's
-    main thread, which alone changes the DAG.
+    Above `MAX_LISTED_JOBS` jobs, return the dependencies of rules only: describing a job takes some
+    20 µs. Call it in Snakemake's main thread, which alone changes the DAG.
     """
     jobs = list(dag.jobs)
     needs = [(need, job) for job in jobs for need in dag.dependencies[job]]
@@ -49,5 +49,5 @@ def describe_pipeline(dag: Any) -> dict[str, object]:
 
 
 def is_done(dag: Any) -> bool:
-    """Whether all jobs have run that were to."""
+    """Return whether no job is left to run."""
     return not any(True for _ in dag.needrun_jobs())

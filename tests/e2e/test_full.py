@@ -367,7 +367,7 @@ def test_cancelling_ends_what_a_full_job_runs(project: Project) -> None:
     assert process.exists()
     ran = running.interrupt()
     assert ran.code == 1, ran.output
-    tells(ran.output, "no job of this run goes on")
+    tells(ran.output, "no job of this run still runs")
     until(lambda: not process.exists(), "the end of the command")
 
 

@@ -159,7 +159,7 @@ def test_what_is_at_the_site_is_not_counted_again(planned: Project) -> None:
     ("arguments", "told"),
     [
         (["--unlock"], "with --unlock Snakemake runs no jobs"),
-        (["--executor", "local"], "--executor local sends nothing to a site"),
+        (["--executor", "local"], "--executor local submits nothing to a site"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["nothere.txt"], "MissingRuleException"),
         (["--set-resources", "x:mantik_site=hpc2"], "there is no site 'hpc2' (did you mean hpc1?)"),

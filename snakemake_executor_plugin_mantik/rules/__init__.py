@@ -1,6 +1,6 @@
-"""What a Snakemake rule means for a site: command, resources and files, or an obstacle."""
+"""Turn Snakemake rules into requests for a site (command, resources, files), or refuse them."""
 
 from typing import Any
 
 Job = Any
-"""A Snakemake job; Snakemake's own classes are not typed."""
+"""A Snakemake job. Snakemake's own classes are not typed."""

@@ -1,4 +1,4 @@
-"""What all kinds of rules share: the context of a run, and the payload that each kind makes."""
+"""Types that all kinds of rules share: the context of a run, and the payload of a job."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,14 +18,15 @@ from snakemake_executor_plugin_mantik.rules.options import WorkflowOptions
 
 @dataclass(frozen=True)
 class RuleContext:
-    """What is the same for all jobs of a run.
+    """Values that are the same for all jobs of a run.
 
     Attributes:
-        sites: the known sites' configs by name; the first one serves where a rule names none.
+        sites: the sites' configs by name. The first site is the default.
         workdir: the workflow's working directory.
-        deployment: what of the rules' own environments is deployed at the sites.
-        workspace: tells the absolute path of the workspace at a site; opens the site if need be.
-        options: what options of the `snakemake` command ask of each job.
+        deployment: which kinds of rules' own environments are deployed at the sites.
+        workspace: returns the absolute path of the workspace at a site, and opens the site if
+            necessary.
+        options: options of the `snakemake` command that apply to each job.
     """
 
     sites: Mapping[str, LoadedConfig]
@@ -37,16 +38,16 @@ class RuleContext:
 
 @dataclass(frozen=True)
 class Payload:
-    """What runs, and what it needs beside the rule's inputs.
+    """A command, and the files that it needs in addition to the rule's inputs.
 
     Attributes:
-        command: what the shell is given after `-c`.
+        command: the shell's argument after `-c`.
         shell: base name of the shell.
-        uploads: files that are made for it, or lie outside of the workflow's directory.
+        uploads: files generated for the command, or from outside the workflow's directory.
         inputs: further files of the workflow's directory.
-        own_environment: whether it makes its environment itself, so that the backend config's
-            image is not used.
-        full: whether it runs a Snakemake at the site, which writes the benchmark file as well.
+        own_environment: whether the command sets up its own environment, so that the backend
+            config's image is not used.
+        full: whether it runs a Snakemake at the site, which also writes the benchmark file.
     """
 
     command: str
@@ -59,7 +60,7 @@ class Payload:
     def around(
         self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
     ) -> "Payload":
-        """The payload that runs `command`, a text for bash which runs this one's in the end."""
+        """Return a payload with `command`, a bash text that wraps this payload's command."""
         return Payload(
             command,
             "bash",
@@ -71,7 +72,7 @@ class Payload:
 
 
 def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
-    """The words that start the payload's shell, and a file for a command that is no word."""
+    """Return the words that start the payload's shell, and a file if the command is too long."""
     content = f"{payload.command}\n".encode("utf-8", "surrogateescape")
     if len(content) <= COMMAND_BYTES:
         return [payload.shell, "-c", payload.command], ()
@@ -81,11 +82,11 @@ def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
 
 @cache
 def report_withheld(directory: str, withheld: str) -> None:
-    """Warn that files of a directory stay here; the same again is not repeated.
+    """Warn once that files of a directory are not uploaded.
 
     Args:
-        directory: where they lie.
-        withheld: which, why, and what to do (`Sources.withheld`); nothing is reported if empty.
+        directory: the directory.
+        withheld: which files, why, and what to do (`Sources.withheld`). Empty: no warning.
     """
     if withheld:
         logger.warning(f"Files of {directory}: {withheld}.")

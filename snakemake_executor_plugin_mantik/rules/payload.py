@@ -1,9 +1,9 @@
-"""What runs for one Snakemake job at a site: a text for a shell, and the files that it needs.
+"""Make the command that runs for one Snakemake job at a site, and list the files that it needs.
 
-Each kind of rule makes its text in a module of its own: `shell_command` for `shell:`, `scripts` for
-`script:` and `notebook:`, `nested` for what only a Snakemake at the site can run. What a directive
-of the rule puts around the command, whatever the kind (its environment, its shadow directory), is
-text around that text: it composes, and the job script knows nothing of it.
+Each kind of rule renders its command in a module of its own: `shell_command` for `shell:`,
+`scripts` for `script:` and `notebook:`, `full_jobs` for rules that need a Snakemake at the site.
+Directives that apply to any kind (environment, shadow directory) wrap that text in more text. So
+wrappers compose, and the job script need not know them.
 """
 
 import os
@@ -26,11 +26,11 @@ from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadow_payloa
 
 
 def why_full_job(job: Job) -> str | None:
-    """Why a job needs a Snakemake at its site, in words that follow "has"; None for a thin job."""
+    """Return why a job needs a Snakemake at its site, as words after "has"; None for thin jobs."""
     if storage.jobs_use_storage(job.rule.workflow):
         return storage.WORDS
     if job.rule.is_script or job.rule.is_notebook:
-        # It imports the parts of Snakemake that know languages and notebooks.
+        # Imported here because it imports Snakemake's support for languages and notebooks.
         from snakemake_executor_plugin_mantik.rules.kinds.scripts import needs_snakemake
 
         imported = needs_snakemake(job)
@@ -41,20 +41,20 @@ def why_full_job(job: Job) -> str | None:
 def make_payload(
     job: Job, context: RuleContext, tmpdir: str, iteration: int | None = None
 ) -> Payload:
-    """What runs for `job`, a single job that nothing stands in the way of.
+    """Make the payload of a single job, accepted by `preflight.refuse_jobs`.
 
     Args:
         job: the Snakemake job.
-        context: of the run.
-        tmpdir: its directory for temporary files, `command.NODE_TMPDIR` for the node's.
-        iteration: which run of a command that is measured it is, from 0.
+        context: the context of the run.
+        tmpdir: the job's temporary directory, `shell_command.NODE_TMPDIR` for the node's.
+        iteration: the number of the benchmark's repetition, from 0.
 
     Raises:
-        UserError: a value in it is not determined before the job runs, a script's files are too
-            large, or a file of it or of its environment is not to be had.
+        UserError: a value in the command is not determined before the job runs, a script's files
+            are too large, or a file of the script or of its environment is not available.
     """
     if why_full_job(job) is not None:
-        # That Snakemake makes environment and shadow directory itself.
+        # The Snakemake at the site sets up environment and shadow directory itself.
         site = choose_site(given_resources(job), context.sites)
         text, uploads, inputs = full_jobs.full_job_command(
             job, context.workdir, site, context.sites[site].config,
@@ -67,19 +67,19 @@ def make_payload(
             wrap_deployment(payload, job, context), job, iteration, also=payload.inputs
         )
     if context.options.precommand:
-        # As between Snakemake's own precommand and command: a failure ends the job.
+        # As in Snakemake's own job scripts, a failure of the precommand ends the job.
         before = f"{{ {context.options.precommand}\n}} || exit\n"
         payload = replace(payload, command=before + payload.command)
     return payload
 
 
 def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) -> Payload:
-    """What its kind of rule runs, without its environment and shadow directory."""
+    """Make the payload of a thin job, without environment and shadow directory."""
     shell = os.path.basename(shell_executable(job) or "bash")
     places = find_places(job, context)
     config = context.sites[choose_site(given_resources(job), context.sites)].config
     if job.rule.is_script or job.rule.is_notebook:
-        # It imports the parts of Snakemake that know languages and notebooks.
+        # Imported here because it imports Snakemake's support for languages and notebooks.
         from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
 
         text, uploads = script_command(job, places, tmpdir, iteration, config)

@@ -1,8 +1,8 @@
-"""Refuse what cannot run at a site before any job is submitted.
+"""Refuse jobs that cannot run at a site before any job is submitted.
 
-Each job's command is made once, so that a misspelt name in it shows now: Snakemake formats a
-command when its job is ready, which may be days after the first one was submitted, and ends the
-whole run if it cannot.
+For each rule, render the command of one job to find misspelt names now. Snakemake formats a command
+when its job is ready, which may be days after the first submission, and ends the whole run if that
+fails.
 """
 
 import os
@@ -44,13 +44,13 @@ _UNKNOWN: Final = str(TBDString())
 def find_mistakes(
     dag: Any, units: Iterable[Job], context: RuleContext, linemaps: Any
 ) -> dict[str, str]:
-    """Why what some rules run cannot be made, by rule; found with one job of each rule.
+    """Render the command of one job of each rule, and return the errors by rule.
 
     Args:
-        dag: Snakemake's graph of jobs: those that run here end the run as well.
+        dag: Snakemake's graph of jobs. Its local jobs are checked too: they also end a run.
         units: jobs and groups that run at sites.
-        context: of the run.
-        linemaps: Snakemake's, which lead from its code to lines of Snakefiles.
+        context: the context of the run.
+        linemaps: Snakemake's, which map its generated code to lines of Snakefiles.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
@@ -72,35 +72,35 @@ def find_mistakes(
 
 
 def refuse_mistakes(found: Mapping[str, str]) -> None:
-    """See to it that there are no mistakes.
+    """Refuse the workflow if `find_mistakes` has found any mistake.
 
     Raises:
-        WorkflowNotRunnable: telling all of them.
+        WorkflowNotRunnable: lists all mistakes.
     """
     if found:
-        told = "\n".join(found[name] for name in sorted(found)).replace("\n", "\n  ")
+        mistakes = "\n".join(found[name] for name in sorted(found)).replace("\n", "\n  ")
         raise WorkflowNotRunnable(
-            f"nothing submitted, since what these rules run cannot be made:\n  {told}",
-            do="Correct them",
+            f"nothing submitted: the commands of these rules cannot be rendered:\n  {mistakes}",
+            do="Correct these rules",
         )
 
 
 def _make(job: Job, context: RuleContext) -> None:
-    """Make what Snakemake tells of a job, and what runs."""
-    # Both are formatted when they are read, the latter other than it will run.
+    """Render a job's message, and the command that runs."""
+    # Reading these formats them. `shellcmd` differs from the command that will run.
     job.message, job.shellcmd  # noqa: B018
     if not job.is_local:
         make_payload(job, context, job_tmpdir(job), None if job.benchmark is None else 0)
 
 
 def _determined(job: Job) -> bool:
-    """Whether nothing of a job follows from files that are still to be made."""
+    """Return whether no value of a job depends on files that are not made yet."""
     if not _waits(job):
         return True
     try:
         values = given_resources(job)
         params = job.params
-        if _UNKNOWN in str(params):  # it may be the node's directory for temporary files alone
+        if _UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
             params = replace_resources(job, format_resources(job, NODE_TMPDIR))
     except (RuleException, WorkflowError):
         return False
@@ -108,22 +108,18 @@ def _determined(job: Job) -> bool:
 
 
 def _may_change(job: Job, error: Exception) -> bool:
-    """Whether what went wrong may be for want of files that are still to be made."""
+    """Return whether files that are not made yet may be the cause of an error."""
     why = error.__cause__ or error.__context__
     looks = isinstance(why, OSError) or any(map(is_callable, job.rule.params))
     return looks and isinstance(why, OSError | LookupError) and _waits(job)
 
 
 def _waits(job: Job) -> bool:
-    """Whether inputs of a job are still to be made."""
     return not all(map(os.path.lexists, job.input))
 
 
 def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
-    """Why a job cannot run at a site yet, in words that follow "rule NAME"; None if it can.
-
-    A job, not a group: the members of one are asked for each by itself.
-    """
+    """Return why a single job cannot run at a site, as words that follow "rule NAME", or None."""
     deployed = {
         DeploymentMethod.CONDA: job.rule.conda_env,
         DeploymentMethod.APPTAINER: job.rule.container_img,
@@ -139,69 +135,77 @@ def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
 
 
 def _script(job: Job) -> str | None:
-    """What of a script or notebook cannot run."""
     if not (job.rule.is_script or job.rule.is_notebook):
         return None
-    # It imports the parts of Snakemake that know languages and notebooks.
+    # Imported here because it imports Snakemake's support for languages and notebooks.
     from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_mistake
 
     return script_mistake(job)
 
 
 def _project(job: Job) -> str | None:
-    """What of an MLproject is not at a site."""
+    """Return what is wrong with the folder of the job's MLproject, or None."""
     given = find_bound_entry_point(job.rule.params)
     return folder_mistake(given.project.relative_folder()) or None if given is not None else None
 
 
 def _paths(job: Job) -> str | None:
-    """Which path of a job cannot be mapped to one at a site."""
+    """Return why a path of a job cannot be mapped to one at a site, or None."""
     directive = why_full_job(job)
     benchmark = [job.benchmark] if job.benchmark is not None else []
     if jobs_use_storage(job.rule.workflow):
         if any(is_flagged(path, "nodelocal") for path in job.output):
             return (
-                "makes a temp(…, group_jobs=True) file, which stays on the node, where with"
-                " --shared-fs-usage none nothing stays (leave out group_jobs)"
+                "makes a temp(…, group_jobs=True) file, which would have to stay on the node, but"
+                " with --shared-fs-usage none no file stays there (remove group_jobs)"
             )
         if job.is_norun and job.output:
-            # Snakemake (9.27) fetches no inputs for it at a site, and then misses them.
+            # Snakemake (9.27) fetches no inputs for such a job at a site, and then misses them.
             return (
-                "has no command and is in a group, where with --shared-fs-usage none nobody stores"
-                ' what it touches (take it out of the group, or give it a shell: of ":")'
+                "has no command and is in a group, but with --shared-fs-usage none the files that"
+                ' it touches are not stored (take it out of the group, or add shell: ":")'
             )
     for path in [*job.input, *job.output, *job.log, *benchmark]:
         if os.path.relpath(path).split("/")[0] == OURS:
-            return f"uses {path}: {OURS} is the executor's own directory at a site"
+            return (
+                f"uses {path}: {OURS} is the executor's own directory at a site (use another"
+                " directory)"
+            )
         if job.rule.shadow_depth is not None and ".." in path.split("/"):
-            return f"has a shadow: directive and uses {path}, which has to be an absolute path"
+            return (
+                f"has a shadow: directive and uses {path}, a relative path out of the working"
+                " directory (use an absolute path)"
+            )
         if directive is None or is_source_file(path) or is_unstaged(job, path):
             continue
         if os.path.isabs(path) or ".." in path.split("/"):
             return (
                 f"has {directive} and uses {path}: the Snakemake at the site that runs it finds"
-                " only what has a plain path in the working directory (shell: and script: take any)"
+                " only files with a plain path in the working directory (use such a path; shell:"
+                " and script: accept any)"
             )
     return None
 
 
 def _credential(job: Job, credentials: CredentialFiles) -> str | None:
-    """Which input of a job is a credential, or a directory with one in it."""
+    """Return which input of a job is a credential, or a directory with one in it, or None."""
     for path in job.input:
         for file, variable in credentials.below(path).items():
-            where = "" if os.path.samefile(file, path) else f", in which {file} lies"
+            where = "" if os.path.samefile(file, path) else f", which contains {file}"
             return (
-                f"reads {path}{where}: the credential that {variable} names is never sent to a site"
-                " (move it to where no job reads it)"
+                f"reads {path}{where}: the credential that {variable} names is never uploaded to a"
+                " site (move it to where no job reads it)"
             )
     return None
 
 
 def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
-    """See to it that all `jobs`, groups among them, can run at a site.
+    """Refuse `jobs` (and groups) that cannot run at a site.
+
+    `deployment` holds the methods that Snakemake deploys on this machine and not at sites.
 
     Raises:
-        WorkflowNotRunnable: telling each rule that cannot, once, and why.
+        WorkflowNotRunnable: lists each rule that cannot run, once, with the reason.
     """
     deployment = tuple(deployment)
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""From a Snakemake job to a JobRequest: all that the engine has to know of it."""
+"""Turn a Snakemake job into a JobRequest, which holds all that the engine needs to know of it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,22 +29,22 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-"""What Snakemake sets to the number of threads around a shell command (snakemake/shell.py)."""
+"""Variables that Snakemake sets to the threads of a shell command (snakemake/shell.py)."""
 
 
 def make_request(
     job: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
-    """What the engine is asked for a job.
+    """Make the engine's request for a job.
 
     Args:
-        job: the Snakemake job; `refusal.obstacle` has found nothing in its way.
-        context: of the run.
+        job: a single Snakemake job, accepted by `preflight.refuse_jobs`.
+        context: the context of the run.
         secrets: values of the workflow's `envvars:`.
-        forced: whether the user asked to run it whatever an earlier run finished.
+        forced: whether to run the job even if an earlier run has finished it (`--forcerun`).
 
     Raises:
-        UserError: a value is not determined, or an unknown site is named.
+        UserError: a value is not determined, or the job names an unknown site.
     """
     resources = given_resources(job)
     site = choose_site(resources, context.sites)
@@ -80,21 +80,21 @@ def make_request(
 
 
 def message_name(job: Job, name: str, context: RuleContext) -> str:
-    """The name of a job or group: as `--jobname` has it, else `name`."""
+    """Return the name of a job or group for messages: from `--jobname` if given, else `name`."""
     wanted = context.options.jobname
     return name if wanted is None else str(job.format_wildcards(wanted))
 
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """What runs for a job, what it reads and what it makes. All paths are the workspace's.
+    """The commands, inputs and outputs of a job. All paths are relative to the workspace.
 
     Attributes:
-        payloads: one, or as many as a command is measured.
-        measured: where the measurements lie until the benchmark file is written; empty if there
-            is none, or if the payload writes it.
-        inputs: the job's, and what the payloads need beside them.
-        outputs: all of the job's, logs and what is measured among them.
+        payloads: one, or one per repetition of a benchmark.
+        measured: path of the measurements, which are kept until the benchmark file is written;
+            empty without a benchmark file, or if the payload writes it.
+        inputs: the job's inputs, and other files that the payloads need.
+        outputs: the job's outputs, including logs and measurements.
     """
 
     payloads: tuple[Payload, ...]
@@ -104,10 +104,10 @@ class ResolvedJob:
 
 
 def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
-    """What runs for a job, what it reads and what it makes.
+    """Resolve the commands, inputs and outputs of a job.
 
     Raises:
-        UserError: a value in it is not determined before the job runs.
+        UserError: a value in a command is not determined before the job runs.
     """
     tmpdir, places = job_tmpdir(job), find_places(job, context)
     measured = ""
@@ -125,7 +125,7 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
 
 
 def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
-    """What a job makes at its site, its logs among it, without what is measured."""
+    """Yield the files that a job makes at its site, including logs but no measurements."""
     for path in job.output:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(
@@ -140,14 +140,14 @@ def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
 
 
 def job_variables(job: Job) -> dict[str, str]:
-    """The environment variables that Snakemake sets around a command."""
+    """Return the environment variables that Snakemake sets around a command."""
     tmpdir = job_tmpdir(job)
     variables = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     return variables if tmpdir == NODE_TMPDIR else {**variables, "TMPDIR": tmpdir}
 
 
 def job_parameters(job: Job) -> str:
-    """The rule's parameters as text, those derived from other things left out."""
+    """Return the rule's parameters as text, without those derived from other values."""
     return stable_paths(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
 
 

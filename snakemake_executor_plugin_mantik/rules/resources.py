@@ -1,4 +1,4 @@
-"""The resources that a rule asks for, and the site that they name."""
+"""Read the resources that a rule requests, and the site that they name."""
 
 import difflib
 import inspect
@@ -17,21 +17,21 @@ from snakemake_executor_plugin_mantik.rules import Job
 
 SITE_RESOURCE = "mantik_site"
 RETRY_RESOURCE = "mantik_retry_on"
-"""Names the reasons for which a job is tried again; without it, all of them."""
+"""Names the reasons of failure after which a job is retried. By default, all of them."""
 TRACK_RESOURCE = "mantik_track"
-"""Says whether a rule's jobs become MLflow runs; without it `--mantik-track` does."""
+"""Sets whether a rule's jobs become MLflow runs. By default, `--mantik-track` decides."""
 _OURS = {
     SITE_RESOURCE: "Choose the site",
     RETRY_RESOURCE: "Limit retries to reasons",
-    TRACK_RESOURCE: "Say whether jobs are tracked",
+    TRACK_RESOURCE: "Choose whether jobs are tracked",
 }
 
 
 def given_resources(job: Job) -> dict[str, object]:
-    """The resources that somebody asked for, Snakemake's built-in defaults left out.
+    """Return the resources that the user requested, without Snakemake's built-in defaults.
 
-    `--default-resources` with any value adds `mem` and `disk` to every rule, with values that
-    would override the backend config's; such a value counts as not given.
+    `--default-resources` with any value adds `mem` and `disk` to every rule. These values would
+    override the backend config's, so they count as not given.
     """
     given = {
         name: value
@@ -46,25 +46,25 @@ def given_resources(job: Job) -> dict[str, object]:
 
 
 def split_undetermined(resources: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
-    """The resources that are known, and the names of those that follow from files to be made yet.
+    """Return the known resources, and the names of those that depend on files not made yet.
 
-    A function of `input` (`input.size_mb`) gives Snakemake's placeholder until its files are there.
+    Snakemake uses a placeholder for a function of `input` (`input.size_mb`) until its files exist.
     """
     later = frozenset(name for name, value in resources.items() if isinstance(value, TBDString))
     return {name: value for name, value in resources.items() if name not in later}, later
 
 
 def are_resources_known(job: Job) -> bool:
-    """Whether what a job asks for can be told before the jobs that it waits for have run.
+    """Return whether a job's resources can be evaluated before the jobs that it depends on.
 
-    Snakemake asks functions of resources when a job is ready; asked earlier, they may raise
-    anything. Only for a missing file it puts a placeholder in their place.
+    Snakemake calls functions of resources when a job is ready. Called earlier, they may raise
+    anything. Only for a missing file does Snakemake use a placeholder.
 
     Raises:
-        WorkflowError: it cannot be told although all inputs are there.
+        WorkflowError: evaluation fails although all inputs exist.
     """
     try:
-        job.resources  # noqa: B018 - evaluated, and kept, when it is read
+        job.resources  # noqa: B018 - reading evaluates and caches it
     except WorkflowError:
         if all(map(os.path.lexists, job.input)):
             raise
@@ -73,19 +73,19 @@ def are_resources_known(job: Job) -> bool:
 
 
 def job_retry_reasons(job: Job) -> Collection[Reason]:
-    """The reasons for which a job that failed is tried again, as far as it has retries.
+    """Return the reasons of failure after which a job is retried, as far as it has retries.
 
     Raises:
-        UserError: the resource that tells them is wrong.
+        UserError: the value of `mantik_retry_on` is invalid.
     """
     return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
 
 
 def parse_retry_reasons(value: object) -> Collection[Reason]:
-    """The reasons that the value of `mantik_retry_on` names; all for none, or none that is known.
+    """Return the reasons in a value of `mantik_retry_on`; all if it is None or not known yet.
 
     Raises:
-        UserError: it is not a text, or names what is no reason.
+        UserError: the value is not a string, or names an unknown reason.
     """
     if value is None or isinstance(value, TBDString):
         return FAILURES
@@ -97,9 +97,9 @@ def parse_retry_reasons(value: object) -> Collection[Reason]:
 
 
 def _expression(resource: Any) -> object:
-    """The expression that a resource was declared with, if it came from an option or a default.
+    """Return the expression that declared a resource, if it came from an option or a default.
 
-    Snakemake does not keep it for sizes, but the function that it makes of the expression does.
+    For sizes Snakemake keeps it only in the function that it creates from the expression.
     """
     evaluator = getattr(resource, "_evaluator", None)
     if evaluator is None:
@@ -108,10 +108,10 @@ def _expression(resource: Any) -> object:
 
 
 def choose_site(resources: dict[str, object], sites: Mapping[str, object]) -> str:
-    """The site that a rule's resources name, taken out of them; else the first one.
+    """Remove the site from a rule's resources and return its name, by default the first site.
 
     Raises:
-        UserError: there is no such site, or a resource is likely meant for this one.
+        UserError: the site is unknown, or a resource looks like a misspelt `mantik_…` resource.
     """
     refuse_misspelt(resources)
     wanted = resources.pop(SITE_RESOURCE, None)
@@ -125,15 +125,15 @@ def choose_site(resources: dict[str, object], sites: Mapping[str, object]) -> st
     raise UserError(
         f"there is no site {wanted!r}{likely}; the known ones are {', '.join(sites)}",
         where=f"the resource {SITE_RESOURCE}",
-        do="Correct the name or give its file with --mantik-backend-config",
+        do="Correct the name, or add the site's config with --mantik-backend-config",
     )
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:
-    """See to it that no resource is one of ours misspelt: the job would run at another site, say.
+    """Refuse misspelt names of this plugin's resources, which would be ignored silently.
 
     Raises:
-        UserError: one is.
+        UserError: a resource looks like one of them.
     """
     for name in names:
         if name in _OURS:
@@ -144,30 +144,28 @@ def refuse_misspelt(names: Iterable[str]) -> None:
                 raise UserError(
                     f"there is no resource {name} (did you mean {ours}?)",
                     where=f"the resource {name}",
-                    do=f"{what} with {ours}, or give the resource another name",
+                    do=f"{what} with {ours}, or rename the resource",
                 )
 
 
 def resource_warnings(jobs: Iterable[Job], limits: Collection[str]) -> Iterator[str]:
-    """What to tell of resources that a site is not asked for and that are likely meant to be.
+    """Yield a warning for each resource that has no meaning at a site and looks misspelt.
 
-    Args:
-        jobs: Snakemake's jobs.
-        limits: resources that Snakemake itself limits (`--resources`), which have a meaning there.
+    Resources in `limits`, which Snakemake itself limits (`--resources`), are skipped.
     """
-    told: set[tuple[str, str]] = set()
+    warned: set[tuple[str, str]] = set()
     for job in jobs:
         for name in given_resources(job):
             rule = job.rule.name
             if (
                 name not in limits
-                and (rule, name) not in told
+                and (rule, name) not in warned
                 and (likely := suggest_resource(name))
             ):
-                told.add((rule, name))
+                warned.add((rule, name))
                 yield (
-                    f"rule {rule}: the resource {name} means nothing to a site and is not asked for"
-                    f" (did you mean {likely}?)."
+                    f"rule {rule}: the resource {name} means nothing to a site and is not requested"
+                    f" there (did you mean {likely}?)."
                 )
 
 

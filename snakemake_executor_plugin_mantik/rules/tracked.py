@@ -1,4 +1,4 @@
-"""Which jobs become MLflow runs, and what is told of them there."""
+"""Choose the jobs that become MLflow runs, and describe them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
@@ -15,20 +15,20 @@ from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
 from snakemake_executor_plugin_mantik.tracking.workflow import flatten_config
 
 Which = Literal["mlproject", "all", "none"]
-"""What `--mantik-track` says: the jobs that run an entry point, all, or none."""
+"""Values of `--mantik-track`: track the jobs that run an entry point, all jobs, or none."""
 _WORDS: Final[Mapping[str, bool]] = {"all": True, "true": True, "none": False, "false": False}
 
 
 def tracking_request(job: Job) -> bool | None:
-    """What a rule says itself of whether its jobs are tracked; None if it says nothing.
+    """Read a rule's resource `mantik_track`; None if it is not set or not known yet.
 
     Raises:
-        UserError: it says something else.
+        UserError: the value is invalid.
     """
     value = job.resources.get(TRACK_RESOURCE)
     if value is None or isinstance(value, TBDString):
         return None
-    # Snakemake takes numbers for resources, and makes no difference between 1 and True.
+    # Snakemake accepts numbers as resources, and does not distinguish 1 and True.
     if value in (0, 1):
         return bool(value)
     known = _WORDS.get(str(value).strip().lower())
@@ -36,19 +36,19 @@ def tracking_request(job: Job) -> bool | None:
         raise UserError(
             f"it has to be all or none (or True, False), found {value!r}",
             where=f"the resource {TRACK_RESOURCE}",
-            do="Correct it, or leave it out: --mantik-track then says which jobs are tracked",
+            do="Correct it, or remove it: --mantik-track then decides which jobs are tracked",
         )
     return known
 
 
 def is_tracked(members: Sequence[Job], which: Which) -> bool:
-    """Whether a job, or a group of these jobs, becomes a run.
+    """Return whether a job, or a group of these jobs, becomes an MLflow run.
 
-    A group is one job at its site, and one run: if one of its members asks for it, or all are
-    tracked anyway. Without that its entry points have none.
+    A group is one job at its site and at most one run. It becomes one if a member requests it, or
+    if all jobs are tracked and no member opts out. Otherwise its entry points are not tracked.
 
     Raises:
-        UserError: a rule says something that makes no sense.
+        UserError: the resource `mantik_track` of a rule is invalid.
     """
     if which == "none":
         return False
@@ -61,7 +61,7 @@ def is_tracked(members: Sequence[Job], which: Which) -> bool:
 
 
 def untracked_entry_points(members: Sequence[Job], which: Which) -> set[str]:
-    """The rules of a group that run entry points although the group has no run."""
+    """Return the rules of a group that run entry points although the group is not tracked."""
     if len(members) == 1 or which == "none" or is_tracked(members, which):
         return set()
     return {
@@ -77,9 +77,9 @@ def _runs_entry_point(job: Job) -> bool:
 
 
 def make_tracked_run(members: Sequence[Job]) -> TrackedRun:
-    """What a job's run is made with: an entry point's arguments, else wildcards and parameters.
+    """Describe a job's run: an entry point's arguments, else wildcards and parameters.
 
-    Of parameters those count that have names and plain values.
+    Only parameters with names and plain values are included.
     """
     if len(members) > 1:
         return TrackedRun(members=tuple(map(job_display_name, members)))

@@ -1,4 +1,4 @@
-"""Jobs and groups of jobs alike: list them, their members and their names."""
+"""List jobs and groups of jobs, their members and their names."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.rules import Job
 
 
 def list_units(dag: Any) -> list[Job]:
-    """The jobs and groups of a DAG that are still to run, those that run here left out."""
+    """Return the jobs and groups of a DAG that are still to run at sites."""
     found: dict[Job, None] = {}
     for job in dag.needrun_jobs():
         unit = dag.get_job_group(job) or job
@@ -21,14 +21,14 @@ def list_units(dag: Any) -> list[Job]:
 
 
 def list_members(job: Job) -> list[Job]:
-    """The jobs that a group consists of, in an order that is the same in every run; or the job."""
+    """Return the members of a group, in the same order in every run; or the job itself."""
     if not job.is_group():
         return [job]
     return [member for layer in list_layers(job) for member in layer]
 
 
 def member_title(job: Job) -> str:
-    """What a job or group is called in messages."""
+    """Return the title of a job or group for messages, which names its rules."""
     if not job.is_group():
         return f"rule {job.rule.name}"
     rules = ", ".join(sorted(job.rules))
@@ -36,7 +36,7 @@ def member_title(job: Job) -> str:
 
 
 def unit_name(unit: Job) -> str:
-    """A job's name; of a group its rules, and the wildcards that have one value in all of it."""
+    """Return a job's name; for a group, its rules and the wildcards that all members share."""
     members = list_members(unit)
     if len(members) == 1:
         return job_display_name(members[0])
@@ -50,13 +50,13 @@ def unit_name(unit: Job) -> str:
 
 
 def list_layers(group: Job) -> list[list[Job]]:
-    """Snakemake's order, in which jobs of a layer stand in an order of chance."""
+    """Return a group's layers. Snakemake orders the jobs within a layer at random; this sorts."""
     return [sorted(layer, key=lambda job: (job_display_name(job), job_identity(job)))
             for layer in group.toposorted]  # fmt: skip
 
 
 def _named(group: Job) -> bool:
-    """Whether somebody gave the group its name: Snakemake itself takes a UUID."""
+    """Return whether the user named the group. Snakemake itself uses a UUID as name."""
     try:
         uuid.UUID(str(group.groupid))
     except ValueError:
@@ -65,17 +65,17 @@ def _named(group: Job) -> bool:
 
 
 def job_identity(job: Job) -> str:
-    """A name for what the job is: its rule, wildcards and outputs."""
+    """Return a hash that identifies the job by rule, wildcards and outputs."""
     wildcards = sorted((key, str(value)) for key, value in job.wildcards_dict.items())
     parts = [job.rule.name, wildcards, [plain_path(path) for path in job.output]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def plain_path(path: Any) -> str:
-    """A path as archives and listings have it: without `./` and `//`."""
+    """Return a path as it is in archives and listings, without `./` and `//`."""
     return os.path.normpath(str(path))
 
 
 def job_display_name(job: Job) -> str:
-    """Rule and wildcards, readable, as the journal finds the job."""
+    """Return the job's readable name, its rule and wildcards, as the journal stores it."""
     return job_name(job.rule.name, job.wildcards_dict)

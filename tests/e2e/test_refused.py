@@ -118,10 +118,10 @@ def test_a_credential_is_no_input(project: Project) -> None:
 
     said = project.run().failed()
 
-    for words in ("rule file reads keys/hpc1", "rule folder reads keys, in which",
+    for words in ("rule file reads keys/hpc1", "rule folder reads keys, which contains",
                   "rule linked reads plain.txt"):  # fmt: skip
         assert said.count(words) == 1, words
-    assert said.count("the credential that MANTIK_OTHER_TOKEN_FILE names is never sent") == 3
+    assert said.count("the credential that MANTIK_OTHER_TOKEN_FILE names is never uploaded") == 3
 
 
 def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: Project) -> None:
@@ -206,7 +206,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
 
     said = project.run("all", "tmpdir").failed()
 
-    tells(said, "nothing submitted, since what these rules run cannot be made:")
+    tells(said, "nothing submitted: the commands of these rules cannot be rendered:")
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
                   "rule script", "rule tmpdir"):  # fmt: skip
         assert said.count(words), words
@@ -425,7 +425,7 @@ def test_immediate_submit(project: Project) -> None:
 
     said = project.run("--immediate-submit", "--notemp").failed()
 
-    tells(said, "--immediate-submit does not go with the mantik executor", "Leave it out")
+    tells(said, "--immediate-submit does not work with the mantik executor", "Remove the option")
 
 
 def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
@@ -436,8 +436,8 @@ def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
 
     said = project.run("--use-conda").failed()
 
-    tells(said, "nothing submitted: --software-deployment-method conda is for jobs that run here")
-    tells(said, "--mantik-software-deployment conda is for jobs at sites")
+    tells(said, "nothing submitted: --software-deployment-method conda applies to jobs on this")
+    tells(said, "Use --mantik-software-deployment conda for jobs at sites")
 
 
 def test_nothing_to_do_needs_no_config(project: Project) -> None:
